@@ -1,0 +1,211 @@
+"""What happened upstream, in columns: positions, operations, changes, blocks.
+
+A `Changes` holds many changes of one table at one schema version as one Arrow record batch; there is no
+object per row. A `Block` is the same thing on its way through Spark: one Spark row with the batch as bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.schema import TableSchema
+
+
+class Op(IntEnum):
+    """What a change does. The numbers are stored; they never change their meaning."""
+
+    INSERT = 1
+    UPDATE = 2
+    DELETE = 3
+    READ = 4  # a copied row
+    TRUNCATE = 5  # all rows of the table go; `row` holds nulls
+    MERGE = 6  # an operand to be folded into the row
+    SCHEMA = 7  # a new version of the table begins
+    COMMIT = 8  # a transaction boundary
+
+
+class Position(NamedTuple):
+    """A place in an upstream's history: the commit, then the ordinal of the change within it.
+
+    As text it is 32 hex digits whose text order is stream order.
+    """
+
+    commit: int
+    ordinal: int
+
+    def __str__(self) -> str:
+        return f"{self.commit:016x}{self.ordinal:016x}"
+
+    @classmethod
+    def parse(cls, text: str) -> Position:
+        if len(text) != 32:
+            raise ValueError(f"a position has 32 hex digits, not {text!r}")
+        return cls(int(text[:16], 16), int(text[16:], 16))
+
+
+START = Position(0, 0)
+LAST_ORDINAL = 2**63 - 1
+
+
+def end_of(commit: int) -> Position:
+    """The position behind every change of a commit."""
+    return Position(commit, LAST_ORDINAL)
+
+
+def changes_type(row_type: pa.StructType) -> pa.Schema:
+    """The layout of `Changes.batch`.
+
+    op, commit, ordinal   what and where
+    txn, committed_at     the upstream's transaction id and commit time (null where it has none)
+    unchanged             bitmap over the columns, least significant bit first (`numpy.packbits(bitorder="little")`):
+                          columns the upstream did not send and that keep their value; null: all were sent
+    exact                 JSON object {column: text}: values the column's type cannot hold, e.g. {"until": "infinity"};
+                          the column itself is null then; null: every value fits
+    row                   the new image; for a delete the old one, of which at least the key is set
+    before                the old image, where the upstream gives all of it; null otherwise
+    """
+    return pa.schema(
+        [
+            pa.field("op", pa.int8(), False),
+            pa.field("commit", pa.int64(), False),
+            pa.field("ordinal", pa.int64(), False),
+            pa.field("txn", pa.int64()),
+            pa.field("committed_at", pa.timestamp("us", "UTC")),
+            pa.field("unchanged", pa.binary()),
+            pa.field("exact", pa.string()),
+            pa.field("row", row_type),
+            pa.field("before", row_type),
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Many changes of one table at one schema version, in stream order, as columns."""
+
+    table: TableSchema
+    batch: pa.RecordBatch
+
+    def __len__(self) -> int:
+        return self.batch.num_rows
+
+    @classmethod
+    def build(
+        cls,
+        table: TableSchema,
+        row: pa.StructArray,
+        *,
+        op: Op | npt.NDArray[np.int8],
+        commit: int | npt.NDArray[np.int64],
+        ordinal: npt.NDArray[np.int64] | None = None,
+        txn: pa.Array[Any] | None = None,
+        committed_at: pa.Array[Any] | None = None,
+        unchanged: pa.Array[Any] | None = None,
+        exact: pa.Array[Any] | None = None,
+        before: pa.StructArray | None = None,
+    ) -> Changes:
+        """Changes from columns; a single `op` or `commit` stands for every row, absent columns are null."""
+        count = len(row)
+        layout = changes_type(table.row_type)
+
+        def column(name: str, given: pa.Array[Any] | None) -> pa.Array[Any]:
+            return pa.nulls(count, layout.field(name).type) if given is None else given
+
+        arrays = [
+            pa.array(np.full(count, op, np.int8) if isinstance(op, Op) else op, pa.int8()),
+            pa.array(np.full(count, commit, np.int64) if isinstance(commit, int) else commit, pa.int64()),
+            pa.array(np.arange(count, dtype=np.int64) if ordinal is None else ordinal, pa.int64()),
+            column("txn", txn),
+            column("committed_at", committed_at),
+            column("unchanged", unchanged),
+            column("exact", exact),
+            row,
+            column("before", before),
+        ]
+        return cls(table, pa.RecordBatch.from_arrays(arrays, schema=layout))
+
+    def numpy(self, name: str) -> npt.NDArray[Any]:
+        """One of op, commit, ordinal as numpy, without a copy."""
+        return self.batch.column(name).to_numpy(zero_copy_only=False)
+
+    @property
+    def row(self) -> pa.StructArray:
+        return self.batch.column("row")  # type: ignore[return-value]
+
+    @property
+    def first(self) -> Position:
+        return Position(self.batch.column("commit")[0].as_py(), self.batch.column("ordinal")[0].as_py())
+
+    @property
+    def last(self) -> Position:
+        return Position(self.batch.column("commit")[-1].as_py(), self.batch.column("ordinal")[-1].as_py())
+
+    def unchanged_mask(self) -> npt.NDArray[np.bool_] | None:
+        """(rows, columns) of booleans, True where a column keeps its value; None when nothing does."""
+        bitmap = self.batch.column("unchanged")
+        if bitmap.null_count == len(bitmap):
+            return None
+        width = (len(self.table.columns) + 7) // 8
+        dense = pa.compute.fill_null(bitmap, bytes(width)).cast(pa.binary(width))
+        bits = np.frombuffer(dense.buffers()[1], np.uint8, len(bitmap) * width, dense.offset * width)
+        return np.unpackbits(
+            bits.reshape(-1, width), axis=1, count=len(self.table.columns), bitorder="little"
+        ).astype(bool)
+
+
+def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
+    """The `unchanged` column for a (rows, columns) mask; rows without a set bit become null."""
+    packed = np.packbits(mask, axis=1, bitorder="little")
+    width = packed.shape[1]
+    fixed = pa.Array.from_buffers(
+        pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))]
+    )
+    return pa.compute.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
+
+
+@dataclass(frozen=True)
+class Block:
+    """The unit that crosses Spark: some changes of one table, self-describing (`payload` carries the TableSchema)."""
+
+    table: str
+    version: int
+    first: str
+    last: str
+    changes: int
+    payload: bytes
+
+    @classmethod
+    def encode(cls, changes: Changes) -> Block:
+        sink = pa.BufferOutputStream()
+        layout = changes.batch.schema.with_metadata({_TABLE: changes.table.to_json().encode()})
+        with pa.ipc.new_stream(sink, layout) as writer:
+            writer.write_batch(changes.batch.replace_schema_metadata(layout.metadata))
+        return cls(
+            str(changes.table.table),
+            changes.table.version,
+            str(changes.first),
+            str(changes.last),
+            len(changes),
+            sink.getvalue(),  # type: ignore[arg-type]
+        )
+
+    def decode(self) -> Iterator[Changes]:
+        return decode_payload(self.payload)
+
+
+_TABLE = b"tailrace.table"
+
+
+def decode_payload(payload: bytes | pa.Buffer) -> Iterator[Changes]:
+    """The changes inside a block's payload, without copying them."""
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        table = TableSchema.from_json(reader.schema.metadata[_TABLE])
+        for batch in reader:
+            yield Changes(table, batch.replace_schema_metadata(None))

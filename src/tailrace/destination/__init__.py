@@ -1,0 +1,93 @@
+"""The seam every destination stands behind.
+
+A destination is configuration only: frozen and picklable; handles open inside methods. Two promises make
+effects happen once: a write is durable when it returns, and the same batch written again changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import pyarrow as pa
+
+from tailrace.change import Changes
+from tailrace.errors import Finding
+from tailrace.schema import TableName, TableSchema
+
+Refetch = Callable[[TableSchema, pa.Table], pa.Table]
+"""Rows as they are upstream now, for the given keys; rows that are gone are left out."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op."""
+
+    pipeline: str
+    id: int
+
+
+@dataclass(frozen=True)
+class Staged:
+    """Copied rows that are durable at the destination but not yet visible. `receipt` is the destination's own."""
+
+    receipt: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Written:
+    """What one write did. `repeated` says that the batch was there already and nothing was done."""
+
+    changes: int = 0
+    upserts: int = 0
+    deletes: int = 0
+    repeated: bool = False
+
+
+class Destination(Protocol):
+    """Where the tables go, as configuration."""
+
+    @property
+    def name(self) -> str:
+        """What people call it in logs and status, e.g. `delta ./lake`."""
+        ...
+
+    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+        """Look, without changing anything, whether these tables can be kept there."""
+        ...
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes], batch: Batch) -> Staged:
+        """Store copied rows without showing them. Called in the task that reads them, in parallel."""
+        ...
+
+    def write_changes(
+        self,
+        table: TableSchema,
+        changes: Iterable[Changes],
+        batch: Batch,
+        *,
+        staged: Sequence[Staged] = (),
+        starts: bool = False,
+        refetch: Refetch | None = None,
+    ) -> Written:
+        """Make the batch visible in one commit: the staged rows, then the changes in order.
+
+        `starts` begins a copy: whatever the table held before goes in the same commit. Called once per table
+        and batch, possibly again for the same batch after a crash.
+        """
+        ...
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Forget a table and its replay state, before it is copied from nothing."""
+        ...
+
+    def maintain(self, table: TableName) -> str | None:
+        """Housekeeping between batches (compaction, vacuum). Says what it did, None if nothing was due."""
+        ...
+
+    def shutdown(self) -> None:
+        """Called once when the pipeline stops."""
+        ...

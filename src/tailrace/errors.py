@@ -1,0 +1,110 @@
+"""Every error tailrace raises on purpose, and what each one asks of its reader.
+
+    TailraceError                    anything below; carries what, where, why and the fix
+    ├── ConfigError                  the YAML file or a command's argument is wrong
+    ├── PreflightError               the upstream or the destination is not set up for this pipeline
+    ├── UnavailableError             something is down or out of reach now: retried with backoff
+    ├── OwnedError                   another runner owns the pipeline or its slot
+    ├── LostError                    the upstream or the journal no longer holds what is still needed
+    ├── DamagedError                 stored bytes fail their checksum; they are never served
+    └── TableError                   one table cannot go on; every other table does
+        ├── SchemaChangedError       the table's columns are not those of the stored version
+        └── UnfitError               a value that the destination's type cannot hold
+
+Messages never contain row values or secrets.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+
+class TailraceError(Exception):
+    """What happened (`message`), where (`table`, `position`) and the command or SQL that mends it (`fix`)."""
+
+    exit_code: ClassVar[int] = 1
+    retried: ClassVar[bool] = False
+
+    def __init__(
+        self, message: str, *, fix: str | None = None, table: str | None = None, position: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.fix = fix
+        self.table = table
+        self.position = position
+
+    def __str__(self) -> str:
+        where = "".join(f" [{label} {value}]" for label, value in (("table", self.table), ("at", self.position)) if value)
+        return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _rebuild, (type(self), self.message, self.fix, self.table, self.position)
+
+
+def _rebuild(
+    kind: type[TailraceError], message: str, fix: str | None, table: str | None, position: str | None
+) -> TailraceError:
+    return kind(message, fix=fix, table=table, position=position)
+
+
+class ConfigError(TailraceError):
+    """The configuration cannot be understood. Nothing was touched."""
+
+    exit_code = 2
+
+
+class PreflightError(TailraceError):
+    """The upstream or the destination lacks what the pipeline needs. Nothing was made."""
+
+    exit_code = 3
+
+
+class UnavailableError(TailraceError):
+    """A server, disk or network does not answer now. The caller backs off and tries again."""
+
+    exit_code = 4
+    retried = True
+
+
+class OwnedError(TailraceError):
+    """Somebody else runs this pipeline or reads its slot. This runner must not go on."""
+
+    exit_code = 5
+
+
+class LostError(TailraceError):
+    """Changes that are still needed are gone. Going on would lose rows, so nothing moves."""
+
+    exit_code = 6
+
+
+class DamagedError(TailraceError):
+    """Stored bytes do not match their checksum. They are set aside, never served."""
+
+    exit_code = 7
+
+
+class TableError(TailraceError):
+    """One table is stopped at its position; the others go on."""
+
+    exit_code = 8
+
+
+class SchemaChangedError(TableError):
+    """The upstream's columns differ from the stored version in a way the policy does not allow."""
+
+
+class UnfitError(TableError):
+    """A value does not fit the column's type at the destination and may not be altered."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of `tailrace check`: what was looked at, whether it will do, and the SQL or command that mends it."""
+
+    level: Literal["ok", "warning", "error"]
+    subject: str
+    message: str
+    fix: str | None = None

@@ -1,0 +1,143 @@
+"""Tables and their columns, as tailrace knows them at one version.
+
+A `TableSchema` is a value: it is hashed, compared, put in Spark tasks and stored as JSON. Arrow types
+are the only type system; each source maps its own types to Arrow once, at discovery.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A table's place in its upstream. As text `public.orders`; parts that need it are quoted."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{_quoted(self.schema)}.{_quoted(self.name)}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """The inverse of `str`. Raises ValueError for text that is not two dotted, optionally quoted parts."""
+        parts: list[str] = []
+        rest = text
+        while rest:
+            if rest.startswith('"'):
+                end = 1
+                while (end := rest.find('"', end)) != -1 and rest[end : end + 2] == '""':
+                    end += 2
+                if end == -1:
+                    raise ValueError(f"unbalanced quotes in table name {text!r}")
+                part, rest = rest[1:end].replace('""', '"'), rest[end + 1 :]
+            else:
+                part, dot, tail = rest.partition(".")
+                rest = dot + tail
+            parts.append(part)
+            if rest and (not rest.startswith(".") or rest == "."):
+                raise ValueError(f"cannot read table name {text!r}")
+            rest = rest[1:]
+        if len(parts) != 2 or not all(parts):
+            raise ValueError(f"a table name is schema.table, not {text!r}")
+        return cls(*parts)
+
+
+def _quoted(part: str) -> str:
+    return '"' + part.replace('"', '""') + '"' if not part or set(part) & set('."') else part
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column: its Arrow type and, for people, the type its upstream declares (`numeric(10,2)`).
+
+    `number` is the upstream's own identity of the column (Postgres: attnum), which survives a rename.
+    """
+
+    name: str
+    type: pa.DataType
+    nullable: bool = True
+    upstream_type: str = ""
+    number: int = 0
+
+    @property
+    def field(self) -> pa.Field[Any]:
+        return pa.field(self.name, self.type, self.nullable)
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """A table at one version. `key` names the columns that identify a row; empty means append-only.
+
+    `version` grows by one with each schema change of the table. `upstream_id` is the upstream's own identity
+    of the table (Postgres: the relation's OID), which survives a rename and differs after drop and create.
+    """
+
+    table: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+    version: int = 1
+    upstream_id: str = ""
+
+    def __post_init__(self) -> None:
+        names = [column.name for column in self.columns]
+        if len(set(names)) != len(names):
+            raise ValueError(f"{self.table} has two columns of one name")
+        if missing := set(self.key) - set(names):
+            raise ValueError(f"{self.table} has no key column {sorted(missing)}")
+
+    @cached_property
+    def arrow(self) -> pa.Schema:
+        """The row as Arrow fields. Every field is nullable but the key's: a delete carries only its key."""
+        return pa.schema([pa.field(c.name, c.type, c.name not in self.key) for c in self.columns])
+
+    @cached_property
+    def row_type(self) -> pa.StructType:
+        """The type of `Changes.row` and `Changes.before`; all nullable, as images may be partial."""
+        return pa.struct([pa.field(c.name, c.type) for c in self.columns])
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def at_version(self, version: int) -> TableSchema:
+        return replace(self, version=version)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "table": [self.table.schema, self.table.name],
+                "version": self.version,
+                "upstream_id": self.upstream_id,
+                "key": list(self.key),
+                "columns": [
+                    [c.name, c.nullable, c.upstream_type, c.number] for c in self.columns
+                ],
+                # Arrow's own serialisation of the types: complete for nested ones, and not pickle.
+                "arrow": base64.b64encode(
+                    pa.schema([pa.field(str(i), c.type) for i, c in enumerate(self.columns)]).serialize()
+                ).decode(),
+            },
+            ensure_ascii=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> TableSchema:
+        raw = json.loads(text)
+        types = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["arrow"])))
+        return cls(
+            TableName(*raw["table"]),
+            tuple(
+                Column(name, field.type, nullable, upstream_type, number)
+                for (name, nullable, upstream_type, number), field in zip(raw["columns"], types, strict=True)
+            ),
+            tuple(raw["key"]),
+            raw["version"],
+            raw["upstream_id"],
+        )

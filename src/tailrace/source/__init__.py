@@ -1,0 +1,99 @@
+"""The seam every upstream stands behind.
+
+A source is configuration only: frozen, picklable, without open connections. Spark calls it in two places:
+the driver half (`follow`) decides how far to read and how to split it, the executor half (`read`) reads one split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from tailrace.change import Changes
+from tailrace.errors import Finding
+from tailrace.schema import TableSchema
+
+Offset = dict[str, Any]
+"""Where a stream stands: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much one micro-batch may read. A source ends the batch at the first commit boundary past either bound."""
+
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Split:
+    """A repeatable piece of a micro-batch, read by one task. Sources subclass it; it is pickled to executors.
+
+    `copies` is set when the split reads rows of one table for its initial copy (every change is `Op.READ`);
+    `starts` when it belongs to the first chunk of that copy, so the destination begins with an empty table.
+    """
+
+    copies: TableSchema | None = None
+    starts: bool = False
+
+
+class Follower(Protocol):
+    """The driver half of a source: one per query, in a process of its own. Connections live here."""
+
+    def start(self) -> Offset:
+        """The offset before anything was read. Called once, on a pipeline's very first batch."""
+        ...
+
+    def latest(self, start: Offset, limit: Limit, target: Offset | None) -> Offset:
+        """How far the next batch goes: a commit boundary, at most `limit` past `start`, never past `target`.
+
+        Returns `start` itself when there is nothing to do. Called many times a second; must be cheap when idle.
+        """
+        ...
+
+    def target(self) -> Offset:
+        """The upstream's position now, as the end of a run with `--once`."""
+        ...
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        """Whether `start` has everything `target` asks for. Until then `latest` may wait for the upstream."""
+        ...
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        """The splits of (start, end]. Pure: the same range gives the same rows, however often it is asked."""
+        ...
+
+    def stop(self) -> None:
+        """Close connections and helper processes. Called once; nothing durable depends on it."""
+        ...
+
+
+class Source(Protocol):
+    """An upstream, as configuration."""
+
+    def check(self) -> list[Finding]:
+        """Look, without changing anything, whether the upstream is ready; every error carries its fix."""
+        ...
+
+    def tables(self) -> list[TableSchema]:
+        """The tables this source would follow now, with their keys. Opens and closes its own connection."""
+        ...
+
+    def follow(self) -> Follower:
+        """Begin to follow. Creates what is missing upstream (publication, slot); refuses when somebody else reads."""
+        ...
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        """The changes of one split, a few MB at a time, in stream order per table. Called on executors."""
+        ...
+
+    def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
+        """The rows of these keys as they are upstream now (for values a log left out). Called on executors."""
+        ...
+
+    def release(self, upto: Offset) -> None:
+        """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
+        ...
