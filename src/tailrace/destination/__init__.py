@@ -59,7 +59,7 @@ class Destination(Protocol):
         """Look, without changing anything, whether these tables can be kept there."""
         ...
 
-    def write_rows(self, table: TableSchema, rows: Iterable[Changes], batch: Batch) -> Staged:
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
         """Store copied rows without showing them. Called in the task that reads them, in parallel."""
         ...
 

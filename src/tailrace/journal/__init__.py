@@ -1,0 +1,12 @@
+"""The durable log between a receiver and Spark. See DESIGN.md beside this file."""
+
+from __future__ import annotations
+
+from tailrace.journal.cursor import Cursor, cursors
+from tailrace.journal.frame import Frame, FrameRef
+from tailrace.journal.journal import Journal
+from tailrace.journal.reader import JournalReader
+from tailrace.journal.recovery import Damage
+from tailrace.journal.writer import JournalWriter
+
+__all__ = ["Cursor", "Damage", "Frame", "FrameRef", "Journal", "JournalReader", "JournalWriter", "cursors"]

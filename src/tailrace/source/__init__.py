@@ -6,13 +6,13 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import pyarrow as pa
 
-from tailrace.change import Changes
+from tailrace.change import Changes, Position
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 
@@ -34,10 +34,23 @@ class Split:
 
     `copies` is set when the split reads rows of one table for its initial copy (every change is `Op.READ`);
     `starts` when it belongs to the first chunk of that copy, so the destination begins with an empty table.
+    `weights` says how many bytes of log it holds for which table, so that tables can be spread over tasks.
     """
 
     copies: TableSchema | None = None
     starts: bool = False
+    weights: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TableProgress:
+    """Where one table stands at an offset. Up to `position` the destination has its log changes."""
+
+    upstream_id: str
+    phase: Literal["copy", "catchup", "ready", "stopped"]
+    position: Position
+    chunks_done: int = 0
+    chunks_total: int = 0
 
 
 class Follower(Protocol):
@@ -82,8 +95,12 @@ class Source(Protocol):
         """The tables this source would follow now, with their keys. Opens and closes its own connection."""
         ...
 
+    def prepare(self) -> None:
+        """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise."""
+        ...
+
     def follow(self) -> Follower:
-        """Begin to follow. Creates what is missing upstream (publication, slot); refuses when somebody else reads."""
+        """Begin to follow, in the process that will call the follower."""
         ...
 
     def read(self, split: Split) -> Iterator[Changes]:
@@ -96,4 +113,12 @@ class Source(Protocol):
 
     def release(self, upto: Offset) -> None:
         """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
+        ...
+
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        """Where each table stands at an offset. Pure."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap."""
         ...

@@ -1,0 +1,106 @@
+"""How a command ends badly: one screen that says what is wrong and what mends it, and the exit code."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from typing import Annotated, Any, NoReturn, ParamSpec
+
+import typer
+
+from tailrace.errors import TailraceError
+
+Arguments = ParamSpec("Arguments")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors as well, on stdout.")]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+
+INTERRUPTED = 130
+
+EXIT_CODES = {
+    0: "done",
+    1: "unexpected error",
+    2: "the file or an argument is wrong",
+    3: "the source or destination is not set up",
+    4: "something is down or out of reach",
+    5: "another process runs the pipeline",
+    6: "changes that are still needed are gone",
+    7: "stored bytes are damaged",
+    8: "a table is in error",
+    INTERRUPTED: "interrupted",
+}
+
+
+def reported(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
+    """A command whose errors end in a report and their exit code. It reads the command's `as_json` and `debug`."""
+
+    @functools.wraps(command)
+    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
+        as_json, debug = bool(kwargs.get("as_json")), bool(kwargs.get("debug"))
+        try:
+            command(*args, **kwargs)
+        except TailraceError as error:
+            fail(error, as_json=as_json, debug=debug)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort, SystemExit):
+            raise
+        except Exception as error:  # noqa: BLE001 - the last place where it can be told in a line
+            fail(_unexpected(error), as_json=as_json, debug=debug)
+
+    return run
+
+
+def _unexpected(error: Exception) -> TailraceError:
+    # Its own text stays out: it was not written to be shown and may hold anything, a password included.
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    told = TailraceError(
+        f"unexpected {type(error).__name__}{where}", fix="run it again with --debug for the whole story, and report it"
+    )
+    told.__cause__ = error
+    return told
+
+
+def fail(error: TailraceError, *, as_json: bool, debug: bool) -> NoReturn:
+    """Report the error and leave with its exit code: a panel on a terminal, text elsewhere, JSON on stdout if asked."""
+    if debug:
+        traceback.print_exception(error)
+    if as_json:
+        print_json({"error": to_dict(error)})
+    elif sys.stderr.isatty():
+        _print_panel(error)
+    else:
+        typer.echo(f"error: {error}", err=True)
+    raise typer.Exit(error.exit_code)
+
+
+def to_dict(error: TailraceError) -> dict[str, Any]:
+    return {
+        "kind": type(error).__name__,
+        "message": error.message,
+        "table": error.table,
+        "position": error.position,
+        "fix": error.fix,
+        "exit_code": error.exit_code,
+    }
+
+
+def print_json(value: object) -> None:
+    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def _print_panel(error: TailraceError) -> None:
+    from rich.console import Console, Group
+    from rich.panel import Panel
+    from rich.text import Text
+
+    where = [f"{label} {value}" for label, value in (("table", error.table), ("at", error.position)) if value]
+    parts = [Text(error.message)]
+    parts += [Text(", ".join(where), "dim")] if where else []
+    parts += [Text.assemble(("fix: ", "bold green"), error.fix)] if error.fix else []
+    title = type(error).__name__.removesuffix("Error").lower()
+    Console(stderr=True).print(Panel(Group(*parts), title=title, title_align="left", border_style="red", expand=False))

@@ -1,0 +1,93 @@
+"""A pipeline in the foreground: its view and its signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import TYPE_CHECKING
+
+import typer
+
+from tailrace.cli.inspect import make_console
+from tailrace.cli.report import INTERRUPTED
+from tailrace.errors import TableError
+from tailrace.view import LineView, LiveView, View
+
+if TYPE_CHECKING:
+    from tailrace.config import PipelineConfig
+    from tailrace.status import Status
+
+
+def run_pipeline(
+    config: PipelineConfig, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+) -> None:
+    """Run until it is done (`once`), told to end, or `seconds` are over.
+
+    Raises TableError if a run with `once` left a table in error.
+    """
+    from tailrace.stream.pipeline import Pipeline
+
+    last: list[Status] = []
+    pipeline = Pipeline.from_config(config)
+    with choose_view(plain=plain, as_json=as_json) as view:
+
+        def show(status: Status) -> None:
+            last[:] = [status]
+            view.show(status)
+
+        with drained_by_signals(pipeline.drain), drained_after(seconds, pipeline.drain):
+            pipeline.run(once=once, on_progress=show)
+    if once and last and (errored := last[0].errored):
+        first = errored[0]
+        more = f" (and {len(errored) - 1} more tables are in error)" if len(errored) > 1 else ""
+        raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
+
+
+def choose_view(*, plain: bool, as_json: bool) -> View:
+    """The live view on a terminal, lines elsewhere or when they are asked for."""
+    if as_json or plain or not sys.stdout.isatty():
+        return LineView(lambda line: print(line, flush=True), as_json=as_json)
+    return LiveView(make_console())
+
+
+@contextmanager
+def drained_after(seconds: float | None, drain: Callable[[], None]) -> Iterator[None]:
+    """Drain when the time is over, unless the block has ended by then. None is for ever."""
+    timer = None if seconds is None else threading.Timer(seconds, drain)
+    if timer:
+        timer.start()
+    try:
+        yield
+    finally:
+        if timer:
+            timer.cancel()
+
+
+@contextmanager
+def drained_by_signals(drain: Callable[[], None]) -> Iterator[None]:
+    """Within the block the first SIGINT or SIGTERM drains, the second raises KeyboardInterrupt, the third exits."""
+    count = 0
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            typer.echo("finishing the batch in hand; once more stops at once", err=True)
+            # Not here: the interrupted code may hold a lock that draining needs.
+            threading.Thread(target=drain, name="drain", daemon=True).start()
+        elif count == 2:
+            raise KeyboardInterrupt
+        else:
+            os._exit(INTERRUPTED)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

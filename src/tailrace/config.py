@@ -1,0 +1,249 @@
+"""The pipeline's YAML file: reading it, checking it, and saying what is wrong with it.
+
+    name: shop
+    source: {type: postgres, dsn: ${SHOP_DSN}, publication: shop}
+    tables: {include: ["public.*"]}
+    destination: {type: delta, path: ./lake}
+    state: ./.tailrace/shop
+
+The sections `source` and `destination` belong to their types (see `tailrace.registry`). Neither Spark nor a driver
+is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, Union
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+)
+from pydantic_core import ErrorDetails
+
+from tailrace.document import Document, Problem, parse, refuse, substitute
+from tailrace.errors import ConfigError
+from tailrace.option import Duration, FilePath, Options, Place, Size, TypedOptions
+from tailrace.registry import DESTINATIONS, SOURCES, Registry, suggest
+
+Name = TypeVar("Name")
+
+
+def _pattern(text: str) -> str:
+    if "." not in text.strip("."):
+        raise ValueError("is not a pattern of schema.table, such as public.orders, public.* or *.*")
+    return text
+
+
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""A glob over `schema.table`, as `TableName` writes it: names with dots or quotes stand in double quotes."""
+
+
+class TableSettings(Options):
+    """What one table wants differently."""
+
+    key: list[str] | None = Field(default=None, min_length=1, description="the columns that identify a row")
+    exclude_columns: list[str] = Field(default=[], description="columns that never leave the source")
+
+
+class TableOptions(Options):
+    """Which tables are followed. A table is, when an include pattern matches it and no exclude pattern does."""
+
+    include: list[Pattern] = Field(default=["*.*"], min_length=1, description="patterns such as public.*")
+    exclude: list[Pattern] = Field(default=[], description="patterns taken out again")
+    settings: dict[str, TableSettings] = Field(default={}, description="per table: {public.orders: {key: [id]}}")
+
+    def select(self, names: Iterable[Name]) -> list[Name]:
+        """Those of the names that are followed, in their order. Names are matched by their text."""
+        return [name for name in names if _matches(str(name), self.include) and not _matches(str(name), self.exclude)]
+
+    def idle_patterns(self, names: Iterable[object]) -> list[str]:
+        """Include patterns that match none of the names: probably typing errors."""
+        texts = [str(name) for name in names]
+        return [pattern for pattern in self.include if not any(fnmatchcase(text, pattern) for text in texts)]
+
+
+def _matches(text: str, patterns: list[str]) -> bool:
+    return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+class BatchOptions(Options):
+    """How much one micro-batch may hold. It ends at the first commit past either bound."""
+
+    max_rows: int = Field(default=2_000_000, ge=1)
+    max_bytes: Size = Field(default=256_000_000, ge=1)
+    interval: Duration = Field(default=0.0, description="the least time from one batch to the next")
+
+
+class SparkOptions(Options):
+    """Where the pipeline runs."""
+
+    master: str = Field(default="local[*]", description="local[*], spark://…, yarn, k8s://…")
+    conf: dict[str, Annotated[str, BeforeValidator(lambda v: str(v).lower() if isinstance(v, bool) else str(v))]] = (
+        Field(default={}, description="any spark.* setting")
+    )
+
+
+def _state(value: object, info: ValidationInfo) -> object:
+    return Place.of(info).state if value is None else value
+
+
+class PipelineConfig(Options):
+    """One pipeline. `source` and `destination` hold the options model of their type. Its repr shows no secret."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]+$", max_length=63)
+    source: SerializeAsAny[TypedOptions]
+    tables: TableOptions = Field(default_factory=TableOptions)
+    destination: SerializeAsAny[TypedOptions]
+    state: Annotated[FilePath, BeforeValidator(_state, json_schema_input_type=str)] = Field(
+        default=None,
+        validate_default=True,
+        description="the folder of the pipeline's state; default: .tailrace/<name>",
+    )
+    batch: BatchOptions = Field(default_factory=BatchOptions)
+    spark: SparkOptions = Field(default_factory=SparkOptions)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the pipeline joins, as a hash without secrets: it changes when name, source, destination or state do."""
+        joined = self.model_dump(mode="json", include={"name", "source", "destination", "state"})
+        return hashlib.sha256(json.dumps(joined, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
+    """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
+
+    Who does not connect to anything (`connects=False`) needs no variable that only the source or destination uses.
+    Raises ConfigError that lists what is wrong, by line and key, and never shows a value.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise ConfigError(f"cannot read {path}: {reason}", fix="give the path of a pipeline's YAML file") from error
+    document = parse(text, str(path))
+    return _validate(document, path.resolve().parent, os.environ, connects)
+
+
+def from_dict(
+    data: Mapping[str, Any], *, folder: str | Path = ".", environment: Mapping[str, str] | None = None
+) -> PipelineConfig:
+    """The same from a dictionary; relative paths start from `folder`. References are replaced here, too."""
+    document = Document("the configuration", dict(data), {})
+    return _validate(document, Path(folder).resolve(), os.environ if environment is None else environment, True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a pipeline's file, with every type this installation knows. For editors."""
+    sections = {
+        "source": _any_of([SOURCES.model(name) for name in SOURCES.names()]),
+        "destination": _any_of([DESTINATIONS.model(name) for name in DESTINATIONS.names()]),
+    }
+    model = _with_sections(sections["source"], sections["destination"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema()
+
+
+def _any_of(models: list[type[TypedOptions]]) -> Any:
+    return models[0] if len(models) == 1 else Annotated[Union[tuple(models)], Field(discriminator="type")]  # noqa: UP007
+
+
+def _with_sections(source: Any, destination: Any) -> type[PipelineConfig]:
+    return create_model("Pipeline", __base__=PipelineConfig, source=(source, ...), destination=(destination, ...))
+
+
+def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
+    data, missing = substitute(document.data, environment)
+    if any(connects or problem.path[0] not in ("source", "destination") for problem in missing):
+        refuse(document, missing)
+    problems: list[Problem] = []
+    source, destination = (_section(data, kind, problems) for kind in (SOURCES, DESTINATIONS))
+    name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
+    state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
+    place = Place(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
+    model = _with_sections(source, destination)
+    try:
+        valid = model.model_validate(data, context=place)
+    except ValidationError as error:
+        problems += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
+    if problems:
+        refuse(document, missing + problems)
+    # A class made for this one file could not be pickled or compared with another's.
+    return PipelineConfig.model_construct(**dict(valid))
+
+
+class _AnyOptions(TypedOptions, extra="allow"):
+    """Stands in for a section whose type is unknown, so that the other sections are checked all the same."""
+
+    type: Any = None
+
+
+def _section(data: dict[str, Any], kinds: Registry, problems: list[Problem]) -> type[TypedOptions]:
+    section = data.get(kinds.kind)
+    if not isinstance(section, dict):
+        return _AnyOptions
+    type_ = section.get("type")
+    if not isinstance(type_, str):
+        known = ", ".join(kinds.names())
+        problems.append(
+            Problem((kinds.kind, "type"), f"is missing; it can be {known}", f"add `type: {kinds.names()[0]}`")
+        )
+        return _AnyOptions
+    try:
+        return kinds.model(type_)
+    except ConfigError as error:
+        problems.append(Problem((kinds.kind, "type"), error.message, error.fix))
+        return _AnyOptions
+
+
+def _problem(detail: ErrorDetails, model: type[Options]) -> Problem:
+    path = detail["loc"]
+    key = str(path[-1]) if path else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            hint = suggest(key, _keys_at(model, path[:-1]))
+            near = hint.removeprefix("; did you mean ").removesuffix("?") if "did you mean" in hint else None
+            return Problem(
+                path, f"is not a key here{hint}", f"rename `{key}` to `{near}`" if near else f"remove `{key}`"
+            )
+        case "missing":
+            return Problem(
+                path, "is missing", f"add `{key}:` " + (f"to `{path[-2]}`" if len(path) > 1 else "to the file")
+            )
+        case "string_pattern_mismatch":
+            return Problem(path, "may hold only a-z, 0-9, _ and -")
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return Problem(path, "must be a section of keys", f"write `{key}: {{…}}`")
+        case "value_error":
+            return Problem(path, detail["msg"].removeprefix("Value error, "))
+        case _:
+            return Problem(path, detail["msg"].replace("Input should", "should"))
+
+
+def _keys_at(model: type[Options], path: tuple[str | int, ...]) -> list[str]:
+    """The keys that the options model at a path of the file knows."""
+    for part in path:
+        field = next((f for name, f in model.model_fields.items() if (f.alias or name) == part), None)
+        inner = _models_in(field.annotation) if field else []
+        if inner:
+            model = inner[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> list[type[Options]]:
+    if isinstance(annotation, type) and issubclass(annotation, Options):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+
+
+__all__ = ["BatchOptions", "PipelineConfig", "SparkOptions", "TableOptions", "from_dict", "json_schema", "load"]

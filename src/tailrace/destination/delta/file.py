@@ -1,0 +1,318 @@
+"""The Parquet files of a Delta table: written once, never changed, described by what the log says of them."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake.transaction import AddAction, RemoveAction
+
+from tailrace import key as keys
+from tailrace.destination.delta.path import Place
+
+# A random update rewrites the file that holds its row, so the file's size is the price of a small batch; but a table
+# should not fall into thousands of files either. docs/decisions/0002-delta-engine.md has the measurements.
+LEAST_ROWS = 32_768
+MOST_ROWS = 1_048_576
+FILES = 400
+MOST_BYTES = 128 << 20  # of Arrow data, roughly three times the file's
+_GROUP_ROWS = 131_072
+_FEW_VALUES = 0.1
+
+
+def rows_per_file(table_rows: int) -> int:
+    """How many rows a file of a table of this size should hold."""
+    return min(max(table_rows // FILES, LEAST_ROWS), MOST_ROWS)
+
+
+@dataclass(frozen=True)
+class DataFile:
+    """A file of the table, written or to be. `partition` holds Delta's text of the partition's values."""
+
+    path: str
+    size: int
+    rows: int
+    stats: str = ""
+    partition: Mapping[str, str | None] = field(default_factory=dict)
+    low: Any = None
+    high: Any = None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "path": self.path,
+            "size": self.size,
+            "rows": self.rows,
+            "stats": self.stats,
+            "partition": dict(self.partition),
+        }
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any]) -> DataFile:
+        return cls(raw["path"], raw["size"], raw["rows"], raw["stats"], raw["partition"])
+
+    def add(self, *, data_change: bool = True) -> AddAction:
+        return AddAction(self.path, self.size, self.partition, int(time.time() * 1000), data_change, self.stats)
+
+    def remove(self, *, data_change: bool = True) -> RemoveAction:
+        # The log keeps paths percent-encoded and delta-rs encodes them again on the way out.
+        return RemoveAction(
+            unquote(self.path),
+            data_change,
+            int(time.time() * 1000),
+            size=self.size,
+            partition_values=dict(self.partition),
+        )
+
+
+class FileWriter:
+    """Writes rows to new files of one table, rolled at `rows` rows; with `partition_by`, apart for each partition.
+
+    Used as a context: files are durable, but not visible, when it ends. After an error nothing of the open ones stays.
+    """
+
+    def __init__(self, place: Place, schema: pa.Schema, partition_by: Sequence[str], rows: int) -> None:
+        self.place = place
+        self.schema = schema
+        self.partition_by = tuple(partition_by)
+        self.limit = rows
+        self.written: list[DataFile] = []
+        self._open: dict[tuple[str | None, ...], _OpenFile] = {}
+
+    def __enter__(self) -> FileWriter:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if kind is None:
+            for partition in list(self._open):
+                self._close(partition)
+            return
+        for opened in self._open.values():
+            opened.abandon(kind, error, trace)
+
+    def write(self, rows: pa.Table) -> None:
+        for partition, part in split_by_partition(rows, self.partition_by):
+            start = 0
+            while start < part.num_rows:
+                opened = self._open.get(partition)
+                if opened is None:
+                    if len(self._open) >= 64:
+                        self._close(next(iter(self._open)))
+                    opened = self._open[partition] = _OpenFile(
+                        self.place, self.schema, dict(zip(self.partition_by, partition, strict=True))
+                    )
+                piece = part.slice(start, max(self.limit - opened.rows, 1))
+                opened.write(piece)
+                start += piece.num_rows
+                if opened.rows >= self.limit or opened.bytes >= MOST_BYTES:
+                    self._close(partition)
+
+    def widen(self, schema: pa.Schema) -> None:
+        """Write further rows with these columns, in new files."""
+        for partition in list(self._open):
+            self._close(partition)
+        self.schema = schema
+
+    def _close(self, partition: tuple[str | None, ...]) -> None:
+        opened = self._open.pop(partition)
+        self.written.append(opened.close())
+
+
+class _OpenFile:
+    def __init__(self, place: Place, schema: pa.Schema, partition: Mapping[str, str | None]) -> None:
+        self.place = place
+        self.partition = partition
+        self.schema = pa.schema([f.remove_metadata() for f in schema if f.name not in partition])
+        self.name = f"part-{uuid.uuid4().hex}.parquet"
+        self.rows = 0
+        self.bytes = 0
+        self._context = place.creating(self.name)
+        self._stream = self._context.__enter__()
+        self._writer: pq.ParquetWriter | None = None
+        self._held: list[pa.Table] = []
+        self._held_rows = 0
+
+    def write(self, rows: pa.Table) -> None:
+        part = rows.select(self.schema.names)
+        self.rows += part.num_rows
+        self.bytes += part.nbytes
+        self._held.append(part)
+        self._held_rows += part.num_rows
+        if self._held_rows >= _GROUP_ROWS:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        group = pa.concat_tables(self._held).cast(self.schema)
+        self._held, self._held_rows = [], 0
+        if self._writer is None:
+            self._writer = pq.ParquetWriter(
+                self._stream,
+                self.schema,
+                compression="zstd",
+                compression_level=1,
+                use_dictionary=_worth_dictionary(group),  # type: ignore[arg-type]
+                store_schema=False,
+            )
+        self._writer.write_table(group, row_group_size=_GROUP_ROWS)
+
+    def close(self) -> DataFile:
+        try:
+            self._flush()
+            assert self._writer is not None
+            self._writer.close()
+        except BaseException as error:
+            self.abandon(type(error), error, error.__traceback__)
+            raise
+        size = self._stream.tell()
+        footer = self._writer.writer.metadata
+        self._context.__exit__(None, None, None)
+        return DataFile(self.name, size, self.rows, stats_of(footer), self.partition)
+
+    def abandon(self, kind: Any, error: Any, trace: Any) -> None:
+        try:
+            self._context.__exit__(kind, error, trace)
+        except BaseException as again:
+            if again is not error:
+                raise
+
+
+def _worth_dictionary(rows: pa.Table) -> list[str] | bool:
+    """The text columns with few values: only there a dictionary is smaller, and it is the dearest part of writing."""
+    sample = rows.slice(0, 4096)
+    worth = [
+        name
+        for name, values in zip(sample.schema.names, sample.columns, strict=True)
+        if (pa.types.is_string(values.type) or pa.types.is_binary(values.type))
+        and pc.count_distinct(values).as_py() <= sample.num_rows * _FEW_VALUES
+    ]
+    return worth or False
+
+
+def split_by_partition(
+    rows: pa.Table, partition_by: Sequence[str]
+) -> Iterator[tuple[tuple[str | None, ...], pa.Table]]:
+    """The rows of each partition, with the partition's values as Delta's text."""
+    if not partition_by or not rows.num_rows:
+        yield tuple(None for _ in partition_by), rows
+        return
+    code = keys.codes(keys.comparable([rows.column(name) for name in partition_by]))
+    order = np.argsort(code, kind="stable")
+    starts = np.flatnonzero(np.append(True, code[order][1:] != code[order][:-1]))
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        part = rows.take(pa.array(order[start:end]))
+        yield tuple(partition_text(part.column(name)[0].as_py()) for name in partition_by), part
+
+
+def partition_text(value: Any) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    # Delta knows no empty text as a partition: it means null.
+    return None if value is None or value == "" else str(value)
+
+
+def partition_value(text: str | None, kind: pa.DataType) -> Any:
+    """The inverse of `partition_text`, as an Arrow scalar."""
+    return pa.scalar(text, pa.string()).cast(kind)
+
+
+def stats_of(footer: pq.FileMetaData) -> str:
+    """Delta's statistics of a file, from its Parquet footer."""
+    low: dict[str, Any] = {}
+    high: dict[str, Any] = {}
+    nulls: dict[str, int] = {}
+    unknown: set[str] = set()
+    for group in range(footer.num_row_groups):
+        for index in range(footer.num_columns):
+            chunk = footer.row_group(group).column(index)
+            name = chunk.path_in_schema
+            stats = chunk.statistics
+            if (
+                footer.schema.column(index).max_repetition_level
+                or footer.schema.column(index).path != name
+                or "." in name
+            ):
+                continue
+            if stats is None or not stats.has_null_count:
+                unknown.add(name)
+                continue
+            nulls[name] = nulls.get(name, 0) + stats.null_count
+            if stats.num_values == 0:
+                continue
+            if not stats.has_min_max:
+                unknown.add(name)
+                continue
+            low[name] = min(low[name], stats.min) if name in low else stats.min
+            high[name] = max(high[name], stats.max) if name in high else stats.max
+    bounds = {
+        name: pair
+        for name in low
+        if name not in unknown and (pair := (_stat(low[name], False), _stat(high[name], True))) and None not in pair
+    }
+    return json.dumps(
+        {
+            "numRecords": footer.num_rows,
+            "minValues": {name: pair[0] for name, pair in bounds.items()},
+            "maxValues": {name: pair[1] for name, pair in bounds.items()},
+            "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+        },
+        ensure_ascii=False,
+    )
+
+
+def _stat(value: Any, is_high: bool) -> Any:
+    """A bound as Delta's JSON; None where it cannot be told exactly enough."""
+    if isinstance(value, bool) or value is None:
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, str):
+        return value if len(value) <= 32 else None
+    if isinstance(value, datetime.datetime):
+        if is_high:
+            # Delta reads milliseconds; an upper bound must not fall below the value.
+            value += datetime.timedelta(microseconds=999)
+        text = value.replace(microsecond=value.microsecond // 1000 * 1000).isoformat(timespec="milliseconds")
+        return text.replace("+00:00", "Z")
+    if isinstance(value, datetime.date):
+        return value.isoformat()
+    if isinstance(value, decimal.Decimal):
+        return float(value) if float(value) == value else None
+    return None
+
+
+def read_columns(
+    place: Place, file: DataFile, columns: Sequence[str] | None, kinds: Mapping[str, pa.DataType]
+) -> Iterator[pa.Table]:
+    """A file's rows, a row group's worth at a time, the partition's values put back. `kinds` types the latter."""
+    with pq.ParquetFile(
+        place.open(unquote(file.path)), memory_map=place.is_local, pre_buffer=not place.is_local
+    ) as parquet:
+        present = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
+        constant = [name for name in file.partition if columns is None or name in columns]
+        for batch in parquet.iter_batches(batch_size=_GROUP_ROWS, columns=present, use_threads=False):
+            rows = pa.Table.from_batches([batch])
+            for name in constant:
+                scalar = partition_value(file.partition[name], kinds[name])
+                if name in rows.schema.names:
+                    rows = rows.drop_columns([name])
+                rows = rows.append_column(pa.field(name, kinds[name]), pa.repeat(scalar, rows.num_rows))
+            yield rows
+
+
+def total_rows(files: Iterable[DataFile]) -> int:
+    return sum(file.rows for file in files)

@@ -1,0 +1,189 @@
+"""The columns of a Delta table: the upstream's, in types that Delta has, and tailrace's own.
+
+Arrow type                         kept as
+time                               string, `HH:MM:SS.ffffff`
+duration                           long, in the duration's unit
+unsigned 8, 16, 32, 64 bit         short, int, long, decimal(20,0)
+half float                         float
+decimal of more than 38 digits     string
+timestamp of any unit              microseconds; without a zone as timestampNtz
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.change import Changes, Op
+from tailrace.collapse import Marks
+from tailrace.errors import UnfitError
+from tailrace.schema import TableSchema
+
+POSITION = "_tailrace_position"
+OP = "_tailrace_op"
+COMMITTED_AT = "_tailrace_committed_at"
+DELETED_AT = "_tailrace_deleted_at"
+EXACT = "_tailrace_exact"
+NUMBER = b"tailrace.number"
+"""Field metadata: the upstream's number of the column, by which a renamed one is known again."""
+
+METADATA = {
+    "position": pa.field(POSITION, pa.string()),
+    "op": pa.field(OP, pa.string()),
+    "committed_at": pa.field(COMMITTED_AT, pa.timestamp("us", "UTC")),
+}
+_OP_NAMES = pa.array([None, *(op.name.lower() for op in Op)], pa.string())
+
+
+def delta_type(kind: pa.DataType) -> pa.DataType:
+    """The type a column has in Delta files. Raises TypeError where Delta has none."""
+    plain: dict[pa.DataType, pa.DataType] = {
+        pa.uint8(): pa.int16(),
+        pa.uint16(): pa.int32(),
+        pa.uint32(): pa.int64(),
+        pa.uint64(): pa.decimal128(20, 0),
+        pa.float16(): pa.float32(),
+        pa.null(): pa.string(),
+        pa.date64(): pa.date32(),
+    }
+    if isinstance(kind, pa.BaseExtensionType):
+        return delta_type(kind.storage_type)
+    if kind in plain:
+        return plain[kind]
+    if pa.types.is_dictionary(kind):
+        return delta_type(kind.value_type)
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_time(kind):
+        return pa.string()
+    if pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_timestamp(kind):
+        return pa.timestamp("us", "UTC" if kind.tz else None)
+    if pa.types.is_decimal(kind):
+        return pa.decimal128(kind.precision, kind.scale) if kind.precision <= 38 and kind.scale >= 0 else pa.string()
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return pa.list_(delta_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(field.name, delta_type(field.type)) for field in kind])
+    if pa.types.is_map(kind):
+        return pa.map_(delta_type(kind.key_type), delta_type(kind.item_type))
+    if not (pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
+        raise TypeError(f"Delta has no type for {kind}")
+    if pa.types.is_interval(kind):
+        raise TypeError(f"Delta has no type for {kind}")
+    return kind
+
+
+def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
+    """An array or chunked array as the type Delta keeps it in; never silently altered."""
+    if values.type == kind:
+        return values
+    try:
+        if pa.types.is_duration(values.type) and kind == pa.int64():
+            return pc.cast(values, pa.int64())
+        return pc.cast(values, kind)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        raise UnfitError(
+            f"a value of column {column} does not fit the Delta type {kind}",
+            table=table,
+            fix=f"cast the column upstream, or leave it out: exclude {column}",
+        ) from error
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How one table is kept. `exact` adds the column for values that their own column cannot hold."""
+
+    table: TableSchema
+    metadata: tuple[str, ...] = ()
+    keeps_deleted: bool = False
+    partition_by: tuple[str, ...] = ()
+    exact: bool = False
+
+    @property
+    def keyed(self) -> bool:
+        return bool(self.table.key)
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        """All columns, the partition's included."""
+        fields = [
+            pa.field(
+                column.name,
+                delta_type(column.type),
+                metadata={NUMBER: str(column.number).encode()} if column.number else None,
+            )
+            for column in self.table.columns
+        ]
+        named = self.metadata if self.keyed else tuple(dict.fromkeys((*self.metadata, "position", "op")))
+        fields += [METADATA[name] for name in METADATA if name in named]
+        if self.keeps_deleted and self.keyed:
+            fields.append(pa.field(DELETED_AT, pa.timestamp("us", "UTC")))
+        if self.exact:
+            fields.append(pa.field(EXACT, pa.string()))
+        return pa.schema(fields)
+
+    def rows(self, columns: Sequence[Any], marks: Marks, now: pa.TimestampScalar) -> pa.Table:
+        """Rows ready for a file: the upstream's columns (in `table` order) and tailrace's own from the marks."""
+        arrays: list[Any] = [
+            to_delta(values, delta_type(column.type), column.name, str(self.table.table))
+            for column, values in zip(self.table.columns, columns, strict=True)
+        ]
+        own = {
+            POSITION: lambda: position_text(marks.commit, marks.ordinal),
+            OP: lambda: _OP_NAMES.take(pa.array(marks.op)),
+            COMMITTED_AT: lambda: marks.committed_at,
+            DELETED_AT: lambda: pc.if_else(
+                pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None
+            ),
+            EXACT: lambda: marks.exact,
+        }
+        arrays += [own[field.name]() for field in list(self.schema)[len(arrays) :]]
+        return pa.table(arrays, schema=self.schema)
+
+    def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
+        """The changes themselves as rows, uncollapsed."""
+        batch = changes.batch
+        marks = Marks(
+            changes.numpy("op"),
+            changes.numpy("commit"),
+            changes.numpy("ordinal"),
+            pa.chunked_array([batch.column("committed_at")]),
+            pa.chunked_array([batch.column("exact")]),
+        )
+        return self.rows(changes.row.flatten(), marks, now)
+
+
+def position_text(commit: npt.NDArray[np.int64], ordinal: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    """`str(Position)` of every row at once."""
+    pairs = np.empty((len(commit), 2), ">i8")
+    pairs[:, 0], pairs[:, 1] = commit, ordinal
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    octets = pairs.view(np.uint8).reshape(len(commit), 16)
+    text = np.empty((len(commit), 32), np.uint8)
+    text[:, 0::2], text[:, 1::2] = digits[octets >> 4], digits[octets & 15]
+    offsets = np.arange(len(commit) + 1, dtype=np.int64) * 32
+    wide = pa.LargeStringArray.from_buffers(len(commit), pa.py_buffer(offsets), pa.py_buffer(text))
+    return wide.cast(pa.string())
+
+
+def conform(batch: pa.Table, schema: pa.Schema, renamed: dict[str, str] | None = None) -> pa.Table:
+    """A file's rows with exactly these columns: missing ones null, widened ones cast, renamed ones found."""
+    names = set(batch.schema.names)
+    arrays: list[Any] = []
+    for field in schema:
+        name = field.name if renamed is None else renamed.get(field.name, field.name)
+        if name in names:
+            values = batch.column(name)
+            arrays.append(values if values.type == field.type else values.cast(field.type))
+        else:
+            arrays.append(pa.nulls(batch.num_rows, field.type))
+    return pa.table(arrays, schema=schema)

@@ -1,0 +1,246 @@
+"""The transaction log of one Delta table: what it holds now, and the one commit that makes a batch visible."""
+
+from __future__ import annotations
+
+import datetime
+import errno
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake.transaction import (
+    AddAction,
+    CommitProperties,
+    RemoveAction,
+    Transaction,
+    create_table_with_add_actions,
+)
+
+from tailrace.destination import Batch
+from tailrace.destination.delta.file import DataFile, partition_text
+from tailrace.destination.delta.layout import NUMBER, delta_type
+from tailrace.destination.delta.path import Place
+from tailrace.errors import OwnedError, TableError, UnavailableError
+
+MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
+LOG = "_delta_log"
+CONFIGURATION: Mapping[str, str] = {
+    # Thousands of small commits a day: a reader opens the last checkpoint and at most this many commits.
+    "delta.checkpointInterval": "50",
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.enableExpiredLogCleanup": "true",
+    # Checkpoints list removed files this long; small batches remove some each, and a checkpoint must stay small.
+    "delta.deletedFileRetentionDuration": "interval 2 hours",
+}
+
+
+class ConflictError(Exception):
+    """Somebody else changed the table under this commit; what was computed from it must be computed again."""
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A Delta table as it stands at one version."""
+
+    place: Place
+    table: str
+    handle: DeltaTable
+
+    @classmethod
+    def load(cls, place: Place, table: str) -> Snapshot | None:
+        """The table now, None if there is none. Raises TableError for one that tailrace did not make."""
+        try:
+            handle = _opened(place)
+        except TableNotFoundError:
+            if problem := foreign_content(place):
+                raise TableError(problem, table=table, fix=f"move {place.base} away, or choose another path") from None
+            return None
+        if handle.metadata().description != MARK:
+            raise TableError(
+                f"the Delta table at {place.base} was not made by tailrace",
+                table=table,
+                fix=f"move {place.base} away, or choose another path",
+            )
+        return cls(place, table, handle)
+
+    def has(self, batch: Batch) -> bool:
+        """Whether this batch, or a later one of its pipeline, is in the table."""
+        last = self.handle.transaction_version(app_id(batch))
+        return last is not None and last >= batch.id
+
+    @cached_property
+    def schema(self) -> pa.Schema:
+        raw = pa.schema(self.handle.schema().to_arrow())
+        return pa.schema([pa.field(f.name, delta_type(f.type), metadata=f.metadata) for f in raw])
+
+    @cached_property
+    def partition_by(self) -> tuple[str, ...]:
+        return tuple(self.handle.metadata().partition_columns)
+
+    def files(self, key: Sequence[str] = ()) -> list[DataFile]:
+        """The table's files; with the bounds of a key that is one whole number or date."""
+        adds = pa.table(self.handle.get_add_actions(flatten=True))
+        count = adds.num_rows
+
+        def column(name: str) -> list[Any]:
+            return adds.column(name).to_pylist() if name in adds.schema.names else [None] * count
+
+        low, high = (
+            (column(f"min.{key[0]}"), column(f"max.{key[0]}")) if len(key) == 1 else ([None] * count, [None] * count)
+        )
+        partitions = {name: column(f"partition.{name}") for name in self.partition_by}
+        return [
+            DataFile(
+                path,
+                size,
+                self._count(path) if rows is None else rows,
+                partition={name: partition_text(values[index]) for name, values in partitions.items()},
+                low=_bound(low[index]),
+                high=_bound(high[index]),
+            )
+            for index, (path, size, rows) in enumerate(
+                zip(column("path"), column("size_bytes"), column("num_records"), strict=True)
+            )
+        ]
+
+    def _count(self, path: str) -> int:
+        return int(pq.read_metadata(self.place.open(path)).num_rows)
+
+    def numbers(self) -> dict[str, str]:
+        """The upstream's number of each column that has one."""
+        return {f.name: f.metadata[NUMBER].decode() for f in self.schema if f.metadata and NUMBER in f.metadata}
+
+    def add_columns(self, fields: Sequence[pa.Field[Any]]) -> Snapshot:
+        """The table with these columns added. A column that is there already is left as it is."""
+        missing = [field for field in fields if field.name not in self.schema.names]
+        if missing:
+            self.handle.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+        return Snapshot(self.place, self.table, _opened(self.place)) if missing else self
+
+
+def _opened(place: Place) -> DeltaTable:
+    return DeltaTable(place.uri, storage_options=dict(place.options) or None)
+
+
+def app_id(batch: Batch) -> str:
+    return f"tailrace/{batch.pipeline}"
+
+
+def foreign_content(place: Place) -> str | None:
+    """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
+    if place.is_file():
+        return f"{place.base} is a file, not a directory"
+    others = [name for name in place.names() if not (name.startswith("part-") and name.endswith(".parquet"))]
+    # A log directory without a commit is what a crash before the very first one leaves.
+    if others == [LOG]:
+        return None
+    return f"{place.base} holds files that are no Delta table" if others else None
+
+
+def commit(
+    place: Place,
+    table: str,
+    before: Snapshot | None,
+    schema: pa.Schema,
+    partition_by: Sequence[str],
+    adds: Sequence[AddAction],
+    removes: Sequence[RemoveAction],
+    batch: Batch | None,
+    *,
+    replace: bool = False,
+) -> None:
+    """Add and remove these files in one commit that carries the batch; with `replace`, everything else goes too.
+
+    Durable when it returns. Raises OwnedError when another runner committed a batch of the same pipeline meanwhile,
+    ConflictError when anybody else got in the way.
+    """
+    properties = CommitProperties(
+        app_transactions=[Transaction(app_id(batch), batch.id)] if batch else None,
+        custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
+    )
+    delta_schema = Schema.from_arrow(schema)
+    try:
+        if before is None or replace:
+            create_table_with_add_actions(
+                place.uri,
+                delta_schema,
+                list(adds),
+                mode="error" if before is None else "overwrite",
+                partition_by=list(partition_by),
+                name=table,
+                description=MARK,
+                configuration=CONFIGURATION,
+                storage_options=dict(place.options) or None,
+                commit_properties=properties,
+            )
+        else:
+            before.handle.create_write_transaction(
+                [*adds, *removes],
+                "append",
+                before.handle.schema(),
+                list(partition_by),
+                commit_properties=properties,
+            )
+    except DeltaError as error:
+        lost = isinstance(error, CommitFailedError) or "already exists" in str(error)
+        if not lost:
+            raise
+        if batch is not None:
+            now = Snapshot.load(place, table)
+            if now is not None and now.has(batch):
+                raise OwnedError(
+                    f"another runner wrote batch {batch.id} of pipeline {batch.pipeline}",
+                    table=table,
+                    fix="stop the other runner of this pipeline, or this one",
+                ) from error
+        raise ConflictError(str(error)) from error
+    version = _opened(place).version()
+    place.sync_file(f"{LOG}/{version:020}.json")
+    place.sync(LOG)
+
+
+_DOWN = ("no space left", "read-only file system", "permission denied", "timed out", "connection", "dns error",
+         "generic s3 error", "generic gcs error", "generic azure error", "generic localfilesystem", "os error",
+         "service unavailable", "disk quota", "input/output error")  # fmt: skip
+
+
+@contextmanager
+def reaching(place: Place, table: str) -> Iterator[None]:
+    """Turns a full disk, a read-only one or an object store that does not answer into UnavailableError."""
+    try:
+        yield
+    except OSError as error:
+        raise _unavailable(place, table, errno.errorcode.get(error.errno or 0, "error")) from error
+    except DeltaError as error:
+        text = str(error).lower()
+        if any(sign in text for sign in _DOWN):
+            raise _unavailable(place, table, str(error).splitlines()[0]) from error
+        raise TableError(
+            f"delta-rs refused: {str(error).splitlines()[0]}",
+            table=table,
+            fix=f"look at the log in {place.base}/{LOG}; tailrace resync {table} begins the table again",
+        ) from error
+
+
+def _unavailable(place: Place, table: str, reason: str) -> UnavailableError:
+    return UnavailableError(
+        f"cannot use {place.base}: {reason}",
+        table=table,
+        fix=f"free space on, or restore write access to, {place.base}; the pipeline goes on by itself",
+    )
+
+
+def _bound(value: Any) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
+        return (value - datetime.date(1970, 1, 1)).days
+    return None

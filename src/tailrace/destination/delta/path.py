@@ -1,0 +1,120 @@
+"""Where a table lies: `<root>/<schema>/<table>`, for any name a database allows.
+
+A plain name (ASCII letters, digits, `_`, `-`) stays as it is: `public.orders` lies in `public/orders`. In any other
+name every other byte becomes %XX, so two names never share a directory. Names that differ only in case stay apart
+where the file system keeps case apart; `check` warns about them, as some do not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs as arrow_fs
+
+from tailrace.schema import TableName
+
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_RESERVED = frozenset(["con", "prn", "aux", "nul", *(f"com{n}" for n in range(10)), *(f"lpt{n}" for n in range(10))])
+
+
+def encode(part: str) -> str:
+    """One part of a table's name as a directory name. Different parts give different directories."""
+    data = part.encode("utf-8", "surrogatepass")
+    # Readers skip directories that begin with an underscore, and some systems keep a few names for devices.
+    first_is_safe = not part.startswith("_") and part.lower() not in _RESERVED
+    return "".join(
+        chr(byte) if byte in _PLAIN and (index or first_is_safe) else f"%{byte:02X}" for index, byte in enumerate(data)
+    )
+
+
+@dataclass(frozen=True)
+class Place:
+    """A table's directory: what delta-rs opens (`uri`) and where its files are (`base` on `files`)."""
+
+    uri: str
+    base: str
+    files: arrow_fs.FileSystem
+    is_local: bool
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, root: str, table: TableName, options: Mapping[str, str]) -> Place:
+        """`options` are delta-rs's storage options, for an object store."""
+        tail = f"{encode(table.schema)}/{encode(table.name)}"
+        if "://" in root and not root.startswith("file://"):
+            uri = f"{root.rstrip('/')}/{tail}"
+            return cls(uri, "", arrow_fs.PyFileSystem(DeltaStorageHandler(uri, dict(options))), False, options)
+        base = str(Path(root.removeprefix("file://")).absolute() / tail)
+        return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
+
+    def make(self) -> None:
+        if self.is_local:
+            Path(self.base).mkdir(parents=True, exist_ok=True)
+
+    def is_file(self) -> bool:
+        return self.is_local and Path(self.base).is_file()
+
+    def names(self) -> list[str]:
+        """What lies in the directory itself; empty when there is none."""
+        selector = arrow_fs.FileSelector(self.base, allow_not_found=True)
+        return [info.base_name for info in self.files.get_file_info(selector)]
+
+    def dead_bytes(self, alive: int) -> int:
+        """How many bytes the table's files take beyond those of its current version; 0 where that is dear to ask."""
+        if not self.is_local:
+            return 0
+        return sum(path.stat().st_size for path in Path(self.base).glob("part-*.parquet")) - alive
+
+    def open(self, name: str) -> Any:
+        """A file of the table, for reading at random."""
+        if self.is_local:
+            return f"{self.base}/{name}"
+        return self.files.open_input_file(name)
+
+    @contextmanager
+    def creating(self, name: str) -> Iterator[IO[bytes] | Any]:
+        """A new file, durable when the block ends; after an error inside it nothing is left."""
+        if not self.is_local:
+            with self.files.open_output_stream(name) as stream:
+                yield stream
+            return
+        path = f"{self.base}/{name}"
+        try:
+            with Path(path).open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+        except BaseException:
+            Path(path).unlink(missing_ok=True)
+            raise
+
+    def sync(self, *folders: str) -> None:
+        """Make the directory's entries durable, and those of the named folders in it."""
+        if self.is_local:
+            for folder in (self.base, *(f"{self.base}/{folder}" for folder in folders)):
+                _sync(folder)
+
+    def sync_file(self, name: str) -> None:
+        if self.is_local:
+            _sync(f"{self.base}/{name}")
+
+    def remove(self) -> None:
+        if self.is_local:
+            shutil.rmtree(self.base, ignore_errors=not Path(self.base).exists())
+        else:
+            self.files.delete_dir_contents(self.base, missing_dir_ok=True)
+
+
+def _sync(path: str) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

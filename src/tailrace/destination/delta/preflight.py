@@ -1,0 +1,103 @@
+"""What can be known about a Delta destination before anything is written there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError, TableNotFoundError
+
+from tailrace.destination.delta.layout import METADATA, Layout, delta_type
+from tailrace.destination.delta.log import MARK, foreign_content
+from tailrace.destination.delta.path import Place
+from tailrace.errors import Finding
+from tailrace.schema import TableSchema
+
+_LITTLE_SPACE = 1 << 30
+_PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
+
+
+def check(root: str, tables: Sequence[tuple[TableSchema, Place, Layout]]) -> list[Finding]:
+    """Findings about the path and each table. Creates nothing."""
+    findings = [] if "://" in root and not root.startswith("file://") else _look_at_path(root)
+    if any(finding.level == "error" for finding in findings):
+        return findings
+    seen: dict[str, TableSchema] = {}
+    for table, place, layout in tables:
+        findings += _look_at_table(table, place, layout)
+        twin = seen.setdefault(place.uri.lower(), table)
+        if twin is not table:
+            findings.append(
+                Finding(
+                    "warning",
+                    str(table.table),
+                    f"differs from {twin.table} only in case; some file systems take them for one",
+                    "keep one of them at another destination path",
+                )
+            )
+    return findings
+
+
+def _look_at_path(root: str) -> list[Finding]:
+    path = Path(root.removeprefix("file://")).absolute()
+    nearest = path
+    while not nearest.exists():
+        nearest = nearest.parent
+    if not nearest.is_dir():
+        return [
+            Finding("error", root, f"{nearest} is a file, not a directory", f"choose another path, or move {nearest}")
+        ]
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        return [Finding("error", root, f"{nearest} is not writable", f"chown or chmod u+rwx {nearest}")]
+    free = shutil.disk_usage(nearest).free
+    if free < _LITTLE_SPACE:
+        return [Finding("warning", root, f"only {free >> 20} MiB are free on {nearest}", "free some space")]
+    return [Finding("ok", root, f"writable, {free >> 30} GiB free")]
+
+
+def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Finding]:
+    name = str(table.table)
+    problems: list[tuple[str, str]] = []
+    for column in layout.partition_by:
+        if column not in table.arrow.names:
+            problems.append((f"partition_by names {column}, which the table lacks", f"correct partition_by of {name}"))
+        elif not any(fits(table.column(column).type) for fits in _PARTITION_TYPES):
+            problems.append(
+                (
+                    f"partition_by names {column} of type {table.column(column).type}",
+                    "partition by text, integer, date or boolean",
+                )
+            )
+    for entry in table.columns:
+        try:
+            delta_type(entry.type)
+        except TypeError as error:
+            problems.append((f"column {entry.name}: {error}", f"exclude {entry.name}, or cast it upstream"))
+        if entry.name.startswith("_tailrace_"):
+            problems.append((f"column {entry.name} has a name that tailrace uses", "rename it upstream, or exclude it"))
+    for wanted in layout.metadata:
+        if wanted not in METADATA:
+            problems.append((f"metadata names {wanted}", f"name some of {', '.join(METADATA)}"))
+    folded = [entry.name.lower() for entry in table.columns]
+    if len(set(folded)) != len(folded):
+        problems.append(("two columns differ only in case, which Delta does not allow", "exclude one of them"))
+    if problem := _foreign(place):
+        problems.append((problem, f"move {place.base} away, or choose another path"))
+    findings = [Finding("error", name, message, fix) for message, fix in problems]
+    if not table.key:
+        findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))
+    return findings or [Finding("ok", name, f"kept at {place.base or place.uri}")]
+
+
+def _foreign(place: Place) -> str | None:
+    try:
+        described = DeltaTable(place.uri, storage_options=dict(place.options) or None).metadata().description
+    except TableNotFoundError:
+        return foreign_content(place)
+    except (DeltaError, OSError) as error:
+        return foreign_content(place) or f"cannot be read: {str(error).splitlines()[0]}"
+    return None if described == MARK else f"the Delta table at {place.base} was not made by tailrace"

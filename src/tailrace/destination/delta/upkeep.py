@@ -1,0 +1,112 @@
+"""Housekeeping of a Delta table between batches: small files merged, unneeded ones deleted."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from tailrace.destination.delta.file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
+from tailrace.destination.delta.layout import conform
+from tailrace.destination.delta.log import ConflictError, Snapshot, commit
+from tailrace.destination.delta.path import Place
+
+
+@dataclass(frozen=True)
+class Compaction:
+    """Merge small files once a table has `files` of them, into files of at most `target_bytes`."""
+
+    files: int = 64
+    target_bytes: int = 128_000_000
+
+
+@dataclass(frozen=True)
+class Vacuum:
+    """Every so often delete files that no version of the last `retention_seconds` needs.
+
+    When such files take more than `most_dead_bytes`, they go as soon as they are an hour old, before the disk is full.
+    """
+
+    every_seconds: float = 86_400.0
+    retention_seconds: float = 7 * 86_400.0
+    most_dead_bytes: int = 10 << 30
+
+
+_HOUR = 3600.0
+_LOOK_SECONDS = 300.0
+_vacuumed: dict[str, float] = {}
+_looked: dict[str, float] = {}
+
+
+def maintain(place: Place, table: str, compact: Compaction | None, vacuum: Vacuum | None) -> str | None:
+    """Do what is due. Cheap when nothing is: one look at the log."""
+    snapshot = Snapshot.load(place, table)
+    if snapshot is None:
+        return None
+    files = snapshot.files()
+    done = [
+        _compact(snapshot, files, compact) if compact else None,
+        _vacuum(snapshot, files, vacuum) if vacuum else None,
+    ]
+    return "; ".join(filter(None, done)) or None
+
+
+def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> str | None:
+    limit = rows_per_file(total_rows(files))
+    small = [file for file in files if file.rows < limit // 2 and file.size < compact.target_bytes // 2]
+    if len(small) < compact.files:
+        return None
+    groups: dict[tuple[tuple[str, str | None], ...], list[DataFile]] = {}
+    for file in small:
+        groups.setdefault(tuple(file.partition.items()), []).append(file)
+    kinds = {name: snapshot.schema.field(name).type for name in snapshot.partition_by}
+    merged: list[DataFile] = []
+    written: list[DataFile] = []
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        with FileWriter(snapshot.place, snapshot.schema, snapshot.partition_by, limit) as writer:
+            for file in sorted(group, key=lambda one: one.path):
+                for rows in read_columns(snapshot.place, file, None, kinds):
+                    writer.write(conform(rows, snapshot.schema))
+        merged += group
+        written += writer.written
+    if not merged:
+        return None
+    snapshot.place.sync()
+    try:
+        # No row changes: readers that follow the table's changes need not look at this commit.
+        commit(
+            snapshot.place,
+            snapshot.table,
+            snapshot,
+            snapshot.schema,
+            snapshot.partition_by,
+            [file.add(data_change=False) for file in written],
+            [file.remove(data_change=False) for file in merged],
+            None,
+        )
+    except ConflictError:
+        # A batch came in between. The files just written are nobody's and go at a vacuum; the next call tries again.
+        return None
+    return f"merged {len(merged)} files into {len(written)}"
+
+
+def _vacuum(snapshot: Snapshot, files: list[DataFile], vacuum: Vacuum) -> str | None:
+    uri, now = snapshot.place.uri, time.monotonic()
+    retention = max(vacuum.retention_seconds, _HOUR)
+    if now - _vacuumed.setdefault(uri, now) < vacuum.every_seconds:
+        if now - _looked.get(uri, 0.0) < _LOOK_SECONDS:
+            return None
+        _looked[uri] = now
+        if snapshot.place.dead_bytes(sum(file.size for file in files)) <= vacuum.most_dead_bytes:
+            return None
+        retention = _HOUR
+    # An hour at least: a batch in flight has files that no version knows yet.
+    gone = snapshot.handle.vacuum(
+        retention_hours=round(retention / _HOUR), dry_run=False, enforce_retention_duration=False, full=True
+    )
+    _vacuumed[uri] = now
+    return f"deleted {len(gone)} files" if gone else None
+
+
+__all__ = ["Compaction", "Vacuum", "maintain"]

@@ -1,0 +1,118 @@
+"""Named places where a test can make the process die, fail or hang.
+
+TAILRACE_FAILPOINTS holds the orders, separated by commas: `name:action`, where the action is
+
+    kill     SIGKILL to the process group, and to those of the ancestors that got the same orders (so the JVM goes too)
+    raise    raise FailpointError
+    hang     block until killed
+
+`name:kill@3` acts at the third time this process reaches the place. When TAILRACE_FAILPOINTS_DIR names a directory,
+a file `name` is left there by each place that acted; `name:kill!once` acts only while that file is missing, so
+it acts once however often the process is started again.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+VARIABLE = "TAILRACE_FAILPOINTS"
+DIRECTORY_VARIABLE = "TAILRACE_FAILPOINTS_DIR"
+
+_ORDER = re.compile(r"(?P<name>[\w.-]+):(?P<action>kill|raise|hang)(@(?P<nth>[1-9]\d*))?(?P<once>!once)?")
+
+
+class FailpointError(RuntimeError):
+    """Raised at a place whose order is `raise`. Not a TailraceError: nothing is prepared for it."""
+
+
+@dataclass
+class _Order:
+    action: str
+    nth: int
+    once: bool
+    reached: int = 0
+
+
+_text = ""
+_orders: dict[str, _Order] = {}
+_lock = threading.Lock()
+
+
+def reach(name: str) -> None:
+    """Say that the process is at the place `name`. Does nothing, in under a microsecond, unless a test ordered it."""
+    text = os.environ.get(VARIABLE, "")
+    if text or _text:
+        _obey(name, text)
+
+
+def _obey(name: str, text: str) -> None:
+    global _text, _orders
+    with _lock:
+        if text != _text:
+            _text, _orders = text, _parse(text)
+        order = _orders.get(name)
+        if order is None:
+            return
+        order.reached += 1
+        if order.nth and order.reached != order.nth:
+            return
+        if not _leave_mark(name) and order.once:
+            return
+    if order.action == "kill":
+        _kill()
+    if order.action == "hang":
+        threading.Event().wait()
+    raise FailpointError(f"failpoint {name}")
+
+
+def _parse(text: str) -> dict[str, _Order]:
+    orders: dict[str, _Order] = {}
+    for part in filter(None, map(str.strip, text.split(","))):
+        found = _ORDER.fullmatch(part)
+        if not found:
+            raise ValueError(f"{VARIABLE}: {part!r} is not name:kill|raise|hang, with @n and !once as options")
+        if found["once"] and not os.environ.get(DIRECTORY_VARIABLE):
+            raise ValueError(f"{VARIABLE}: {part!r} needs {DIRECTORY_VARIABLE} to remember that it acted")
+        orders[found["name"]] = _Order(found["action"], int(found["nth"] or 0), bool(found["once"]))
+    return orders
+
+
+def _leave_mark(name: str) -> bool:
+    """Whether this is the first time ever, as far as anyone keeps count."""
+    directory = os.environ.get(DIRECTORY_VARIABLE)
+    if not directory:
+        return True
+    try:
+        Path(directory, name).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+def _kill() -> None:
+    # Spark's Python workers live in a group of their own, below the JVM and the driver that are to die with them.
+    for group in _ordered_groups() - {os.getpgrp()}:
+        os.killpg(group, signal.SIGKILL)
+    os.killpg(os.getpgrp(), signal.SIGKILL)
+
+
+def _ordered_groups() -> set[int]:
+    """The process groups of every ancestor that was started with failpoints; needs /proc, else none."""
+    groups: set[int] = set()
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            environment = Path(f"/proc/{pid}/environ").read_bytes()
+            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            break
+        if f"{VARIABLE}=".encode() not in environment:
+            break
+        groups.add(os.getpgid(pid))
+        pid = parent
+    return groups

@@ -1,0 +1,90 @@
+"""How far each reader has come: one small file per reader, which holds retention back."""
+
+from __future__ import annotations
+
+import os
+import threading
+import zlib
+from pathlib import Path
+from urllib.parse import quote, unquote
+
+from tailrace.change import START, Position
+from tailrace.errors import DamagedError
+from tailrace.journal.segment import sync_directory
+
+_FOLDER = "cursors"
+_SUFFIX = ".cursor"
+
+
+class Cursor:
+    """The durable place of one named reader. Segments that hold anything behind it are kept.
+
+    A new name stands at START and holds everything back from its first `advance` on, be it to START. One process
+    advances a cursor at a time.
+    """
+
+    def __init__(self, path: str | Path, name: str) -> None:
+        if not name:
+            raise ValueError("a cursor needs a name")
+        # Quoted: a name may hold any character, a file name may not.
+        self._file = Path(path) / _FOLDER / (quote(name, safe="") + _SUFFIX)
+        self.name = name
+        self._stored = _load(self._file)
+
+    @property
+    def position(self) -> Position:
+        return START if self._stored is None else self._stored
+
+    def advance(self, position: Position) -> None:
+        """Everything up to `position` is no longer needed; durable when this returns. Going back is ignored."""
+        if self._stored is not None and position <= self._stored:
+            return
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        text = str(position)
+        new = self._file.with_name(f"{self._file.name}.{os.getpid()}-{threading.get_ident()}.new")
+        try:
+            with new.open("w") as file:
+                file.write(f"{text} {zlib.crc32(text.encode()):08x}\n")
+                file.flush()
+                os.fsync(file.fileno())
+            new.replace(self._file)
+        except OSError:
+            new.unlink(missing_ok=True)
+            raise
+        sync_directory(self._file.parent)
+        self._stored = position
+
+    def drop(self) -> None:
+        """Forget the reader; it holds nothing back any more. Dropping a cursor that is not there is harmless."""
+        self._file.unlink(missing_ok=True)
+        if self._file.parent.exists():
+            sync_directory(self._file.parent)
+        self._stored = None
+
+
+def cursors(path: str | Path) -> dict[str, Position]:
+    """Every reader's position by name. Raises DamagedError when one cannot be read, as nothing may be removed then."""
+    folder = Path(path) / _FOLDER
+    if not folder.exists():
+        return {}
+    found = {}
+    for file in sorted(folder.glob(f"*{_SUFFIX}")):
+        position = _load(file)
+        if position is not None:
+            found[unquote(file.name.removesuffix(_SUFFIX))] = position
+    return found
+
+
+def _load(file: Path) -> Position | None:
+    try:
+        text, crc = file.read_bytes().split()
+        if zlib.crc32(text) != int(crc, 16):
+            raise ValueError("checksum")
+        return Position.parse(text.decode())
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise DamagedError(
+            f"journal cursor {file} does not match its checksum, so nothing may be removed from the journal",
+            fix=f"rm {file}, then restart its reader, which puts it back at its own position",
+        ) from error

@@ -1,0 +1,78 @@
+"""The way into a journal: one writer, many readers."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from pathlib import Path
+
+from tailrace.change import START, Position
+from tailrace.errors import OwnedError, UnavailableError
+from tailrace.journal.reader import JournalReader
+from tailrace.journal.recovery import recover
+from tailrace.journal.segment import sync_directory
+from tailrace.journal.writer import JournalWriter
+
+SEGMENT_BYTES = 64 << 20
+MAX_BYTES = 16 << 30
+
+
+class Journal:
+    """A directory of segments: the durable log between a receiver and its readers."""
+
+    @classmethod
+    def open_writer(
+        cls,
+        path: str | Path,
+        *,
+        segment_bytes: int = SEGMENT_BYTES,
+        max_bytes: int = MAX_BYTES,
+        origin: Position = START,
+    ) -> JournalWriter:
+        """Become the journal's only writer, and recover what a crash or a failing disk left.
+
+        The torn end of an append that never returned is passed over, and so is the beginning of a transaction whose
+        end never came. What was durable and is not any more is in the writer's `damage`, with a copy under
+        `quarantine/`. A new journal starts at `origin`: readers that want anything before it get LostError.
+
+        Raises OwnedError while another process writes, UnavailableError when the disk does not answer.
+        """
+        folder = Path(path)
+        lock: int | None = None
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            lock = _lock(folder)
+            sync_directory(folder.parent)
+            found = recover(folder, origin)
+            return JournalWriter(folder, lock, found, segment_bytes=segment_bytes, max_bytes=max_bytes)
+        except BaseException as error:
+            if lock is not None:
+                os.close(lock)
+            if isinstance(error, OSError):
+                raise UnavailableError(
+                    f"journal {folder} cannot be opened: {error.strerror}",
+                    fix="see that its disk is mounted, writable and not full",
+                ) from error
+            raise
+
+    @classmethod
+    def open_reader(cls, path: str | Path) -> JournalReader:
+        """A view of the journal for this process. Any number of them, also before the writer has made anything."""
+        return JournalReader(path)
+
+
+def _lock(folder: Path) -> int:
+    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(file, 200, 0).decode(errors="replace").strip()
+        os.close(file)
+        raise OwnedError(
+            f"journal {folder} is written by {owner or 'another process'}",
+            fix="stop that receiver first, or give this pipeline a journal of its own",
+        ) from None
+    os.ftruncate(file, 0)
+    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+    return file

@@ -1,0 +1,159 @@
+"""What a writer finds when it opens a journal: how far it goes, what is torn, what is damaged.
+
+A torn end is what a crash leaves of an append that never returned: nobody was told of it, so it is passed over.
+Damage is different: bytes that were durable once and are not what was written. They are never served, a copy is set
+aside under `quarantine/`, and the caller learns which positions are lost. A frame tells the two apart: it holds the
+offset before which everything was durable when it was written.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace.change import Position
+from tailrace.errors import DamagedError
+from tailrace.journal.index import Gap, SegmentIndex
+from tailrace.journal.segment import (
+    SegmentHeader,
+    State,
+    list_segments,
+    read_header,
+    remove_segment,
+    sequence_of,
+    sync_directory,
+)
+
+_QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """Positions in (after, last] were durable once and can no longer be read.
+
+    `last` equals `after` when nobody can tell how far it went: the last segment has lost its header.
+    """
+
+    segment: str
+    offset: int
+    after: Position
+    last: Position
+
+
+@dataclass
+class Recovered:
+    """`segments` are those that still count, oldest first, and `state` is how far they go."""
+
+    segments: dict[str, SegmentHeader] = field(default_factory=dict)
+    sizes: dict[str, int] = field(default_factory=dict)
+    state: State = field(default_factory=State)
+    damage: list[Damage] = field(default_factory=list)
+    next_sequence: int = 1
+
+
+def recover(path: Path, origin: Position) -> Recovered:
+    """Look through every segment's headers and the last one's payloads. Needs the writer's lock.
+
+    Removes what a cut that was interrupted left behind; changes nothing else. `origin` is where an empty journal
+    starts.
+    """
+    for left in path.glob("*.new"):
+        left.unlink()
+    found = Recovered(state=State(origin, origin, origin))
+    names = [name for name, _ in list_segments(path)]
+    aside = [file.name for file in (path / _QUARANTINE).glob("*.seg")]
+    found.next_sequence = 1 + max((sequence_of(name) for name in names + aside), default=0)
+    headers = _read_headers(path, names, found)
+    limits = void_limits(list(headers.values()))
+    for (name, header), limit in zip(headers.items(), limits, strict=True):
+        if limit is not None and header.state.tail >= limit:
+            remove_segment(path, name)
+            continue
+        found.segments[name] = header
+        with open_segment(path, name) as (file, size):
+            found.sizes[name] = size
+            index = SegmentIndex(name, header)
+            index.seal(file, size, limit)
+            if limit is None:
+                _examine_last(file, size, index, found)
+        found.damage += [Damage(name, gap.offset, gap.after, gap.last) for gap in index.gaps]
+    if names and names[-1] not in headers:
+        # Elsewhere it would show as a gap between its neighbours; nobody knows how far the last one went.
+        found.damage.append(Damage(names[-1], 0, found.state.tail, found.state.tail))
+    for name in {damage.segment for damage in found.damage} & found.segments.keys():
+        _set_aside(path, name)
+    return found
+
+
+def void_limits(headers: list[SegmentHeader]) -> list[Position | None]:
+    """For each segment, the position behind which its frames are void; None for the last, where all count.
+
+    A later segment that starts before an earlier one ended says that the journal was cut back in between.
+    """
+    limits: list[Position | None] = []
+    limit: Position | None = None
+    for header in reversed(headers):
+        limits.append(limit)
+        limit = header.state.tail if limit is None else min(limit, header.state.tail)
+    return limits[::-1]
+
+
+@contextmanager
+def open_segment(path: Path, name: str) -> Iterator[tuple[int, int]]:
+    """A segment's file descriptor, for reading, and its size."""
+    file = os.open(path / name, os.O_RDONLY)
+    try:
+        yield file, os.fstat(file).st_size
+    finally:
+        os.close(file)
+
+
+def _read_headers(path: Path, names: list[str], found: Recovered) -> dict[str, SegmentHeader]:
+    headers: dict[str, SegmentHeader] = {}
+    for name in names:
+        try:
+            with open_segment(path, name) as (file, _):
+                headers[name] = read_header(file, name)
+        except DamagedError:
+            (path / _QUARANTINE).mkdir(exist_ok=True)
+            (path / name).rename(path / _QUARANTINE / name)
+            sync_directory(path / _QUARANTINE)
+            sync_directory(path)
+    return headers
+
+
+def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -> None:
+    """Settle how far the journal goes, by the payloads of the last segment and what lies behind its last frame."""
+    # A killed writer leaves sound frames in memory that no disk has; from here on they count as durable.
+    os.fsync(file)
+    bad: list[Gap] = []
+    torn = size
+    for offset, header in index.stored():
+        payload = os.pread(file, header.payload_length, offset + header.payload_at)
+        if len(payload) != header.payload_length or zlib.crc32(payload) != header.payload_crc:
+            if offset >= index.durable:
+                torn = min(torn, offset)
+            else:
+                bad.append(Gap(header.previous, header.last, offset))
+    torn = min([torn, *(gap.offset for gap in index.gaps if gap.offset >= index.durable)])
+    index.gaps = [gap for gap in index.gaps if gap.offset < torn] + bad
+    found.state = index.state if torn == size else index.state_before(torn)
+
+
+def _set_aside(path: Path, name: str) -> None:
+    """Keep the damaged file, as it is now, from being removed with the others."""
+    folder = path / _QUARANTINE
+    folder.mkdir(exist_ok=True)
+    if (folder / name).exists():
+        return
+    new = folder / f"{name}.new"
+    shutil.copyfile(path / name, new)
+    with new.open("rb") as file:
+        os.fsync(file.fileno())
+    new.rename(folder / name)
+    sync_directory(folder)

@@ -1,0 +1,130 @@
+"""A segment: one append-only file, self-describing, named by a sequence number that is never used again.
+
+    magic 8 bytes | length of the JSON, its checksum: 2 x 4 bytes | JSON, padded to a multiple of 8 | frames …
+
+The JSON holds the state of the journal where the segment begins. That is what makes a segment readable alone,
+and what lets the next segment say how much of this one counts: frames behind the next one's `tail` are void.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import struct
+import time
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from tailrace.change import START, Position
+from tailrace.errors import DamagedError
+from tailrace.journal.frame import padded
+
+SUFFIX = ".seg"
+_MAGIC = b"tailrace"
+_VERSION = 1
+_PREFIX = struct.Struct("<8sII")
+_FIRST_READ = 4096
+
+
+class State(NamedTuple):
+    """How far a journal has come: its last frame, its last commit boundary, and the highest of that and the notes."""
+
+    tail: Position = START
+    head: Position = START
+    mark: Position = START
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentHeader:
+    """`state` is the journal's where the segment begins; `end` is where its first frame goes."""
+
+    state: State
+    seed: int
+    end: int
+
+
+def segment_name(sequence: int) -> str:
+    return f"{sequence:020d}{SUFFIX}"
+
+
+def sequence_of(name: str) -> int:
+    return int(name.removesuffix(SUFFIX))
+
+
+def list_segments(path: Path) -> Iterator[tuple[str, int]]:
+    """Name and inode of each segment, in order. Nothing when there is no such directory."""
+    try:
+        with os.scandir(path) as entries:
+            found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(SUFFIX)]
+    except FileNotFoundError:
+        return iter(())
+    return iter(sorted((name, inode) for name, inode in found if name.removesuffix(SUFFIX).isdecimal()))
+
+
+def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, int]:
+    """Make an empty segment, durable when this returns, and open it for writing. It appears whole or not at all."""
+    text = json.dumps(
+        {
+            "version": _VERSION,
+            "tail": str(state.tail),
+            "head": str(state.head),
+            "mark": str(state.mark),
+            "created": time.time_ns() // 1_000_000,
+            # Frames carry a checksum that starts from this header's, so bytes of another file never pass for frames.
+            "salt": secrets.token_hex(8),
+        }
+    ).encode()
+    stored = _PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text + bytes(-len(text) % 8)
+    new = path / f"{name}.new"
+    try:
+        with new.open("xb", buffering=0) as file:
+            file.write(stored)
+            os.fsync(file.fileno())
+            opened = os.dup(file.fileno())
+        new.rename(path / name)
+        sync_directory(path)
+    except OSError:
+        # Left behind, it would say that the journal ends where it begins.
+        new.unlink(missing_ok=True)
+        (path / name).unlink(missing_ok=True)
+        raise
+    return SegmentHeader(state, zlib.crc32(text), len(stored)), opened
+
+
+def read_header(file: int, name: str) -> SegmentHeader:
+    """The header of an open segment. Raises DamagedError when it is not one."""
+    start = os.pread(file, _FIRST_READ, 0)
+    try:
+        magic, length, crc = _PREFIX.unpack_from(start)
+        text = start[_PREFIX.size : _PREFIX.size + length]
+        if magic != _MAGIC or len(text) != length or zlib.crc32(text) != crc:
+            raise ValueError("the header does not match its checksum")
+        raw = json.loads(text)
+        if raw["version"] != _VERSION:
+            raise ValueError(f"format version {raw['version']} is not {_VERSION}")
+        state = State(*(Position.parse(raw[key]) for key in ("tail", "head", "mark")))
+    except (ValueError, KeyError, struct.error) as error:
+        raise DamagedError(
+            f"journal segment {name} cannot be read: {error}",
+            fix="restart the receiver: it sets the segment aside and says what is lost",
+        ) from error
+    return SegmentHeader(state, crc, padded(_PREFIX.size + length))
+
+
+def sync_directory(path: Path) -> None:
+    """Make the creations, renames and deletions in a directory durable."""
+    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def remove_segment(path: Path, name: str) -> None:
+    """Delete a segment durably; one at a time, so that a crash never leaves a gap between those that stay."""
+    (path / name).unlink(missing_ok=True)
+    sync_directory(path)

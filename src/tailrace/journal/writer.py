@@ -1,0 +1,319 @@
+"""The writing end of a journal: one process, one append at a time."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+from types import TracebackType
+
+from tailrace.change import START, Position
+from tailrace.errors import LostError, UnavailableError
+from tailrace.failpoint import reach
+from tailrace.journal.cursor import cursors
+from tailrace.journal.frame import Frame, encode, frame_bytes
+from tailrace.journal.index import SegmentIndex
+from tailrace.journal.recovery import Damage, Recovered, open_segment
+from tailrace.journal.segment import SegmentHeader, State, create_segment, remove_segment, segment_name
+
+_log = logging.getLogger(__name__)
+
+_NOTE_BYTES = 256 << 10  # notes that one segment may hold
+_JOINED_BYTES = 64 << 10  # payloads below this are copied together, which is cheaper than one vector entry each
+_VECTOR = 512  # below the system's limit on buffers per write
+_WARNING_LEVEL = 0.8
+
+
+class JournalWriter:
+    """Appends frames and notes. Made by `Journal.open_writer`, which holds the lock for it. Not thread-safe.
+
+    `damage` lists what recovery found to be lost. Until the caller has dealt with it, by `cut_back` and receiving
+    again or by stopping, readers raise DamagedError over those positions.
+    """
+
+    def __init__(self, path: Path, lock: int, found: Recovered, *, segment_bytes: int, max_bytes: int) -> None:
+        self.path = path
+        self.damage: list[Damage] = found.damage
+        self.max_bytes = max_bytes
+        self._segment_bytes = segment_bytes
+        self._lock: int | None = lock
+        self._segments = found.segments
+        self._sizes = found.sizes
+        self._sequence = found.next_sequence
+        self._file: int | None = None
+        self._name = ""
+        self._noted_bytes = 0
+        self._dataless = True
+        self._suspect = False
+        self._warned = False
+        self._state: State = found.state
+        _, head, mark = found.state
+        # Always a new segment: half an append was never reported and half a transaction will be sent again, so
+        # neither counts from here on, and a file that may have shrunk in a crash never grows again under a reader.
+        self._roll(State(head, head, mark))
+        self._drop_void()
+
+    @property
+    def head(self) -> Position:
+        """The last commit boundary that is durable; START when there is none."""
+        return self._state.head
+
+    @property
+    def mark(self) -> Position:
+        """The highest position, of a complete frame or a note, that is durable. The upstream may forget up to it."""
+        return self._state.mark
+
+    def append(self, frames: Sequence[Frame]) -> None:
+        """Store frames with one write and one sync; they are durable when this returns.
+
+        Positions must grow from frame to frame and lie behind `mark`; ValueError otherwise. Raises UnavailableError
+        when the disk is full or fails: then none of these frames counts, those before do, and the same call may be
+        made again.
+        """
+        if not frames:
+            return
+        self._check_order(frames)
+        self._store(frames, sum(map(frame_bytes, frames)), note=False)
+        tail, head, mark = self._state
+        for frame in frames:
+            tail = frame.last
+            head = frame.last if frame.complete else head
+        self._dataless = False
+        self._state = State(tail, head, max(mark, head))
+        reach("journal.appended")
+
+    def note(self, position: Position) -> None:
+        """Remember durably that the upstream was read up to `position` without a change to keep.
+
+        A position at or before `mark` costs nothing. Between the frames of one transaction it is a ValueError: the
+        frames after it would be behind the mark. Raises UnavailableError as `append` does.
+        """
+        if position <= self.mark:
+            return
+        tail, head, _ = self._state
+        if tail != head:
+            raise ValueError(f"a note at {position} inside the unfinished transaction that stands at {tail}")
+        frame = Frame(position, position, True, 0)
+        length = frame_bytes(frame)
+        if self._noted_bytes + length > _NOTE_BYTES:
+            self._guarded_roll()
+        self._store([frame], length, note=True)
+        self._noted_bytes += length
+        self._state = State(tail, head, position)
+        reach("journal.noted")
+
+    def size(self) -> int:
+        """Bytes in all segments."""
+        return sum(self._sizes.values())
+
+    def usage(self) -> float:
+        """`size` as a part of `max_bytes`; a receiver should say so from 0.8 on, `room` does it in the log."""
+        return self.size() / self.max_bytes
+
+    def room(self) -> bool:
+        """Whether the receiver may go on reading. False above `max_bytes`: the upstream keeps the rest meanwhile."""
+        usage = self.usage()
+        if usage < _WARNING_LEVEL:
+            self._warned = False
+        elif not self._warned:
+            self._warned = True
+            _log.warning(
+                "journal %s is %d%% full; the slowest of its readers is %s",
+                self.path,
+                usage * 100,
+                min(cursors(self.path).items(), key=lambda item: item[1], default=("none", None))[0],
+            )
+        return usage < 1
+
+    def retain(self) -> list[str]:
+        """Delete the segments that every cursor has passed, and return their names. Without a cursor all stay.
+
+        Never the one that is written to. Interrupted or repeated it does no harm. Raises UnavailableError when the
+        disk fails, DamagedError when a cursor cannot be read.
+        """
+        positions = cursors(self.path).values()
+        if not positions:
+            return []
+        slowest = min(positions)
+        removed: list[str] = []
+        names = list(self._segments)
+        for name, following in pairwise(names):
+            if self._segments[following].state.tail > slowest:
+                break
+            reach("journal.before_retain")
+            try:
+                self._forget(name)
+            except OSError as error:
+                raise self._unavailable(f"cannot remove segment {name}", error) from error
+            removed.append(name)
+        return removed
+
+    def cut_back(self, position: Position) -> None:
+        """Make the journal end at its last commit boundary at or before `position`; what lay behind is void.
+
+        For a caller that will receive it again, after damage; `mark` goes back to `position` too. Durable when it
+        returns. Raises LostError when retention has passed `position` already, UnavailableError as `append` does.
+        """
+        head = self._boundary(position)
+        reach("journal.before_cut")
+        self._guarded_roll(State(head, head, max(head, min(position, self.mark))))
+        self._drop_void()
+        self.damage = [damage for damage in self.damage if damage.after < head]
+
+    def drop_unfinished(self) -> None:
+        """Forget the frames of a transaction whose end is not there, as the upstream begins it anew.
+
+        Called whenever the receiver connects again; costs nothing between transactions. `mark` stays.
+        """
+        if self._state.tail != self._state.head:
+            self.cut_back(self.mark)
+
+    def close(self) -> None:
+        """Give the journal up, so that another writer can open it. A repeat does nothing."""
+        for file in (self._file, self._lock):
+            if file is not None:
+                os.close(file)
+        self._file = self._lock = None
+
+    def __enter__(self) -> JournalWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_order(self, frames: Sequence[Frame]) -> None:
+        before = self._state.tail
+        for frame in frames:
+            if frame.first > frame.last or (frame.first <= before and before != START):
+                raise ValueError(f"a frame of {frame.first} to {frame.last} cannot follow {before}")
+            if frame.last <= self.mark:
+                raise ValueError(f"a frame that ends at {frame.last} is not behind the mark {self.mark}")
+            before = frame.last
+
+    def _store(self, frames: Sequence[Frame], length: int, *, note: bool) -> None:
+        if self._lock is None:
+            raise ValueError(f"the writer of journal {self.path} is closed")
+        size = self._sizes[self._name]
+        if self._suspect or (size + length > self._segment_bytes and not self._is_bare()):
+            self._guarded_roll()
+            size = self._sizes[self._name]
+        assert self._file is not None
+        # Whatever interrupts this leaves bytes that may be seen but do not count; only a new segment says so.
+        self._suspect = True
+        try:
+            _write(self._file, self._pieces(frames, size, note=note), size)
+            reach("journal.before_fsync")
+            os.fdatasync(self._file)
+        except OSError as error:
+            # Only to give the space back: nothing depends on its success.
+            with suppress(OSError):
+                os.ftruncate(self._file, size)
+            raise self._unavailable("cannot append", error) from error
+        self._suspect = False
+        self._sizes[self._name] = size + length
+
+    def _pieces(self, frames: Sequence[Frame], offset: int, *, note: bool) -> list[bytes | bytearray | memoryview]:
+        """The frames as few buffers: big payloads as they are, everything else copied together."""
+        pieces: list[bytes | bytearray | memoryview] = []
+        joined = bytearray()
+        previous, seed = self._state.tail, self._segments[self._name].seed
+        for frame in frames:
+            record, payload = encode(frame, previous=previous, group=offset, seed=seed, note=note)
+            joined += record
+            if payload.nbytes < _JOINED_BYTES:
+                joined += payload
+            else:
+                pieces += [joined, payload]
+                joined = bytearray()
+            joined += bytes(-payload.nbytes % 8)
+            previous = frame.last
+        return [*pieces, joined] if joined else pieces
+
+    def _is_bare(self) -> bool:
+        return self._sizes[self._name] == self._segments[self._name].end
+
+    def _guarded_roll(self, state: State | None = None) -> None:
+        try:
+            self._roll(state or self._state)
+        except OSError as error:
+            raise self._unavailable("cannot begin a segment", error) from error
+
+    def _roll(self, state: State) -> None:
+        """Go on in a new segment that says where the journal stands; a segment without changes is dropped for it."""
+        name, old, file = segment_name(self._sequence), self._name, self._file
+        self._suspect = True
+        self._sequence += 1
+        header, self._file = create_segment(self.path, name, state)
+        if file is not None:
+            os.close(file)
+        self._name, self._state = name, state
+        self._segments[name], self._sizes[name] = header, header.end
+        self._noted_bytes, self._suspect = 0, False
+        if old and self._dataless:
+            self._forget(old)
+        self._dataless = True
+        reach("journal.rolled")
+
+    def _forget(self, name: str) -> None:
+        # Forgotten first: a file that could not be removed is void or passed, and goes at the next recovery or never.
+        del self._segments[name], self._sizes[name]
+        remove_segment(self.path, name)
+
+    def _drop_void(self) -> None:
+        """Remove what a cut made void, from the end, so that an interruption leaves no gap."""
+        tail = self._segments[self._name].state.tail
+        for name in reversed([name for name in self._segments if name != self._name]):
+            if self._segments[name].state.tail < tail:
+                break
+            with suppress(OSError):  # void with or without its file; the next recovery removes it
+                self._forget(name)
+
+    def _boundary(self, position: Position) -> Position:
+        for name, header in reversed(self._segments.items()):
+            if header.state.head <= position:
+                return self._boundary_in(name, header, position)
+        raise LostError(
+            f"journal {self.path} cannot be cut back: it begins behind that position",
+            position=str(position),
+            fix="copy the tables again: tailrace resync",
+        )
+
+    def _boundary_in(self, name: str, header: SegmentHeader, position: Position) -> Position:
+        index = SegmentIndex(name, header)
+        with open_segment(self.path, name) as (file, size):
+            index.seal(file, size, min(position, self._state.tail))
+        complete = [
+            ref.last for ref in index.refs(header.state.tail, position) if ref.complete and ref.last <= position
+        ]
+        return complete[-1] if complete else header.state.head
+
+    def _unavailable(self, what: str, error: OSError) -> UnavailableError:
+        return UnavailableError(
+            f"journal {self.path}: {what}: {error.strerror}",
+            position=str(self.head),
+            fix="make room on the journal's disk, or give it another path",
+        )
+
+
+def _write(file: int, pieces: list[bytes | bytearray | memoryview], offset: int) -> None:
+    at = 0
+    while at < len(pieces):
+        batch = pieces[at : at + _VECTOR]
+        at += len(batch)
+        written = os.pwritev(file, batch, offset)
+        offset += written
+        # A short write is rare (a signal, a nearly full disk); the rest goes, or fails, by itself.
+        for piece in batch:
+            if written >= len(piece):
+                written -= len(piece)
+                continue
+            rest = memoryview(piece)[written:]
+            written = 0
+            while rest:
+                done = os.pwrite(file, rest, offset)
+                offset, rest = offset + done, rest[done:]

@@ -1,0 +1,153 @@
+"""Connections to Postgres: settings that make its text output exact, and errors in our own tree.
+
+Three drivers share one connection string: psycopg for statements, its `pq` layer for the replication
+protocol, ADBC for bulk results as Arrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import psycopg
+from adbc_driver_postgresql import dbapi as adbc
+from psycopg import conninfo, pq
+
+from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.source.postgres.mapping import SESSION
+
+CONNECT_TIMEOUT_SECONDS = 10
+
+
+def connection_string(dsn: str, **extra: str) -> str:
+    """The user's DSN with what tailrace needs of every session: pinned output settings, keepalives, a name."""
+    try:
+        given = conninfo.conninfo_to_dict(dsn)
+    except psycopg.ProgrammingError:
+        # The driver's message may quote the DSN, and with it the password.
+        raise PreflightError(
+            "the source's dsn is not a Postgres connection string",
+            fix="use postgresql://user:password@host:5432/database or host=… dbname=… user=…",
+        ) from None
+    options = " ".join(f"-c {name}={_escape(value)}" for name, value in SESSION.items())
+    defaults = {
+        "application_name": "tailrace",
+        "connect_timeout": str(CONNECT_TIMEOUT_SECONDS),
+        # A half-open connection is noticed within about half a minute.
+        "keepalives_idle": "10",
+        "keepalives_interval": "5",
+        "keepalives_count": "3",
+        "tcp_user_timeout": "30000",
+    }
+    merged: dict[str, Any] = {**defaults, **given, **extra}
+    merged["options"] = f"{given.get('options', '')} {options}".strip()
+    return conninfo.make_conninfo("", **merged)
+
+
+def _escape(value: str) -> str:
+    return value.replace("\\", "\\\\").replace(" ", "\\ ")
+
+
+@contextmanager
+def translated(doing: str) -> Iterator[None]:
+    """Driver errors become UnavailableError, PreflightError or OwnedError; messages carry no connection string."""
+    try:
+        yield
+    except TailraceError:
+        raise
+    except (psycopg.Error, adbc.Error, ConnectionError, TimeoutError) as error:
+        raise translate(error, doing) from error
+
+
+def translate(error: Exception, doing: str) -> TailraceError:
+    """The one table from a driver's error to what tailrace does about it."""
+    state = getattr(error, "sqlstate", None)
+    text = " ".join(str(error).split())
+    if state in {"28P01", "28000"} or "password authentication failed" in text or "no pg_hba.conf entry" in text:
+        return PreflightError(
+            f"Postgres refused the login while {doing}: {text}",
+            fix="check user and password in the dsn (an environment variable keeps them out of the file) and pg_hba.conf",
+        )
+    if state == "3D000" or ('database "' in text and "does not exist" in text):
+        return PreflightError(f"the database does not exist, while {doing}: {text}", fix="correct the dsn's database")
+    if state == "55006" or "is active for PID" in text:
+        return OwnedError(
+            f"the replication slot is in use, while {doing}: {text}",
+            fix="stop the other reader, or give this pipeline a slot of its own with source.slot",
+        )
+    if state == "42501" or "permission denied" in text or "must be superuser" in text:
+        return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
+    if isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError) or _looks_down(text):
+        return UnavailableError(f"Postgres does not answer, while {doing}: {text}")
+    return TailraceError(f"Postgres failed while {doing}: {text}")
+
+
+def _looks_down(text: str) -> bool:
+    signs = (
+        "server closed",
+        "connection",
+        "terminating",
+        "starting up",
+        "shutting down",
+        "timeout",
+        "could not connect",
+    )
+    return any(sign in text.lower() for sign in signs)
+
+
+@contextmanager
+def session(dsn: str, doing: str, *, autocommit: bool = True) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+    """A short-lived psycopg session; everything that fails inside says what was being done."""
+    with translated(doing), psycopg.connect(connection_string(dsn), autocommit=autocommit) as connection:
+        yield connection
+
+
+@contextmanager
+def bulk(dsn: str, doing: str) -> Iterator[adbc.Connection]:
+    """An ADBC connection in autocommit: SELECTs come back as Arrow, several statements may share a transaction."""
+    with translated(doing):
+        connection = adbc.connect(connection_string(dsn), autocommit=True)
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+class Replication:
+    """A connection that speaks the replication protocol."""
+
+    def __init__(self, dsn: str) -> None:
+        self.pgconn = pq.PGconn.connect(connection_string(dsn, replication="database").encode())
+        if self.pgconn.status != pq.ConnStatus.OK:
+            message = self.pgconn.get_error_message()
+            self.pgconn.finish()
+            raise translate(psycopg.OperationalError(message), "opening a replication connection")
+
+    def __enter__(self) -> Replication:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.pgconn.finish()
+
+    def execute(self, command: str, *, copies: bool = False) -> list[str | None]:
+        """Run a replication command; its first row as text. With `copies` the connection is in copy mode after it."""
+        result = self.pgconn.exec_(command.encode())
+        expected = pq.ExecStatus.COPY_BOTH if copies else pq.ExecStatus.TUPLES_OK
+        if result.status != expected and not (not copies and result.status == pq.ExecStatus.COMMAND_OK):
+            sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            message = result.get_error_message()
+            error = (
+                psycopg.errors.lookup(sqlstate)(message) if sqlstate in _STATES else psycopg.OperationalError(message)
+            )
+            raise translate(error, f"sending {command.split('(')[0].strip()}")
+        if copies or not result.ntuples:
+            return []
+        values = (result.get_value(0, i) for i in range(result.nfields))
+        return [None if value is None else value.decode() for value in values]
+
+
+_STATES = {"55006", "42704", "42501", "28P01", "28000", "42710", "53400", "55000", "58P01"}

@@ -1,0 +1,309 @@
+"""The driver half of the Postgres source: how far the next batch goes, and how it is split."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace import errors
+from tailrace.change import Position
+from tailrace.errors import LostError, TailraceError, UnavailableError
+from tailrace.journal import FrameRef, JournalReader
+from tailrace.schema import TableSchema
+from tailrace.source import Limit, Offset, Split
+from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.copy import Opening, Round, copy_split
+from tailrace.source.postgres.framing import FrameMeta
+from tailrace.source.postgres.lsn import before
+from tailrace.source.postgres.offset import READY, Entry, LogOffset, Reading, chunks, readings
+from tailrace.source.postgres.receiver import JOURNAL_BUSY, RESYNC, read_status
+from tailrace.source.postgres.slot import server_position
+
+if TYPE_CHECKING:
+    from tailrace.source.postgres import PostgresSource
+
+PAGE_BYTES = 8192
+SPLIT_BYTES = 4 * 1024 * 1024
+"""A task is worth its start from about this much of the log on."""
+TAKE_OVER_SECONDS = 1.0
+STEP_ASIDE_BYTES = 64 * 1024 * 1024
+"""After this much log that concerns no table, the offset moves on so that the journal may forget it."""
+
+
+@dataclass(frozen=True)
+class LogSplit(Split):
+    """Some journal frames and the tables wanted of them. `after` limits tables that start inside a frame."""
+
+    frames: tuple[FrameRef, ...] = ()
+    tables: Mapping[int, TableSchema] = field(default_factory=dict)
+    after: Mapping[int, Position] = field(default_factory=dict)
+    upto: Mapping[int, Position] = field(default_factory=dict)
+
+
+class PostgresFollower:
+    """Owns the receiver process and the copy's snapshot; everything durable is in the journal and the offsets."""
+
+    def __init__(self, source: PostgresSource, published: Mapping[int, Published]) -> None:
+        self.source = source
+        self.published = published
+        self._journal = JournalReader(Path(source.journal))
+        self._receiver = ReceiverProcess(source)
+        self._round: Round | None = None
+        self._opening: Opening | None = None
+
+    def start(self) -> Offset:
+        return LogOffset(self._journal.mark()).to_json()
+
+    def target(self) -> Offset:
+        with session(self.source.dsn, "asking for the server's position") as connection:
+            return LogOffset(before(server_position(connection))).to_json()
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        now = LogOffset.from_json(start)
+        goal = LogOffset.from_json(target).log
+        if set(now.tables) != set(self.published) or now.within("copy", "catchup"):
+            return False
+        if now.log >= goal:
+            return True
+        self._journal.refresh()
+        return self._journal.mark() >= goal and not self._journal.frames(now.log, goal)
+
+    def latest(self, start: Offset, limit: Limit, target: Offset | None) -> Offset:
+        self._receiver.require_alive()
+        self._journal.refresh()
+        now = LogOffset.from_json(start)
+        if now.log > self._journal.mark():
+            raise LostError("the journal ends before the position that was already applied: it was lost", fix=RESYNC)
+        end = self._read_log(now, limit)
+        end = self._copy(now, end, limit)
+        if end.tables == now.tables and not self._concerns(now, end):
+            return start
+        return end.to_json()
+
+    # -- the log ------------------------------------------------------------------------------------------
+
+    def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
+        """Ready tables move to the new common position; tables behind it move towards it within what is left."""
+        ready = frozenset(now.within("ready"))
+        # Up to the mark the journal is known to be whole, changes or not.
+        head = max(self._journal.head(), self._journal.mark())
+        log, budget = self._take(now.log, head, ready, limit)
+        changed: dict[int, Entry] = {}
+        for oid, entry in now.within("catchup").items():
+            assert entry.at is not None
+            if entry.at > log:
+                continue  # copied at a later position than the log has reached
+            at, budget = self._take(entry.at, log, frozenset([oid]), budget)
+            changed[oid] = READY if at >= log else replace(entry, at=at)
+        return replace(now.with_tables(changed), log=log)
+
+    def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> tuple[Position, Limit]:
+        """The furthest commit boundary in (after, upto] within the limit, and what is left of the limit.
+
+        The first transaction is taken whatever its size: a batch must make progress.
+        """
+        if not wanted or upto <= after:
+            return max(after, upto), limit
+        refs = self._journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
+        rows, size = sum(ref.count for ref in refs), sum(ref.length for ref in refs)
+        left = Limit(max(limit.rows - rows, 0), max(limit.bytes - size, 0))
+        return (refs[-1].last, left) if refs and not (left.rows and left.bytes) else (upto, left)
+
+    def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
+        """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
+        if end.log <= now.log:
+            return False
+        if end.log < self._journal.head():
+            return True  # a full batch
+        frames = self._journal.frames(now.log, end.log)
+        ready = now.within("ready")
+        if any(oid in ready for ref in frames for oid in FrameMeta.from_bytes(ref.meta).rows):
+            return True
+        return sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+
+    # -- the copy -----------------------------------------------------------------------------------------
+
+    def _copy(self, now: LogOffset, end: LogOffset, limit: Limit) -> LogOffset:
+        new = [oid for oid in self.published if oid not in now.tables]
+        copying = now.within("copy")
+        if not new and not copying:
+            self._close_round()
+            return end
+        round_ = self._open_round()
+        if round_ is None:
+            return end
+        changed: dict[int, Entry] = {oid: self._begin(oid, round_) for oid in new}
+        budget = limit.bytes
+        for oid, entry in sorted({**copying, **changed}.items()):
+            keyed = bool(self.published[oid].schema.key)
+            if not keyed and entry.x != round_.x:
+                # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
+                entry = self._begin(oid, round_)
+            read = entry.next == entry.chunks
+            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_bytes)) if budget > 0 else 0
+            budget -= take * self.source.chunk_bytes
+            entry = replace(entry, next=entry.next + take)
+            # A keyless table waits for the next batch, which shows that these chunks were read under this round.
+            if entry.next == entry.chunks and (keyed or read):
+                entry = replace(entry, phase="catchup", at=before(entry.x))
+            changed[oid] = entry
+        return end.with_tables(changed)
+
+    def _begin(self, oid: int, round_: Round) -> Entry:
+        pages = self.source.chunk_bytes // PAGE_BYTES
+        parts = {heap: max(1, math.ceil(size / pages)) for heap, size in round_.heaps(oid).items()}
+        return Entry("copy", x=round_.x, parts=parts)
+
+    def _open_round(self, patience_seconds: float = 0.05) -> Round | None:
+        if self._round is None:
+            self._opening = self._opening or Opening(self.source.dsn)
+            self._round = self._opening.wait(patience_seconds)
+            if self._round is not None:
+                self._opening = None
+        return self._round
+
+    def _close_round(self) -> None:
+        if self._round is not None:
+            self._round.close()
+            self._round = None
+
+    # -- splitting ----------------------------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        now, then = LogOffset.from_json(start), LogOffset.from_json(end)
+        return [*self._plan_copy(now, then), *self._plan_log(readings(now, then))]
+
+    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        splits: list[Split] = []
+        for oid, entry in then.tables.items():
+            was = now.tables.get(oid)
+            if oid not in self.published or (was is not None and was.phase != "copy") or entry.phase == "stopped":
+                continue
+            first = was.next if was is not None and was.x == entry.x else 0
+            if first >= entry.next:
+                continue
+            round_ = self._wait_for_round()
+            published = self.published[oid]
+            if not published.schema.key and entry.x != round_.x:
+                continue  # `latest` starts this table's copy over under the new snapshot
+            pages = self.source.chunk_bytes // PAGE_BYTES
+            splits += [
+                copy_split(published.schema, chunk, pages, round_, entry.x, published.row_filter)
+                for chunk in chunks(entry, first, entry.next)
+            ]
+        return splits
+
+    def _wait_for_round(self) -> Round:
+        while (round_ := self._open_round(1.0)) is None:
+            self._receiver.require_alive()
+        return round_
+
+    def _plan_log(self, ranges: Mapping[int, Reading]) -> list[Split]:
+        if not ranges:
+            return []
+        self._journal.refresh()
+        wanted = {oid: reading for oid, reading in ranges.items() if oid in self.published}
+        if not wanted:
+            return []
+        refs = self._journal.frames(
+            min(reading.after for reading in wanted.values()), max(reading.upto for reading in wanted.values())
+        )
+        concerned = [ref for ref in refs if self._wanted_of(ref, wanted)]
+        size = sum(ref.length for ref in concerned)
+        share = max(SPLIT_BYTES, math.ceil(size / (2 * self.source.parallel)))
+        splits: list[Split] = []
+        group: list[FrameRef] = []
+        for ref in concerned:
+            group.append(ref)
+            if sum(each.length for each in group) >= share:
+                splits.append(self._log_split(group, wanted))
+                group = []
+        if group:
+            splits.append(self._log_split(group, wanted))
+        return splits
+
+    @staticmethod
+    def _wanted_of(ref: FrameRef, wanted: Mapping[int, Reading]) -> set[int]:
+        return {
+            oid
+            for oid in FrameMeta.from_bytes(ref.meta).rows
+            if oid in wanted and ref.last > wanted[oid].after and ref.first <= wanted[oid].upto
+        }
+
+    def _log_split(self, group: list[FrameRef], wanted: Mapping[int, Reading]) -> LogSplit:
+        oids = sorted(set().union(*(self._wanted_of(ref, wanted) for ref in group)))
+        weights: dict[str, int] = {}
+        for ref in group:
+            rows = FrameMeta.from_bytes(ref.meta).rows
+            for oid in self._wanted_of(ref, wanted):
+                name = str(self.published[oid].schema.table)
+                weights[name] = weights.get(name, 0) + ref.length * rows[oid] // max(ref.count, 1)
+        return LogSplit(
+            weights=weights,
+            frames=tuple(group),
+            tables={oid: self.published[oid].schema for oid in oids},
+            after={oid: wanted[oid].after for oid in oids},
+            upto={oid: wanted[oid].upto for oid in oids},
+        )
+
+    def stop(self) -> None:
+        self._close_round()
+        self._receiver.stop()
+
+
+class ReceiverProcess:
+    """The receiver as a child. It ends with its owner: its standard input is a pipe that only the owner holds."""
+
+    def __init__(self, source: PostgresSource) -> None:
+        self._journal = Path(source.journal)
+        self._source = source
+        self._started = time.time()
+        self._process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[str]:
+        with (self._journal / "receiver.log").open("w") as log:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tailrace.source.postgres"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                text=True,
+            )
+        assert process.stdin is not None
+        process.stdin.write(self._source.receiver_options().to_json() + "\n")
+        process.stdin.flush()
+        return process
+
+    def require_alive(self) -> None:
+        """Raises the error that ended the receiver, if it has ended."""
+        code = self._process.poll()
+        if code is None:
+            return
+        if code == JOURNAL_BUSY:
+            # Whoever receives into this journal serves us too; should it end, the next attempt takes over.
+            if time.time() - self._started > TAKE_OVER_SECONDS:
+                self._started = time.time()
+                self._process = self._spawn()
+            return
+        status = read_status(self._journal)
+        error = status.get("error") if status.get("at", 0) >= self._started else None
+        if error:
+            kind = getattr(errors, error["kind"], TailraceError)
+            raise kind(error["message"], fix=error["fix"])
+        raise UnavailableError(f"the receiver ended with code {code}; its log is {self._journal / 'receiver.log'}")
+
+    def stop(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

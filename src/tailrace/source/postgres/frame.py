@@ -1,0 +1,115 @@
+"""Raw pgoutput messages as one buffer: where each begins, what it is, and numbers read from many at once."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
+
+Places = npt.NDArray[np.int64]
+
+ORDINALS_PER_CHANGE = 2
+"""A change of a key is a delete and an insert, so every change has room for two, whatever it turns out to be."""
+
+
+@dataclass(frozen=True)
+class OpenTransaction:
+    """The transaction that a run of messages begins, or ends, in the middle of.
+
+    `next_ordinal` is the ordinal of the next row change in it.
+    """
+
+    commit_lsn: int
+    xid: int
+    committed_at_us: int
+    next_ordinal: int = 0
+
+
+class Frame:
+    """An Arrow array of messages, looked at in place. No message is null.
+
+    `data` begins at the first message, so a slice of a large array costs no more than its own bytes.
+    """
+
+    def __init__(self, messages: pa.Array[Any]) -> None:
+        width = np.int64 if pa.types.is_large_binary(messages.type) else np.int32
+        _, bounds, data = messages.buffers()
+        count = len(messages)
+        if count == 0 or bounds is None or data is None:
+            edges: Places = np.zeros(count + 1, np.int64)
+            self.data = pa.py_buffer(b"")
+        else:
+            edges = np.frombuffer(bounds, width, count + 1, messages.offset * np.dtype(width).itemsize).astype(np.int64)
+            self.data = data.slice(int(edges[0]), int(edges[-1] - edges[0]))
+            edges -= edges[0]
+        self.starts, self.ends = edges[:-1], edges[1:]
+        self.bytes = np.frombuffer(self.data, np.uint8)
+        if (self.starts == self.ends).any():
+            raise MalformedError("an empty message is not of pgoutput")
+        self.kinds = self.bytes[self.starts]
+
+    def __len__(self) -> int:
+        return len(self.starts)
+
+    def message(self, index: int) -> bytes:
+        return self.bytes[self.starts[index] : self.ends[index]].tobytes()
+
+    @cached_property
+    def words(self) -> npt.NDArray[np.uint64]:
+        """The eight bytes from every byte on, least significant first; overlapping, so `words[at]` reads anywhere."""
+        return np.ndarray((max(len(self.bytes) - 7, 0),), "<u8", self.data, strides=(1,))
+
+    def uint32(self, at: Places) -> Places:
+        """Network-order numbers of 32 bits, which must not be the last four bytes of the buffer but for padding."""
+        numbers = np.ndarray((max(len(self.bytes) - 3, 0),), ">u4", self.data, strides=(1,))
+        return numbers[at].astype(np.int64)
+
+    def int64(self, at: Places) -> Places:
+        """Network-order numbers of 64 bits."""
+        return self.words[at].byteswap().view(np.int64)
+
+    @cached_property
+    def changes(self) -> Places:
+        """The indexes of messages that count as a change: rows and truncates."""
+        kinds = self.kinds
+        is_row = (kinds == Kind.INSERT) | (kinds == Kind.UPDATE) | (kinds == Kind.DELETE)
+        return np.flatnonzero(is_row | (kinds == Kind.TRUNCATE))
+
+    def relation_oids(self, rows: Places) -> Places:
+        """The relation of each of these row messages."""
+        return self.uint32(self.starts[rows] + 1)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """For every change of a frame, in order, the transaction it belongs to and its ordinal there."""
+
+    commit: Places
+    xid: Places
+    committed_at_us: Places
+    ordinal: Places
+
+    @classmethod
+    def of(cls, frame: Frame, transaction: OpenTransaction | None) -> Placement:
+        """Raises MalformedError when a change comes before any Begin and no transaction is open."""
+        begins = np.flatnonzero(frame.kinds == Kind.BEGIN)
+        # Which transaction each change is in: 0 is the one open at the start, n the one of the n-th Begin.
+        number = np.searchsorted(begins, frame.changes)
+        if transaction is None and len(number) and number[0] == 0:
+            raise MalformedError("a row comes before the Begin of its transaction")
+        first = transaction or OpenTransaction(0, 0, 0)
+        at = frame.starts[begins]
+        counts = np.arange(len(frame.changes)) * ORDINALS_PER_CHANGE
+        begin_counts = np.searchsorted(frame.changes, begins) * ORDINALS_PER_CHANGE
+        return cls(
+            np.append(first.commit_lsn, frame.int64(at + 1))[number],
+            np.append(first.xid, frame.uint32(at + 17))[number],
+            np.append(first.committed_at_us, frame.int64(at + 9) + EPOCH_US)[number],
+            counts - np.append(-first.next_ordinal, begin_counts)[number],
+        )

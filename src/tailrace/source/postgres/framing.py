@@ -1,0 +1,166 @@
+"""Raw pgoutput messages as journal frames, each of which can be decoded alone.
+
+A frame ends at a commit whenever one is near; only a transaction larger than a frame is cut. Its `meta` holds what
+the decoder needs to start in the middle of the stream: the relations its rows use and the open transaction.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import astuple, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace import journal
+from tailrace.change import Position
+from tailrace.source.postgres.frame import Frame, OpenTransaction
+from tailrace.source.postgres.lsn import before
+from tailrace.source.postgres.message import Kind, Relation, Truncate, parse
+from tailrace.source.postgres.scan import Scan, scan
+
+FRAME_BYTES = 8 * 1024 * 1024
+
+_LAYOUT = pa.schema([pa.field("message", pa.binary(), False)])
+
+
+@dataclass(frozen=True)
+class FrameMeta:
+    """What stands beside a frame's messages: changes per relation, relations in force, the open transaction."""
+
+    rows: Mapping[int, int]
+    relations: Mapping[int, bytes]
+    transaction: OpenTransaction | None
+
+    def to_bytes(self) -> bytes:
+        return json.dumps(
+            {
+                "rows": {str(oid): count for oid, count in self.rows.items()},
+                "relations": {str(oid): base64.b64encode(raw).decode() for oid, raw in self.relations.items()},
+                "transaction": self.transaction and astuple(self.transaction),
+            }
+        ).encode()
+
+    @staticmethod
+    @lru_cache(maxsize=4096)
+    def from_bytes(raw: bytes) -> FrameMeta:
+        meta = json.loads(raw)
+        return FrameMeta(
+            {int(oid): count for oid, count in meta["rows"].items()},
+            {int(oid): base64.b64decode(text) for oid, text in meta["relations"].items()},
+            OpenTransaction(*meta["transaction"]) if meta["transaction"] else None,
+        )
+
+    def parsed_relations(self) -> dict[int, Relation]:
+        return {oid: _relation(raw) for oid, raw in self.relations.items()}
+
+
+@lru_cache(maxsize=4096)
+def _relation(raw: bytes) -> Relation:
+    relation = parse(raw)
+    assert isinstance(relation, Relation)
+    return relation
+
+
+def messages_of(payload: pa.Buffer | memoryview | bytes) -> pa.Array[Any]:
+    """The messages inside a frame's payload, without copying them."""
+    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
+        return reader.read_next_batch().column(0)
+
+
+class Framer:
+    """Cuts a stream of messages into frames. One per receiver; `abandon` when the connection it reads breaks."""
+
+    def __init__(self, skip_below: int) -> None:
+        self.durable_end = skip_below
+        """The end LSN of the last whole transaction handed out; earlier ones that arrive again are skipped."""
+        self._relations: dict[int, bytes] = {}
+        self._transaction: OpenTransaction | None = None
+        self._carry: pa.Array[Any] | None = None
+
+    @property
+    def idle(self) -> bool:
+        """True between transactions."""
+        return self._transaction is None and self._carry is None
+
+    def abandon(self) -> bool:
+        """Forget an unfinished transaction: the upstream sends it again. True when pieces of it were handed out."""
+        handed_out = self._transaction is not None
+        self._transaction = self._carry = None
+        self._relations.clear()
+        return handed_out
+
+    def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
+        """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""
+        if self._carry is not None:
+            messages = pa.concat_arrays([self._carry, messages])
+            self._carry = None
+        if not len(messages):
+            return []
+        found = scan(messages, self._transaction)
+        cut = int(found.commits[-1]) + 1 if len(found.commits) else 0
+        frames: list[journal.Frame] = []
+        if cut:
+            frames += self._frame(messages.slice(0, cut))
+        rest = messages.slice(cut)
+        if found.end is not None and _size(rest) > FRAME_BYTES:
+            frames += self._frame(rest)
+        elif found.end is not None and len(rest):
+            self._carry = rest
+        return frames
+
+    def _frame(self, messages: pa.Array[Any]) -> list[journal.Frame]:
+        found = scan(messages, self._transaction)
+        known = dict(self._relations)
+        self._relations.update((int.from_bytes(raw[1:5], "big"), raw) for _, raw in found.relations)
+        if found.start is None:
+            # Commits arrive in order, so what is known already is a prefix. Its relations hold for the rows behind it.
+            known_commits = int(np.searchsorted(found.commit_lsn, self.durable_end))
+            if known_commits == len(found.commits) and found.end is None:
+                return []
+            if known_commits:
+                messages = messages.slice(int(found.commits[known_commits - 1]) + 1)
+                found, known = scan(messages), dict(self._relations)
+        first = _position(found.start or found.open_at(int(found.begins[0]) + 1))
+        self._transaction = found.end
+        if found.end is None:
+            self.durable_end = int(found.end_lsn[-1])
+            last = before(self.durable_end)
+        else:
+            following = _position(found.end)
+            last = Position(following.commit, max(following.ordinal - 1, 0))
+        if not found.changes and found.start is None and found.end is None:
+            return []  # a heartbeat, or nothing that was published: only its end matters
+        rows = _changes_per_relation(messages, found)
+        meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start)
+        return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
+
+
+def _position(transaction: OpenTransaction | None) -> Position:
+    assert transaction is not None
+    return Position(transaction.commit_lsn, transaction.next_ordinal)
+
+
+def _changes_per_relation(messages: pa.Array[Any], found: Scan) -> dict[int, int]:
+    rows = dict(found.rows)
+    for index in np.flatnonzero(Frame(messages).kinds == Kind.TRUNCATE):
+        truncate = parse(messages[int(index)].as_py())
+        assert isinstance(truncate, Truncate)
+        for oid in truncate.oids:
+            rows[oid] = rows.get(oid, 0) + 1
+    return rows
+
+
+def _size(messages: pa.Array[Any]) -> int:
+    return int(pa.compute.sum(pa.compute.binary_length(messages)).as_py() or 0)
+
+
+def _payload(messages: pa.Array[Any]) -> pa.Buffer:
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, _LAYOUT) as writer:
+        writer.write_batch(pa.RecordBatch.from_arrays([messages], schema=_LAYOUT))
+    return sink.getvalue()

@@ -1,0 +1,189 @@
+"""The pgoutput messages that are not rows, one small value each.
+
+They are few (two for a transaction, one for a relation a session first meets), so plain Python reads them.
+Rows are read many at a time by `pgoutput.decode`.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+EPOCH_US = 946_684_800_000_000
+"""Postgres counts microseconds from 2000-01-01; Arrow and everything after it from 1970-01-01."""
+
+
+class MalformedError(ValueError):
+    """Bytes that are not messages of pgoutput version 1 in text format. The text quotes none of them."""
+
+
+class Kind(IntEnum):
+    """The first byte of a message."""
+
+    BEGIN = ord("B")
+    COMMIT = ord("C")
+    RELATION = ord("R")
+    INSERT = ord("I")
+    UPDATE = ord("U")
+    DELETE = ord("D")
+    TRUNCATE = ord("T")
+    TYPE = ord("Y")
+    ORIGIN = ord("O")
+    MESSAGE = ord("M")
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A transaction begins. `commit_lsn` is where it will have committed, known before its rows."""
+
+    commit_lsn: int
+    committed_at_us: int
+    xid: int
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A transaction ends. A slot confirmed up to `end_lsn` does not send it again."""
+
+    commit_lsn: int
+    end_lsn: int
+    committed_at_us: int
+
+
+@dataclass(frozen=True)
+class RelationColumn:
+    """A published column. `identifies` marks the replica identity; under FULL every column is marked."""
+
+    name: str
+    type_oid: int
+    typmod: int
+    identifies: bool
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The shape of the rows that follow for one table, until the next Relation of the same OID.
+
+    `replica_identity` is `d`, `n`, `f` or `i` as in `pg_class.relreplident`.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    replica_identity: str
+    columns: tuple[RelationColumn, ...]
+
+
+@dataclass(frozen=True)
+class Truncate:
+    """Some tables were emptied by one statement."""
+
+    oids: tuple[int, ...]
+    cascade: bool
+    restart_identity: bool
+
+
+@dataclass(frozen=True)
+class Type:
+    """The name of a type that is not built in, sent before the Relation that uses it."""
+
+    oid: int
+    schema: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a transaction first committed, when it was itself replicated."""
+
+    commit_lsn: int
+    name: str
+
+
+@dataclass(frozen=True)
+class LogicalMessage:
+    """What somebody passed to `pg_logical_emit_message`."""
+
+    transactional: bool
+    lsn: int
+    prefix: str
+    content: bytes
+
+
+Control = Begin | Commit | Relation | Truncate | Type | Origin | LogicalMessage
+
+
+def parse(raw: bytes) -> Control:
+    """One whole message as its value. Raises MalformedError for a row message and for bytes that are none."""
+    try:
+        return _parse(raw)
+    except (struct.error, IndexError, UnicodeDecodeError) as error:
+        raise MalformedError(f"a pgoutput message of {len(raw)} bytes is cut short or damaged") from error
+
+
+def _parse(raw: bytes) -> Control:
+    body = _Reader(raw)
+    match kind := raw[0]:
+        case Kind.BEGIN:
+            lsn, at, xid = body.take("qqI")
+            return Begin(lsn, at + EPOCH_US, xid)
+        case Kind.COMMIT:
+            _, lsn, end, at = body.take("bqqq")
+            return Commit(lsn, end, at + EPOCH_US)
+        case Kind.RELATION:
+            (oid,) = body.take("I")
+            schema, name = body.text() or "pg_catalog", body.text()
+            identity, count = body.take("cH")
+            columns = tuple(_relation_column(body) for _ in range(count))
+            return Relation(oid, schema, name, identity.decode("ascii"), columns)
+        case Kind.TRUNCATE:
+            count, options = body.take("IB")
+            return Truncate(body.take(f"{count}I"), bool(options & 1), bool(options & 2))
+        case Kind.TYPE:
+            (oid,) = body.take("I")
+            return Type(oid, body.text() or "pg_catalog", body.text())
+        case Kind.ORIGIN:
+            (lsn,) = body.take("q")
+            return Origin(lsn, body.text())
+        case Kind.MESSAGE:
+            flags, lsn = body.take("Bq")
+            prefix = body.text()
+            (length,) = body.take("I")
+            return LogicalMessage(bool(flags & 1), lsn, prefix, body.bytes(length))
+    raise MalformedError(f"a message of kind {chr(kind)!r} is not a control message of pgoutput version 1")
+
+
+def _relation_column(body: _Reader) -> RelationColumn:
+    (flags,) = body.take("B")
+    name = body.text()
+    type_oid, typmod = body.take("Ii")
+    return RelationColumn(name, type_oid, typmod, bool(flags & 1))
+
+
+class _Reader:
+    """Walks a message after its first byte."""
+
+    def __init__(self, raw: bytes) -> None:
+        self._raw = raw
+        self._at = 1
+
+    def take(self, layout: str) -> tuple[Any, ...]:
+        layout = ">" + layout
+        values = struct.unpack_from(layout, self._raw, self._at)
+        self._at += struct.calcsize(layout)
+        return values
+
+    def text(self) -> str:
+        end = self._raw.find(b"\0", self._at)
+        if end < 0:
+            raise IndexError("no end of a name")
+        text = self._raw[self._at : end].decode()
+        self._at = end + 1
+        return text
+
+    def bytes(self, length: int) -> bytes:
+        if self._at + length > len(self._raw):
+            raise IndexError("no end of the content")
+        return self._raw[self._at : self._at + length]

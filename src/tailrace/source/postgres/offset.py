@@ -1,0 +1,126 @@
+"""Where a Postgres stream stands: one position in the log, and every table that is not level with it.
+
+    {"log": "<position>", "tables": {"16385": {"phase": "copy", "x": 123, "next": 2, "parts": {"16385": 8}}, …}}
+
+A table copies in chunks under snapshots whose first is at LSN x; its log changes stay in the journal meanwhile.
+Then it catches up from x, and is ready once it meets the common position. Pure values: no connection, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tailrace.change import Position
+from tailrace.source.postgres.lsn import before
+
+Phase = Literal["copy", "catchup", "ready", "stopped"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table. `parts` maps each heap to copy (partitions have several) to its number of chunks."""
+
+    phase: Phase
+    x: int = 0
+    next: int = 0
+    parts: Mapping[str, int] = field(default_factory=dict)
+    at: Position | None = None
+
+    @property
+    def chunks(self) -> int:
+        return sum(self.parts.values())
+
+    def position(self, log: Position) -> Position:
+        """Up to here the destination has this table's log changes."""
+        if self.phase == "ready":
+            return log
+        return before(self.x) if self.at is None else self.at
+
+    def to_json(self) -> dict[str, Any]:
+        if self.phase == "ready":
+            return {"phase": "ready"}
+        raw: dict[str, Any] = {"phase": self.phase, "x": self.x, "next": self.next, "parts": dict(self.parts)}
+        return raw if self.at is None else {**raw, "at": str(self.at)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+        at = raw.get("at")
+        return cls(
+            raw["phase"], raw.get("x", 0), raw.get("next", 0), raw.get("parts", {}), Position.parse(at) if at else None
+        )
+
+
+READY = Entry("ready")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """A range of one heap's pages: chunk `index` of the table, `ordinal` of `of` in heap `part`."""
+
+    part: int
+    index: int
+    ordinal: int
+    of: int
+
+
+def chunks(entry: Entry, first: int, end: int) -> Iterator[Chunk]:
+    """The chunks numbered first … end-1 of a copying table."""
+    index = 0
+    for part, of in entry.parts.items():
+        for ordinal in range(of):
+            if first <= index < end:
+                yield Chunk(int(part), index, ordinal, of)
+            index += 1
+
+
+@dataclass(frozen=True)
+class LogOffset:
+    """The whole offset; `tables` is keyed by relation OID."""
+
+    log: Position
+    tables: Mapping[int, Entry] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> LogOffset:
+        return cls(
+            Position.parse(raw["log"]), {int(oid): Entry.from_json(entry) for oid, entry in raw["tables"].items()}
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {"log": str(self.log), "tables": {str(oid): self.tables[oid].to_json() for oid in sorted(self.tables)}}
+
+    @property
+    def low_water(self) -> Position:
+        """Nothing at or before this position is needed again."""
+        return min((entry.position(self.log) for entry in self.tables.values()), default=self.log)
+
+    def within(self, *phases: Phase) -> dict[int, Entry]:
+        return {oid: entry for oid, entry in self.tables.items() if entry.phase in phases}
+
+    def with_tables(self, changed: Mapping[int, Entry]) -> LogOffset:
+        return replace(self, tables={**self.tables, **changed})
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a batch takes from the log for one table: the changes in (after, upto]."""
+
+    after: Position
+    upto: Position
+
+
+def readings(start: LogOffset, end: LogOffset) -> dict[int, Reading]:
+    """Per table, the log range that lies between two offsets. Pure: `plan` relies on it."""
+    ranges = {}
+    for oid, then in end.tables.items():
+        if then.phase not in ("ready", "catchup"):
+            continue
+        now = start.tables.get(oid)
+        if now is None or now.phase in ("copy", "stopped"):
+            continue  # a copy ends the batch before the first log change is read
+        reading = Reading(now.position(start.log), then.position(end.log))
+        if reading.upto > reading.after:
+            ranges[oid] = reading
+    return ranges

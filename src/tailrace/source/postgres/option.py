@@ -1,0 +1,74 @@
+"""The keys of `source:` with `type: postgres`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+
+from tailrace.option import Dsn, DurationOrOff, FilePath, Options, Place, Size, TypedOptions
+
+_NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word
+
+
+def _publication(value: str, info: ValidationInfo) -> str:
+    value = value or Place.of(info).name
+    if len(value.encode()) > _NAME_BYTES:
+        raise ValueError(f"is longer than {_NAME_BYTES} bytes")
+    return value
+
+
+def _slot(value: str, info: ValidationInfo) -> str:
+    value = value or "tailrace_" + re.sub(r"[^a-z0-9_]", "_", Place.of(info).name.lower())
+    if not re.fullmatch(rf"[a-z0-9_]{{1,{_NAME_BYTES}}}", value):
+        raise ValueError(f"may hold only a-z, 0-9 and _, at most {_NAME_BYTES} of them")
+    return value
+
+
+def _journal_path(value: object, info: ValidationInfo) -> object:
+    return Place.of(info).state / "journal" if value is None else value
+
+
+class JournalOptions(Options):
+    """What was received and is not yet applied, on disk."""
+
+    path: Annotated[FilePath, BeforeValidator(_journal_path, json_schema_input_type=str)] = Field(
+        default=None,
+        validate_default=True,
+        description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",
+    )
+    max_bytes: Size = Field(
+        default=20_000_000_000, description="above this the receiver waits and Postgres keeps the rest"
+    )
+    segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")
+
+
+class CopyOptions(Options):
+    """The initial copy of a table."""
+
+    chunk_bytes: Size = Field(default=32_000_000, ge=1_000_000, description="how much of a table one task reads")
+    parallel: int | None = Field(default=None, ge=1, description="connections at once; default: Spark's cores")
+
+
+class PostgresOptions(TypedOptions):
+    """A PostgreSQL database (14 or later), followed through a logical replication slot."""
+
+    type: Literal["postgres"]
+    dsn: Dsn = Field(description="connection string, TLS options included; take it from the environment: ${SHOP_DSN}")
+    publication: Annotated[str, AfterValidator(_publication)] = Field(
+        default="", validate_default=True, description="default: the pipeline's name"
+    )
+    slot: Annotated[str, AfterValidator(_slot)] = Field(
+        default="", validate_default=True, description="default: tailrace_ and the pipeline's name"
+    )
+    create_publication: bool = Field(default=True, description="make or extend the publication where it lacks tables")
+    publish_via_partition_root: bool = Field(default=True, description="a partitioned table arrives as one table")
+    heartbeat: DurationOrOff = Field(
+        default=10.0, description="how often a quiet database is nudged so that its slot advances; or off"
+    )
+    acknowledge: Literal["journal", "applied"] = Field(
+        default="journal", description="tell Postgres to forget once in the journal, or only once at the destination"
+    )
+    journal: JournalOptions = Field(default_factory=dict, validate_default=True)
+    copying: CopyOptions = Field(default_factory=CopyOptions, alias="copy")

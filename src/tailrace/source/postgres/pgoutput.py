@@ -1,0 +1,279 @@
+"""Raw pgoutput messages (protocol version 1, text format) to `Changes`, many rows at a time.
+
+The messages of one relation are walked column by column for all rows at once; texts become Arrow strings over the
+message buffer, and Arrow casts do the rest. There is no Python loop over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.change import Changes, Op, Position, pack_unchanged
+from tailrace.errors import DamagedError, TableError
+from tailrace.schema import TableSchema
+from tailrace.source.postgres import message
+from tailrace.source.postgres.frame import Frame, OpenTransaction, Placement, Places
+from tailrace.source.postgres.image import Image, Images
+from tailrace.source.postgres.message import Kind, MalformedError, Relation, Truncate
+from tailrace.source.postgres.version import check_identity, choose
+
+__all__ = ["OpenTransaction", "decode"]
+
+Versions = TableSchema | Sequence[TableSchema]
+
+
+def decode(
+    messages: pa.Array[Any],
+    *,
+    relations: Mapping[int, Relation],
+    transaction: OpenTransaction | None,
+    tables: Mapping[int, Versions],
+) -> Iterator[Changes]:
+    """The changes in `messages`, a binary array in stream order that may begin and end within a transaction.
+
+    `relations` are those known before the first message, `transaction` the one open there. `tables` holds, by
+    relation OID, the schema of each wanted table, or several versions of it, oldest first: rows are read by the
+    newest version that fits their Relation message. Other tables are passed over. Pure: a repeat gives the same.
+
+    Yields at least once per wanted table with changes, each table's changes in stream order. Ordinals are even and
+    count every change of the transaction, wanted or not. An update that moves a row to another key, and any
+    update of a table without key, is a delete (even ordinal) directly followed by an insert (the odd one after
+    it). If the upstream sent only the old key, such an insert may have `unchanged` columns: their value is that
+    of the row under the key that the delete before it names, and whoever applies the two must carry it over.
+
+    `exact` speaks of `row`; a value of `before` that its type cannot hold is null there.
+
+    A table whose rows cannot be read raises SchemaChangedError or UnfitError, after every change of the other tables
+    and its own changes before that were yielded. Raises DamagedError for bytes that are not pgoutput.
+    """
+    try:
+        yield from _decode(messages, relations, transaction, tables)
+    except (MalformedError, IndexError) as error:
+        raise DamagedError(
+            f"messages that are not pgoutput of version 1 in text format: {error}",
+            fix="tailrace resync of the tables concerned, or replay the journal from the upstream",
+        ) from error
+
+
+def _decode(
+    messages: pa.Array[Any],
+    relations: Mapping[int, Relation],
+    transaction: OpenTransaction | None,
+    tables: Mapping[int, Versions],
+) -> Iterator[Changes]:
+    frame = Frame(messages)
+    placement = Placement.of(frame, transaction)
+    first_error: TableError | None = None
+    failed: set[int] = set()
+    for piece in _pieces(frame, relations, tables):
+        if piece.oid in failed:
+            continue
+        try:
+            changes = _read(frame, placement, piece, tables[piece.oid])
+        except TableError as error:
+            first = piece.first
+            error.position = str(Position(int(placement.commit[first]), int(placement.ordinal[first])))
+            first_error = first_error or error
+            failed.add(piece.oid)
+        else:
+            yield changes
+    if first_error is not None:
+        raise first_error
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """Changes of one table under one Relation message; `rows` and `truncates` are indexes into `Frame.changes`."""
+
+    oid: int
+    relation: Relation | None
+    rows: Places
+    truncates: Places
+
+    @property
+    def first(self) -> int:
+        return int(min(each[0] for each in (self.rows, self.truncates) if len(each)))
+
+
+def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int, Versions]) -> Iterator[_Piece]:
+    is_truncate = frame.kinds[frame.changes] == Kind.TRUNCATE
+    rows = np.flatnonzero(~is_truncate)
+    by_oid = _group(rows, frame.relation_oids(frame.changes[rows]))
+    truncates: dict[int, list[int]] = {}
+    for change in np.flatnonzero(is_truncate):
+        parsed = message.parse(frame.message(int(frame.changes[change])))
+        assert isinstance(parsed, Truncate)
+        for oid in parsed.oids:
+            truncates.setdefault(oid, []).append(int(change))
+    shapes = _shapes(frame, relations)
+    none = np.empty(0, np.int64)
+    for oid in tables:
+        own_rows, own_truncates = by_oid.get(oid, none), np.array(truncates.get(oid, []), np.int64)
+        if len(own_rows) or len(own_truncates):
+            yield from _cut(frame, oid, shapes.get(oid, []), own_rows, own_truncates)
+
+
+def _group(rows: Places, oids: Places) -> dict[int, Places]:
+    if not len(rows):
+        return {}
+    order = np.argsort(oids, kind="stable")
+    found, begins = np.unique(oids[order], return_index=True)
+    return dict(zip(found.tolist(), np.split(rows[order], begins[1:]), strict=True))
+
+
+def _shapes(frame: Frame, relations: Mapping[int, Relation]) -> dict[int, list[tuple[int, Relation]]]:
+    """By OID, the Relations that hold and the change from which each one does; repeats of the same are left out."""
+    shapes = {oid: [(0, relation)] for oid, relation in relations.items()}
+    for index in np.flatnonzero(frame.kinds == Kind.RELATION).tolist():
+        relation = message.parse(frame.message(index))
+        assert isinstance(relation, Relation)
+        known = shapes.setdefault(relation.oid, [])
+        if not known or known[-1][1] != relation:
+            known.append((int(np.searchsorted(frame.changes, index)), relation))
+    return shapes
+
+
+def _cut(
+    frame: Frame, oid: int, shapes: list[tuple[int, Relation]], rows: Places, truncates: Places
+) -> Iterator[_Piece]:
+    if len(rows) and (not shapes or rows[0] < shapes[0][0]):
+        raise MalformedError(f"rows of relation {oid} come before its Relation message")
+    # What comes before the first Relation can only be truncates, which need none.
+    bounds = [0, *(begin for begin, _ in shapes[1:]), len(frame.changes)]
+    held: list[Relation | None] = [shape for _, shape in shapes]
+    for (begin, end), relation in zip(pairwise(bounds), held or [None], strict=True):
+        own_rows, own_truncates = (each[(each >= begin) & (each < end)] for each in (rows, truncates))
+        if len(own_rows) or len(own_truncates):
+            yield _Piece(oid, relation if len(own_rows) else None, own_rows, own_truncates)
+
+
+def _read(frame: Frame, placement: Placement, piece: _Piece, versions: Versions) -> Changes:
+    if piece.relation is None:
+        table = versions if isinstance(versions, TableSchema) else versions[-1]
+        columns = [pa.nulls(len(piece.truncates), column.type) for column in table.columns]
+        return _build(table, placement, piece.truncates, 0, Op.TRUNCATE, columns)
+    table = choose(versions, piece.relation)
+    images = Images(frame, frame.changes[piece.rows], piece.relation, table)
+    if (images.kinds != Kind.INSERT).any():
+        check_identity(table, piece.relation)
+    return _assemble(table, placement, piece, images)
+
+
+_OPS = np.zeros(256, np.int8)
+_OPS[[Kind.INSERT, Kind.UPDATE, Kind.DELETE]] = [Op.INSERT, Op.UPDATE, Op.DELETE]
+
+
+def _assemble(table: TableSchema, placement: Placement, piece: _Piece, images: Images) -> Changes:
+    ops = _OPS[images.kinds]
+    new = images.read()
+    moved = images.old_rows[:0]
+    if len(images.old_rows):
+        moves = images.key_changed() if table.key else np.ones(len(images.old_rows), bool)
+        moved = np.flatnonzero(moves)
+    if not len(moved) and not len(piece.truncates) and not images.is_full.any():
+        return _build(table, placement, piece.rows, 0, ops, new.columns, new.exact, unchanged=images.unchanged)
+    return _weave(table, placement, piece, images, ops, new, moved)
+
+
+def _weave(
+    table: TableSchema,
+    placement: Placement,
+    piece: _Piece,
+    images: Images,
+    ops: npt.NDArray[np.int8],
+    new: Image,
+    moved: Places,
+) -> Changes:
+    """Changes where some updates become two, or truncates come between rows, or old images are kept.
+
+    `moved` counts within `images.old_rows`. Images are numbered: first the new ones, then the old ones; -1 is none.
+    """
+    count, old_count, truncated = len(piece.rows), len(images.old_rows), len(piece.truncates)
+    splits = images.old_rows[moved]
+    half = np.zeros(count, np.int64)
+    half[splits] = 1
+    ops[splits] = Op.INSERT
+    before = np.full(count, -1)
+    before[images.old_rows] = np.where(images.is_full[images.old_rows], count + np.arange(old_count), -1)
+    deleted = ops == Op.DELETE
+    before[deleted] = np.where(images.is_full[deleted], np.flatnonzero(deleted), -1)
+    split_before = before[splits]
+    before[splits] = -1
+
+    change = np.concatenate([piece.rows, piece.rows[splits], piece.truncates])
+    halves = np.concatenate([half, np.zeros(len(splits) + truncated, np.int64)])
+    order = np.lexsort((halves, change))
+    nothing = np.full(truncated, -1)
+    image = np.concatenate([np.arange(count), count + moved, nothing])[order]
+    before = np.concatenate([before, split_before, nothing])[order]
+    op = np.concatenate([ops, np.full(len(splits), Op.DELETE), np.full(truncated, Op.TRUNCATE)])[order].astype(np.int8)
+
+    old = images.read_old() if old_count else None
+    unchanged = None
+    if images.unchanged is not None:
+        unchanged = np.zeros((len(order), len(table.columns)), bool)
+        unchanged[image < count] = images.unchanged[image[(image < count)]]
+        unchanged[image < 0] = False
+    pools = [_pool(column, old.columns[index] if old else None) for index, column in enumerate(new.columns)]
+    exacts = _pool(_texts(new.exact, count), _texts(old.exact if old else None, old_count))
+    befores = None
+    if (before >= 0).any():
+        befores = pa.StructArray.from_arrays(
+            [pool.take(_indexes(before)) for pool in pools], fields=list(table.row_type), mask=pa.array(before < 0)
+        )
+    return _build(
+        table,
+        placement,
+        change[order],
+        halves[order],
+        op,
+        [pool.take(_indexes(image)) for pool in pools],
+        exacts.take(_indexes(image)),
+        unchanged=unchanged,
+        before=befores,
+    )
+
+
+def _pool(new: pa.Array[Any], old: pa.Array[Any] | None) -> pa.Array[Any]:
+    return new if old is None else pa.concat_arrays([new, old])
+
+
+def _texts(exact: pa.Array[Any] | None, count: int) -> pa.Array[Any]:
+    return pa.nulls(count, pa.string()) if exact is None else exact
+
+
+def _indexes(places: Places) -> pa.Array[Any]:
+    return pa.array(places, mask=places < 0)
+
+
+def _build(
+    table: TableSchema,
+    placement: Placement,
+    changes: Places,
+    half: Places | int,
+    op: npt.NDArray[np.int8] | Op,
+    columns: list[pa.Array[Any]],
+    exact: pa.Array[Any] | None = None,
+    *,
+    unchanged: npt.NDArray[np.bool_] | None = None,
+    before: pa.StructArray | None = None,
+) -> Changes:
+    return Changes.build(
+        table,
+        pa.StructArray.from_arrays(columns, fields=list(table.row_type)),
+        op=op,
+        commit=placement.commit[changes],
+        ordinal=placement.ordinal[changes] + half,
+        txn=pa.array(placement.xid[changes]),
+        committed_at=pa.array(placement.committed_at_us[changes]).view(pa.timestamp("us", "UTC")),
+        unchanged=None if unchanged is None else pack_unchanged(unchanged),
+        exact=exact,
+        before=before,
+    )

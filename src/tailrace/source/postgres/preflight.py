@@ -1,0 +1,231 @@
+"""Is the database ready? Every finding comes with the SQL that mends it. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+from psycopg import sql
+
+from tailrace.errors import Finding, PreflightError, TailraceError
+from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
+from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.slot import look, publication_exists, publication_sql, waiting_for
+
+if TYPE_CHECKING:
+    from tailrace.source.postgres import PostgresSource
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+OLDEST_VERSION = 140000
+
+
+def wanted(connection: Session, source: PostgresSource) -> list[Published]:
+    """The tables the pipeline follows: those of the publication that `tables` selects; before it exists, all it selects."""
+    relations = list_tables(connection)
+    if publication_exists(connection, source.publication):
+        shown = list_published(connection, source.publication)
+        candidates = [relation for relation in relations if relation.table in shown]
+    else:
+        shown = {}
+        candidates = [relation for relation in relations if _stands_alone(relation, via_root=source.via_root)]
+    chosen = source.tables_wanted.select([relation.table for relation in candidates])
+    return describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown)
+
+
+def _stands_alone(relation: Relation, *, via_root: bool) -> bool:
+    """Partitions are followed as their root, or each on its own; never both."""
+    return not relation.is_partition if via_root else not relation.partitioned
+
+
+def check(source: PostgresSource) -> list[Finding]:
+    """Everything that would stop the pipeline or surprise its user. A server that cannot be reached is a finding."""
+    try:
+        with session(source.dsn, "checking the source") as connection:
+            return [
+                *_server(connection),
+                *_role(connection),
+                *_publication(connection, source),
+                *_slot(connection, source),
+                *_tables(connection, source),
+            ]
+    except TailraceError as error:
+        if error.retried or isinstance(error, PreflightError):
+            fix = error.fix or "start the server or correct host and port in the dsn"
+            return [Finding("error", "connection", error.message, fix)]
+        raise
+
+
+def require(findings: Sequence[Finding]) -> None:
+    """Raises PreflightError that lists every error among the findings."""
+    bad = [finding for finding in findings if finding.level == "error"]
+    if bad:
+        fixes = "\n       ".join(finding.fix for finding in bad if finding.fix)
+        raise PreflightError("; ".join(f"{finding.subject}: {finding.message}" for finding in bad), fix=fixes or None)
+
+
+def _value(connection: Session, query: str, *values: Any) -> Any:
+    row = connection.execute(query, values).fetchone()
+    return None if row is None else row[0]
+
+
+def _server(connection: Session) -> list[Finding]:
+    version = connection.info.server_version
+    if version < OLDEST_VERSION:
+        return [Finding("error", "version", f"PostgreSQL {version // 10000} is too old", "upgrade to 14 or later")]
+    findings = [Finding("ok", "version", f"PostgreSQL {version // 10000}.{version % 10000}")]
+    level = _value(connection, "SHOW wal_level")
+    if level != "logical":
+        findings.append(
+            Finding(
+                "error",
+                "wal_level",
+                f"wal_level is {level}, logical replication needs logical",
+                "ALTER SYSTEM SET wal_level = 'logical';  -- then restart the server",
+            )
+        )
+    else:
+        findings.append(Finding("ok", "wal_level", "logical"))
+    encoding = _value(connection, "SHOW server_encoding")
+    if encoding == "SQL_ASCII":
+        findings.append(
+            Finding("warning", "encoding", "the database is SQL_ASCII: text that is not UTF-8 stops its table")
+        )
+    keep = _value(connection, "SHOW max_slot_wal_keep_size")
+    if keep not in ("-1", "-1MB"):
+        findings.append(
+            Finding(
+                "warning",
+                "max_slot_wal_keep_size",
+                f"is {keep}: a pipeline that is away while more WAL than that is written loses its slot",
+                "ALTER SYSTEM SET max_slot_wal_keep_size = -1;  -- or large enough for the longest pause",
+            )
+        )
+    return findings
+
+
+def _role(connection: Session) -> list[Finding]:
+    name, replication, superuser = connection.execute(
+        "SELECT rolname, rolreplication, rolsuper FROM pg_roles WHERE rolname = current_user"
+    ).fetchone() or ("?", False, False)
+    # Managed services grant replication through a role of their own.
+    managed = _value(
+        connection,
+        "SELECT count(*) FROM pg_roles r WHERE rolname IN ('rds_replication', 'cloudsqlsuperuser')"
+        " AND pg_has_role(current_user, r.oid, 'MEMBER')",
+    )
+    if replication or superuser or managed:
+        return [Finding("ok", "role", f"{name} may replicate")]
+    fix = sql.SQL("ALTER ROLE {} REPLICATION;").format(sql.Identifier(name)).as_string(connection)
+    return [Finding("error", "role", f"{name} lacks the REPLICATION attribute", fix)]
+
+
+def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
+    relations = list_tables(connection)
+    selected = wanted(connection, source)
+    names = [published.schema.table for published in selected]
+    if not publication_exists(connection, source.publication):
+        if not names:
+            return [Finding("error", "tables", "tables.include matches no table", _known(relations))]
+        statement = publication_sql(source.publication, names, via_root=source.via_root).as_string(connection) + ";"
+        if not source.create_publication:
+            message = f"the publication {source.publication!r} does not exist and create_publication is off"
+            return [Finding("error", "publication", message, statement)]
+        if not _value(connection, "SELECT has_database_privilege(current_database(), 'CREATE')"):
+            return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
+        return [Finding("ok", "publication", f"{source.publication!r} will be created for {len(names)} tables")]
+    if not names:
+        return [
+            Finding(
+                "error",
+                "publication",
+                f"{source.publication!r} holds no table that tables.include matches",
+                f'ALTER PUBLICATION "{source.publication}" ADD TABLE …;  -- or widen tables.include',
+            )
+        ]
+    findings = [Finding("ok", "publication", f"{source.publication!r} holds {len(names)} wanted tables")]
+    candidates = [r.table for r in relations if _stands_alone(r, via_root=source.via_root)]
+    missing = [name for name in source.tables_wanted.select(candidates) if name not in set(names)]
+    if missing:
+        quoted = sql.SQL(", ").join(sql.Identifier(name.schema, name.name) for name in missing)
+        fix = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(source.publication), quoted)
+        listed = ", ".join(str(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
+        message = f"{len(missing)} tables that tables.include matches are not in it and will not be followed: {listed}"
+        findings.append(Finding("warning", "publication", message, fix.as_string(connection)))
+    actions = connection.execute(
+        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
+        [source.publication],
+    ).fetchone()
+    if actions is not None and not actions[0]:
+        fix = f"ALTER PUBLICATION \"{source.publication}\" SET (publish = 'insert, update, delete, truncate');"
+        findings.append(Finding("warning", "publication", "does not publish every kind of change", fix))
+    return findings
+
+
+def _known(relations: Sequence[Relation]) -> str:
+    names = [str(relation.table) for relation in relations[:8]]
+    return "the database has " + (", ".join(names) if names else "no tables that this role can see")
+
+
+def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
+    status = look(connection, source.slot)
+    if status is not None:
+        if status.plugin != "pgoutput":
+            message = f"{source.slot!r} exists with the plugin {status.plugin}"
+            return [Finding("error", "slot", message, "choose another name with source.slot")]
+        if status.wal_status == "lost":
+            message = f"the server removed WAL that {source.slot!r} still needed"
+            return [
+                Finding(
+                    "error", "slot", message, f"SELECT pg_drop_replication_slot('{source.slot}');  -- then copy anew"
+                )
+            ]
+        return [Finding("ok", "slot", f"{source.slot!r} exists, {status.backlog:,} bytes behind")]
+    limit = int(_value(connection, "SHOW max_replication_slots"))
+    used = int(_value(connection, "SELECT count(*) FROM pg_replication_slots"))
+    findings = []
+    # One for the stream, one for a moment whenever a copy's snapshot is taken.
+    if used + 2 > limit:
+        fix = f"ALTER SYSTEM SET max_replication_slots = {used + 10};  -- then restart the server"
+        findings.append(Finding("error", "slot", f"{used} of {limit} replication slots are taken, two are needed", fix))
+    senders = int(_value(connection, "SHOW max_wal_senders"))
+    busy = int(_value(connection, "SELECT count(*) FROM pg_stat_replication"))
+    if busy + 2 > senders:
+        fix = f"ALTER SYSTEM SET max_wal_senders = {busy + 10};  -- then restart the server"
+        findings.append(Finding("error", "slot", f"{busy} of {senders} WAL senders are taken, two are needed", fix))
+    blocking = waiting_for(connection)
+    if blocking:
+        listed = ", ".join(map(str, blocking[:5]))
+        message = f"creating it will wait for the open write transactions of processes {listed}"
+        findings.append(Finding("warning", "slot", message, "let them commit, or SELECT pg_terminate_backend(pid);"))
+    return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
+
+
+def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
+    findings: list[Finding] = []
+    for published in wanted(connection, source):
+        table = published.schema.table
+        name = sql.Identifier(table.schema, table.name).as_string(connection)
+        if not published.can_select:
+            role = _value(connection, "SELECT quote_ident(current_user)")
+            fix = f"GRANT USAGE ON SCHEMA {sql.Identifier(table.schema).as_string(connection)} TO {role}; GRANT SELECT ON {name} TO {role};"
+            findings.append(Finding("error", str(table), "the role may not read it", fix))
+        if published.identity == "n":
+            message = (
+                "REPLICA IDENTITY NOTHING: Postgres refuses the application's UPDATE and DELETE while it is published"
+            )
+            findings.append(Finding("error", str(table), message, f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"))
+        elif not published.schema.key and published.identity == "f":
+            message = "no primary key: it is kept as an append-only log of its changes"
+            findings.append(Finding("warning", str(table), message, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
+        elif not published.schema.key:
+            message = (
+                "no primary key: it is kept as an append-only log, and Postgres refuses UPDATE and DELETE"
+                " on it while it is published"
+            )
+            fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);  -- or REPLICA IDENTITY FULL"
+            findings.append(Finding("warning", str(table), message, fix))
+        else:
+            findings.append(Finding("ok", str(table), f"key ({', '.join(published.schema.key)})"))
+    return findings

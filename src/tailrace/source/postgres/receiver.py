@@ -1,0 +1,331 @@
+"""The receiver: a process of its own that moves Postgres's change stream into the journal, undecoded.
+
+Two gears. *Streaming* reads one replication connection message by message and is what runs when the pipeline is
+near the head of the log. *Backlog* asks an SQL function for the same messages in bulk, several times faster than
+any walsender, and is used far behind the head. Both end in the same journal, and Postgres may forget a change
+only once it is durable there (or, with `acknowledge: applied`, at the destination).
+
+The follower starts it with its options as JSON on standard input and stops it by closing that pipe, so it never
+outlives its owner and no secret stands in a process list.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pyarrow as pa
+
+from tailrace.change import START
+from tailrace.errors import LostError, OwnedError, TailraceError, UnavailableError
+from tailrace.failpoint import reach
+from tailrace.journal import Journal, JournalWriter, cursors
+from tailrace.source.postgres.connection import Replication, bulk, connection_string, translate, translated
+from tailrace.source.postgres.framing import Framer
+from tailrace.source.postgres.lsn import before, format_lsn
+from tailrace.source.postgres.slot import SlotStatus, look, require
+from tailrace.source.postgres.stream import ReplicationStream
+
+BACKLOG_BYTES = 32 * 1024 * 1024
+"""Further behind than this, the backlog gear is worth its start-up."""
+STEP_BYTES = 512 * 1024 * 1024
+"""How much WAL one backlog step decodes; the server keeps a step's messages on disk until they are sent."""
+READ_BYTES = 4 * 1024 * 1024
+LOOK_SECONDS = 1.0
+PATIENCE_SECONDS = 15.0
+"""How long a slot may look taken (a dead reader's walsender) before its reader counts as alive."""
+BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+
+RESYNC = "stop the pipeline, remove its state folder, and run again: every table is copied anew"
+
+
+@dataclass(frozen=True)
+class ReceiverOptions:
+    """What the receiver is told on its standard input."""
+
+    dsn: str
+    slot: str
+    publication: str
+    journal: str
+    segment_bytes: int
+    max_bytes: int
+    acknowledge: str
+    heartbeat_seconds: float | None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+class Receiver:
+    """Reads the slot into the journal until its owner goes away."""
+
+    def __init__(self, options: ReceiverOptions, stopping: Callable[[], bool]) -> None:
+        self.options = options
+        self.stopping = stopping
+        self.writer = self._open_writer()
+        # Everything of the log before this LSN is durable in the journal.
+        self.durable = self.writer.mark.commit + 1
+        self.framer = Framer(self.durable)
+        self.gear = "starting"
+        self._session: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._slot: SlotStatus | None = None
+        self._looked = 0.0
+        self._beat = time.monotonic()
+        self._failures = 0
+
+    def _open_writer(self) -> JournalWriter:
+        options = self.options
+        return Journal.open_writer(
+            Path(options.journal), segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
+        )
+
+    def run(self) -> None:
+        """Until stopped; what is unavailable is tried again, everything else is raised."""
+        taken_since: float | None = None
+        while not self.stopping():
+            try:
+                status = self._look(fresh=True)
+                if status.active_pid is not None:
+                    raise OwnedError(f"the slot {self.options.slot!r} is read by process {status.active_pid}")
+                self._check_journal(status)
+                taken_since = None
+                if self._worth_backlog(status):
+                    self._drain(status)
+                else:
+                    self._stream()
+                self._failures = 0
+            except OwnedError as error:
+                taken_since = taken_since or time.monotonic()
+                if time.monotonic() - taken_since > PATIENCE_SECONDS:
+                    raise
+                self._wait(error)
+            except UnavailableError as error:
+                self._wait(error)
+
+    def _wait(self, error: TailraceError) -> None:
+        self._close_session()
+        if self.framer.abandon():
+            # The journal ends in a piece of a transaction that will be sent again; recovery cuts it off.
+            self.writer.close()
+            self.writer = self._open_writer()
+        self.gear = "waiting"
+        self.publish(error)
+        pause = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
+        self._failures += 1
+        deadline = time.monotonic() + pause
+        while not self.stopping() and time.monotonic() < deadline:
+            time.sleep(0.05)
+
+    def _check_journal(self, status: SlotStatus) -> None:
+        if status.confirmed > self.durable:
+            raise LostError(
+                f"Postgres was told to forget the log up to {format_lsn(status.confirmed)},"
+                f" but the journal ends at {format_lsn(self.durable)}: it was lost or replaced",
+                fix=RESYNC,
+            )
+
+    def _worth_backlog(self, status: SlotStatus) -> bool:
+        ahead = max(status.confirmed, self.durable)
+        return (
+            self.options.acknowledge == "journal"
+            and status.server - ahead > BACKLOG_BYTES
+            # Every step decodes from restart_lsn again, which a long open transaction holds back.
+            and ahead - status.restart < STEP_BYTES // 2
+        )
+
+    def _drain(self, status: SlotStatus) -> None:
+        """One backlog step: bounded WAL, in bulk, then the slot moves on."""
+        self.gear = "backlog"
+        upto = min(status.server, max(status.confirmed, self.durable) + STEP_BYTES)
+        quoted = self.options.publication.replace('"', '""').replace("'", "''")
+        query = (
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{self.options.slot}', '{format_lsn(upto)}', NULL,"
+            f" 'proto_version', '1', 'publication_names', '\"{quoted}\"', 'messages', 'true')"
+        )
+        with bulk(self.options.dsn, "reading the slot in bulk") as connection, connection.cursor() as cursor:
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
+            cursor.execute(query)
+            for batch in cursor.fetch_record_batch():
+                if self.stopping() or not self._make_room():
+                    return
+                self.receive(batch.column(0))
+                self._look()
+        if upto > self.durable:
+            self.writer.note(before(upto))
+            self.durable = upto
+        reach("receiver.before_advance")
+        if status.server - upto > BACKLOG_BYTES:
+            with translated("moving the slot on"):
+                self.session().execute(
+                    "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
+                )
+
+    def _stream(self) -> None:
+        """The replication protocol, until stopped or so far behind that the other gear is better."""
+        self.gear = "streaming"
+        with Replication(self.options.dsn) as replication:
+            stream = ReplicationStream(replication, self.options.slot, self.options.publication, self.durable)
+            while not self.stopping():
+                arrived = stream.receive(0.25)
+                if arrived is not None:
+                    self.receive(arrived)
+                elif stream.position > self.durable and self.framer.idle:
+                    # Nothing of ours up to here: the slot may move on although no table of ours changed.
+                    self.writer.note(before(stream.position))
+                    self.durable = stream.position
+                stream.acknowledge(self._acknowledged())
+                status = self._look()
+                self._heartbeat()
+                waited = self._make_room(lambda: stream.acknowledge(self._acknowledged(), force=True))
+                if not waited or (self.framer.idle and self._falls_behind(status)):
+                    return
+
+    def _falls_behind(self, status: SlotStatus) -> bool:
+        # Compared with twice the bound, so that the gears do not alternate.
+        return (
+            self.options.acknowledge == "journal"
+            and status.server - self.durable > 2 * BACKLOG_BYTES
+            and self.durable - status.restart < STEP_BYTES // 2
+        )
+
+    def receive(self, messages: pa.Array[Any]) -> None:
+        """Put messages into the journal: whole transactions when they fit, pieces of very large ones."""
+        frames = self.framer.feed(messages)
+        if frames:
+            reach("receiver.before_append")
+            self.writer.append(frames)
+            reach("receiver.appended")
+        elif self.framer.durable_end > self.durable:
+            self.writer.note(before(self.framer.durable_end))
+        self.durable = max(self.durable, self.framer.durable_end)
+
+    def _acknowledged(self) -> int:
+        if self.options.acknowledge == "journal":
+            return self.durable
+        slowest = min(cursors(Path(self.options.journal)).values(), default=START)
+        # Level with the journal means that whatever else the server logged does not concern us.
+        return self.durable if slowest >= self.writer.head else slowest.commit + 1
+
+    def _make_room(self, while_waiting: Callable[[], None] = lambda: None) -> bool:
+        """Wait while the journal is at its bound, so that Postgres keeps the rest. False when stopped meanwhile."""
+        while not self.writer.room():
+            if self.stopping():
+                return False
+            self.gear = "full"
+            self.writer.retain()
+            self._look()
+            while_waiting()
+            time.sleep(0.1)
+        if self.gear == "full":
+            self.gear = "streaming"
+        return True
+
+    def session(self) -> psycopg.Connection[tuple[Any, ...]]:
+        if self._session is None or self._session.closed:
+            with translated("connecting"):
+                self._session = psycopg.connect(connection_string(self.options.dsn), autocommit=True)
+        return self._session
+
+    def _close_session(self) -> None:
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+    def _look(self, *, fresh: bool = False) -> SlotStatus:
+        """The slot's status, at most a second old unless `fresh`; also the moment for housekeeping."""
+        now = time.monotonic()
+        if self._slot is None or fresh or now - self._looked > LOOK_SECONDS:
+            try:
+                self._slot = require(look(self.session(), self.options.slot), self.options.slot, RESYNC)
+            except psycopg.Error as error:
+                self._close_session()
+                raise translate(error, "looking at the slot") from error
+            self._looked = now
+            self.writer.retain()
+            self.publish(None)
+        return self._slot
+
+    def _heartbeat(self) -> None:
+        pause = self.options.heartbeat_seconds
+        if pause is None or time.monotonic() - self._beat < pause:
+            return
+        self._beat = time.monotonic()
+        try:
+            self.session().execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
+        except psycopg.errors.ReadOnlySqlTransaction:
+            pass  # a standby: its primary writes the WAL that moves the slot
+        except psycopg.Error as error:
+            raise translate(error, "sending a heartbeat") from error
+
+    def publish(self, error: TailraceError | None) -> None:
+        """Leave a status file for the follower and `tailrace status`."""
+        slot = self._slot
+        write_status(
+            Path(self.options.journal),
+            {
+                "pid": os.getpid(),
+                "at": time.time(),
+                "gear": self.gear,
+                "durable": self.durable,
+                "server": slot.server if slot else None,
+                "confirmed": slot.confirmed if slot else None,
+                "restart": slot.restart if slot else None,
+                "journal_bytes": self.writer.size(),
+                "error": describe(error),
+            },
+        )
+
+
+def describe(error: TailraceError | None) -> dict[str, Any] | None:
+    if error is None:
+        return None
+    return {"kind": type(error).__name__, "message": error.message, "fix": error.fix}
+
+
+def write_status(journal: Path, status: dict[str, Any]) -> None:
+    place = journal / "receiver.json"
+    partial = place.with_suffix(".tmp")
+    partial.write_text(json.dumps(status))
+    partial.replace(place)
+
+
+def read_status(journal: Path) -> dict[str, Any]:
+    """The receiver's last status; empty when it never wrote one."""
+    try:
+        status: dict[str, Any] = json.loads((journal / "receiver.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return status
+
+
+JOURNAL_BUSY = 75
+"""Exit code: another process receives into this journal, which serves every reader as well."""
+
+
+def main() -> int:
+    """The process. Its options come as one line on standard input; the end of that input asks it to stop."""
+    options = ReceiverOptions(**json.loads(sys.stdin.readline()))
+
+    def stopping() -> bool:
+        # Nothing more is ever sent: readable means that the owner closed the pipe or died.
+        return bool(select.select([sys.stdin], [], [], 0)[0])
+
+    try:
+        receiver = Receiver(options, stopping)
+    except OwnedError:
+        return JOURNAL_BUSY
+    try:
+        receiver.run()
+    except TailraceError as error:
+        receiver.gear = "stopped"
+        receiver.publish(error)
+        return error.exit_code
+    return 0

@@ -1,0 +1,106 @@
+"""The replication slot and the publication: made once, looked at often."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+from psycopg import sql
+
+from tailrace.errors import LostError
+from tailrace.schema import TableName
+from tailrace.source.postgres.lsn import parse_lsn
+
+Session = psycopg.Connection[tuple[Any, ...]]
+
+WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
+
+
+@dataclass(frozen=True)
+class SlotStatus:
+    """A slot as the server sees it now, and the server's own place in its WAL."""
+
+    confirmed: int
+    restart: int
+    server: int
+    active_pid: int | None
+    plugin: str
+    wal_status: str
+
+    @property
+    def backlog(self) -> int:
+        """Bytes of WAL between what was confirmed and the server's head."""
+        return self.server - self.confirmed
+
+    @property
+    def rewind(self) -> int:
+        """Bytes of WAL that any decoding reads again first; a long open transaction makes this grow."""
+        return max(0, self.confirmed - self.restart)
+
+
+def look(session: Session, slot: str) -> SlotStatus | None:
+    """The slot's status, None when there is no such slot."""
+    row = session.execute(
+        f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status"
+        " FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()",
+        [slot],
+    ).fetchone()
+    if row is None:
+        return None
+    confirmed, restart, server, active_pid, plugin, wal_status = row
+    return SlotStatus(
+        parse_lsn(confirmed or "0/0"),
+        parse_lsn(restart or "0/0"),
+        parse_lsn(server or "0/0"),
+        active_pid,
+        plugin or "",
+        wal_status or "",
+    )
+
+
+def require(status: SlotStatus | None, slot: str, resync: str) -> SlotStatus:
+    """The status of a slot that must still be able to serve; LostError when it cannot."""
+    if status is None:
+        raise LostError(
+            f"the replication slot {slot!r} is gone, and with it the changes since the last one read", fix=resync
+        )
+    if status.wal_status == "lost":
+        raise LostError(f"the server removed WAL that the slot {slot!r} still needed", fix=resync)
+    return status
+
+
+def server_position(session: Session) -> int:
+    row = session.execute(f"SELECT {WAL_POSITION}").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def create_slot(session: Session, slot: str) -> None:
+    """Create the pipeline's slot. Waits for write transactions that are open now (`waiting_for` names them)."""
+    session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+
+
+def waiting_for(session: Session) -> list[int]:
+    """The processes whose open write transactions a new slot or snapshot has to wait for."""
+    rows = session.execute(
+        "SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start"
+    )
+    return [pid for (pid,) in rows]
+
+
+def publication_exists(session: Session, publication: str) -> bool:
+    return session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone() is not None
+
+
+def create_publication(session: Session, publication: str, tables: Sequence[TableName], *, via_root: bool) -> None:
+    """Publish exactly these tables; partitions appear as their root."""
+    session.execute(publication_sql(publication, tables, via_root=via_root))
+
+
+def publication_sql(publication: str, tables: Sequence[TableName], *, via_root: bool) -> sql.Composed:
+    names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
+    return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = {})").format(
+        sql.Identifier(publication), names, sql.Literal(via_root)
+    )

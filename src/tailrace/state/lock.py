@@ -1,0 +1,113 @@
+"""One runner per state folder."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tailrace.errors import OwnedError
+
+_FILE = "runner.lock"
+_ATTEMPTS = 5
+_PAUSE_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who runs a pipeline."""
+
+    pid: int
+    host: str
+    started: datetime
+
+
+class RunnerLock:
+    """Held by the one process that runs a pipeline; the system lets it go when that process dies, however it dies.
+
+    Child processes do not inherit it. `acquire` raises OwnedError, naming the holder, while another one has it.
+    """
+
+    def __init__(self, state_dir: Path) -> None:
+        self._path = Path(state_dir) / _FILE
+        self._descriptor: int | None = None
+
+    def acquire(self) -> Self:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if not _try_lock(descriptor):
+            os.close(descriptor)
+            who = _read(self._path)
+            held = f"process {who.pid} on {who.host} since {who.started:%Y-%m-%d %H:%M:%S} UTC" if who else "a process"
+            stop = f"stop it with `kill {who.pid}`" if who else "stop that process"
+            raise OwnedError(
+                f"{self._path.parent} is run by {held}",
+                fix=f"{stop}, or give this pipeline a `state` folder of its own",
+            )
+        text = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now(UTC).isoformat()}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(text).encode(), 0)
+        self._descriptor = descriptor
+        # A forked child shares the lock until it closes its copy: it must not outlive the runner holding it.
+        os.register_at_fork(after_in_child=self.release)
+        return self
+
+    def release(self) -> None:
+        """Let go. A repeat changes nothing. The file stays: removing it would let two processes lock two files."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def __enter__(self) -> Self:
+        return self if self._descriptor is not None else self.acquire()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.release()
+
+
+def _try_lock(descriptor: int) -> bool:
+    # `find_owner` holds the lock for an instant; only who holds it for longer is a runner.
+    for attempt in range(_ATTEMPTS):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if attempt < _ATTEMPTS - 1:
+                time.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+    return False
+
+
+def find_owner(state_dir: Path) -> Owner | None:
+    """Who runs the pipeline now; None when nobody does. Changes nothing and needs no right to write."""
+    path = Path(state_dir) / _FILE
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        # Shared, so that two readers who look at once do not take each other for the runner.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _read(path)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def _read(path: Path) -> Owner | None:
+    try:
+        raw: Any = json.loads(path.read_text())
+        return Owner(int(raw["pid"]), str(raw["host"]), datetime.fromisoformat(raw["started"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        # The holder is between locking the file and writing into it.
+        return None

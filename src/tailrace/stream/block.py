@@ -1,0 +1,101 @@
+"""Rows that cross Spark: a block of changes, a receipt for staged rows, or the error that stopped a table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.change import Block, Changes, decode_payload
+from tailrace.destination import Staged
+from tailrace.errors import TableError
+from tailrace.schema import TableSchema
+
+# The order is that in which a table's rows must be looked at.
+ERROR, STAGED, CHANGES = 0, 1, 2
+
+LAYOUT = pa.schema(
+    [
+        ("lane", pa.int32()),
+        ("table", pa.string()),
+        ("kind", pa.int32()),
+        ("first", pa.string()),
+        ("last", pa.string()),
+        ("changes", pa.int64()),
+        ("version", pa.int32()),
+        ("payload", pa.binary()),
+    ]
+)
+SCHEMA = "lane INT, table STRING, kind INT, first STRING, last STRING, changes BIGINT, version INT, payload BINARY"
+
+
+@dataclass(frozen=True)
+class BlockRow:
+    """One row on the executor that applies it. `payload` stays where Spark put it until it is decoded."""
+
+    table: str
+    kind: int
+    payload: pa.Buffer
+
+    def changes(self) -> Iterator[Changes]:
+        return decode_payload(self.payload)
+
+    def staged(self) -> tuple[TableSchema, Staged, bool]:
+        """The receipt of a copied chunk, and whether it is the copy's first."""
+        raw = json.loads(self.payload.to_pybytes())
+        return TableSchema.from_json(raw["table"]), Staged(**raw["staged"]), raw["starts"]
+
+    def error(self) -> dict[str, Any]:
+        raw: dict[str, Any] = json.loads(self.payload.to_pybytes())
+        return raw
+
+
+def changes_row(changes: Changes, lane: int) -> pa.RecordBatch:
+    block = Block.encode(changes)
+    return _row(lane, block.table, CHANGES, block.first, block.last, block.changes, block.version, block.payload)
+
+
+def staged_row(table: TableSchema, staged: Staged, lane: int, *, starts: bool) -> pa.RecordBatch:
+    receipt = {"table": table.to_json(), "staged": asdict(staged), "starts": starts}
+    return _row(lane, str(table.table), STAGED, "", "", staged.rows, table.version, json.dumps(receipt).encode())
+
+
+def error_row(error: TableError, lane: int) -> pa.RecordBatch:
+    return _row(lane, error.table or "", ERROR, "", "", 0, 0, json.dumps(describe(error)).encode())
+
+
+def describe(error: TableError) -> dict[str, Any]:
+    return {"kind": type(error).__name__, "message": error.message, "fix": error.fix, "position": error.position}
+
+
+def _row(
+    lane: int, table: str, kind: int, first: str, last: str, changes: int, version: int, payload: bytes | pa.Buffer
+) -> pa.RecordBatch:
+    buffer = pa.py_buffer(payload)
+    bounds = pa.py_buffer(np.array([0, buffer.size], np.int32))
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([lane], pa.int32()),
+            pa.array([table], pa.string()),
+            pa.array([kind], pa.int32()),
+            pa.array([first], pa.string()),
+            pa.array([last], pa.string()),
+            pa.array([changes], pa.int64()),
+            pa.array([version], pa.int32()),
+            pa.Array.from_buffers(pa.binary(), 1, [None, bounds, buffer]),
+        ],
+        schema=LAYOUT,
+    )
+
+
+def rows_of(batch: pa.RecordBatch) -> Iterator[BlockRow]:
+    """The rows of a batch as Spark hands it to a task, payloads not copied."""
+    tables: Sequence[str] = batch.column("table").to_pylist()
+    kinds: Sequence[int] = batch.column("kind").to_pylist()
+    payloads = batch.column("payload")
+    for index, (table, kind) in enumerate(zip(tables, kinds, strict=True)):
+        yield BlockRow(table, kind, payloads[index].as_buffer())

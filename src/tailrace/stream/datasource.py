@@ -1,0 +1,147 @@
+"""The one PySpark data source: every upstream as a stream of blocks.
+
+Spark owns offsets, checkpoint and replay. `initialOffset`, `latestOffset`, `partitions` and `commit` run in one
+long-lived Python process on the driver, where the follower lives; `read` runs on executors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tailrace.destination import Destination
+from tailrace.errors import TableError
+from tailrace.failpoint import reach
+from tailrace.source import Follower, Limit, Offset, Source, Split
+from tailrace.stream.block import SCHEMA, changes_row, error_row, staged_row
+
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a stream of blocks is made of. With a `destination`, copied rows are staged there by the task that reads
+    them, and only their receipts cross Spark."""
+
+    source: Source
+    limit: Limit
+    lanes: int
+    destination: Destination | None = None
+
+
+@dataclass
+class BlockPartition(InputPartition):
+    """A split and the lane of each table in it."""
+
+    split: Split
+    lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark's calls, passed to the follower (driver) or the source (executors)."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self._follower: Follower | None = None
+        self._target: Offset | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"feed": self.feed, "_follower": None, "_target": None}
+
+    @property
+    def follower(self) -> Follower:
+        if self._follower is None:
+            self._follower = self.feed.source.follow()
+        return self._follower
+
+    def initialOffset(self) -> Offset:
+        return self.follower.start()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot say.
+        return ReadAllAvailable()
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self.follower.target()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        while True:
+            end = self.follower.latest(start, self.feed.limit, self._target)
+            if end != start or self._target is None or self.follower.done(start, self._target):
+                reach("stream.planned")
+                return end
+            time.sleep(POLL_SECONDS)
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        splits = self.follower.plan(start, end)
+        lanes = spread(splits, self.feed.lanes)
+        return [BlockPartition(split, lanes) for split in splits]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, BlockPartition)
+        split, lanes, feed = partition.split, partition.lanes, self.feed
+        changes = feed.source.read(split)
+        try:
+            if split.copies is not None and feed.destination is not None:
+                staged = feed.destination.write_rows(split.copies, changes)
+                reach("stream.staged")
+                lane = lanes[str(split.copies.table)]
+                yield staged_row(split.copies, staged, lane, starts=split.starts)
+            else:
+                for each in changes:
+                    yield changes_row(each, lanes[str(each.table.table)])
+        except TableError as error:
+            if feed.destination is None or error.table is None:
+                raise
+            yield error_row(error, lanes[error.table])
+
+    def stop(self) -> None:
+        if self._follower is not None:
+            self._follower.stop()
+
+
+def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:
+    """A lane for every table: the heaviest first, each to the lane with least to do. Pure."""
+    weights: dict[str, int] = {}
+    for split in splits:
+        for table, weight in split.weights.items():
+            weights[table] = weights.get(table, 0) + weight
+        if split.copies is not None:
+            weights.setdefault(str(split.copies.table), 0)
+    load = [0] * lanes
+    chosen = {}
+    for table in sorted(weights, key=lambda name: (-weights[name], name)):
+        lane = load.index(min(load))
+        # Even an empty table costs its commit, so many of them are spread as well.
+        load[lane] += weights[table] + 1
+        chosen[table] = lane
+    return chosen
+
+
+class BlockSource(DataSource):
+    """Registered per pipeline by `bound`, so that configuration and its secrets never are options or plan text."""
+
+    feed: Feed
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace_blocks"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return BlockReader(self.feed)
+
+
+def bound(feed: Feed, name: str) -> type[BlockSource]:
+    """A data source class that carries its feed: pickled by value, because its module is `__main__`."""
+    body = {"feed": feed, "name": classmethod(lambda cls: name), "__module__": "__main__"}
+    return type("BoundBlockSource", (BlockSource,), body)

@@ -1,0 +1,30 @@
+"""Errors that crossed Spark come back as a Java stack with a Python traceback in it; here they are recognised again."""
+
+from __future__ import annotations
+
+import re
+
+from tailrace import errors
+from tailrace.errors import TailraceError, UnavailableError
+from tailrace.source import Source
+
+_RAISED = re.compile(
+    r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==)|\Z)", re.S
+)
+_LOST_WORKER = re.compile(r"Python worker exited unexpectedly|EOFException|Executor.*(lost|heartbeat)|Connection reset")
+
+
+def recognise(error: Exception, source: Source) -> Exception:
+    """The tailrace error behind what Spark raised; the error itself when there is none."""
+    if isinstance(error, TailraceError):
+        return error
+    text = str(error)
+    found = _RAISED.findall(text)
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, TailraceError)
+        message, _, fix = message.strip().partition("\n  fix: ")
+        return kind(message.strip(), fix=fix.strip() or None)
+    if _LOST_WORKER.search(text):
+        return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
+    return error

@@ -1,0 +1,212 @@
+"""A pipeline: one source, some tables, one destination, a state store, and the life of a service."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from tailrace import config as configuration
+from tailrace.config import PipelineConfig
+from tailrace.destination import Batch
+from tailrace.errors import Finding, LostError, PreflightError, TailraceError, UnavailableError
+from tailrace.failpoint import reach
+from tailrace.registry import open_destination, open_source
+from tailrace.source import Limit
+from tailrace.state import RunnerLock, StateStore
+from tailrace.status import Status
+from tailrace.stream.datasource import Feed, bound
+from tailrace.stream.failure import recognise
+from tailrace.stream.ledger import Ledger
+from tailrace.stream.listener import CommitListener
+from tailrace.stream.microbatch import Applier
+from tailrace.stream.session import build_session
+
+BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+ONCE_ATTEMPTS = 8
+STATUS_SECONDS = 0.5
+DRAIN_SECONDS = 10.0
+
+OnProgress = Callable[[Status], None]
+
+
+class Pipeline:
+    """`Pipeline(name=…, source={…}, tables={…}, destination={…}, state=…)`: the words of the YAML file.
+
+    `run` blocks; `drain` from another thread or a signal handler ends it at a batch boundary, `stop` at once.
+    """
+
+    def __init__(self, **options: Any) -> None:
+        self._init(configuration.from_dict(options))
+
+    @classmethod
+    def from_config(cls, config: PipelineConfig) -> Pipeline:
+        pipeline = cls.__new__(cls)
+        pipeline._init(config)
+        return pipeline
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> Pipeline:
+        return cls.from_config(configuration.load(path))
+
+    def _init(self, config: PipelineConfig) -> None:
+        self.config = config
+        self.source = open_source(config)
+        self.destination = open_destination(config)
+        self._draining = threading.Event()
+        self._in_batch = threading.Lock()
+        self._query: StreamingQuery | None = None
+        self._failure: TailraceError | None = None
+
+    # -- for people ---------------------------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """Everything that stands in the way, without changing anything."""
+        findings = self.source.check()
+        if not any(finding.level == "error" for finding in findings):
+            findings += self.destination.check(self.source.tables())
+        return findings
+
+    def status(self) -> Status:
+        """What the state store says; needs neither Spark nor the upstream."""
+        with StateStore.open_reading(self.config.state) as store:
+            return Status.read(store)
+
+    def drain(self) -> None:
+        """Finish the batch in hand, then end `run`. Returns at once; a repeat changes nothing."""
+        self._draining.set()
+
+    def stop(self) -> None:
+        """End `run` without waiting for the batch: it is done again at the next start."""
+        self._draining.set()
+        if self._query is not None:
+            self._query.stop()
+
+    def run(self, once: bool = False, on_progress: OnProgress | None = None) -> None:
+        """Copy what is missing and follow the changes: with `once` up to the source's position now, else until drained.
+
+        What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
+        """
+        self._require_ready()
+        with ExitStack() as stack:
+            stack.enter_context(RunnerLock(self.config.state))
+            store = stack.enter_context(
+                StateStore.open(self.config.state, name=self.config.name, fingerprint=self.config.fingerprint)
+            )
+            self._require_checkpoint(store)
+            store.claim_run()
+            self.source.prepare()
+            reach("pipeline.prepared")
+            ledger = Ledger(store, self.source)
+            ledger.open_tables(self.source.tables())
+            session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+            listener = CommitListener(ledger.committed)
+            session.streams.addListener(listener)
+            stack.callback(session.streams.removeListener, listener)
+            stack.callback(self.destination.shutdown)
+            self._keep_running(session, ledger, once, on_progress)
+
+    # -- before the first batch ---------------------------------------------------------------------------
+
+    def _require_ready(self) -> None:
+        bad = [finding for finding in self.check() if finding.level == "error"]
+        if bad:
+            raise PreflightError(
+                "; ".join(f"{finding.subject}: {finding.message}" for finding in bad),
+                fix="\n       ".join(finding.fix for finding in bad if finding.fix) or None,
+            )
+
+    @property
+    def _checkpoint(self) -> Path:
+        return Path(self.config.state) / "checkpoint"
+
+    def _require_checkpoint(self, store: StateStore) -> None:
+        # Batch ids would start again at 0, and the destination would take new batches for old ones.
+        if store.last_batch() is not None and not (self._checkpoint / "offsets").is_dir():
+            raise LostError(
+                f"the state says that batches were applied, but the checkpoint {self._checkpoint} is gone",
+                fix=f"put the checkpoint back, or remove {self.config.state} and the destination's tables to copy anew",
+            )
+
+    # -- running ------------------------------------------------------------------------------------------
+
+    def _keep_running(self, session: SparkSession, ledger: Ledger, once: bool, on_progress: OnProgress | None) -> None:
+        attempt = 0
+        while not self._draining.is_set():
+            applied = ledger.last_batch
+            try:
+                self._run_query(session, ledger, once, on_progress)
+            except UnavailableError as error:
+                # A batch that went through shows that things were well in between.
+                attempt = 0 if ledger.last_batch != applied else attempt + 1
+                if once and attempt >= ONCE_ATTEMPTS:
+                    raise
+                ledger.waiting(error)
+                self._show(ledger, on_progress)
+                self._draining.wait(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
+            else:
+                return
+
+    def _run_query(self, session: SparkSession, ledger: Ledger, once: bool, on_progress: OnProgress | None) -> None:
+        lanes = max(2, session.sparkContext.defaultParallelism)
+        limit = Limit(self.config.batch.max_rows, self.config.batch.max_bytes)
+        format_name = f"tailrace_{self.config.name}"
+        session.dataSource.register(bound(Feed(self.source, limit, lanes, self.destination), format_name))
+        applier = Applier(self.source, self.destination, lanes)
+        self._failure = None
+
+        def apply(blocks: DataFrame, batch_id: int) -> None:
+            with self._in_batch:
+                ledger.applied(batch_id, applier.apply(blocks, Batch(self.config.name, batch_id)))
+                reach("pipeline.applied")
+
+        writer = (
+            session.readStream.format(format_name)
+            .load()
+            .writeStream.foreachBatch(apply)
+            .queryName(self.config.name)
+            .option("checkpointLocation", str(self._checkpoint))
+        )
+        writer = (
+            writer.trigger(availableNow=True)
+            if once
+            else writer.trigger(processingTime=f"{self.config.batch.interval} seconds")
+        )
+        self._query = query = writer.start()
+        try:
+            self._watch(query, ledger, on_progress)
+        except Exception as error:
+            raise recognise(error, self.source) from error
+        finally:
+            query.stop()
+            self._query = None
+            self._show(ledger, on_progress)
+
+    def _watch(self, query: StreamingQuery, ledger: Ledger, on_progress: OnProgress | None) -> None:
+        """Until the query ends by itself, fails, or is drained."""
+        while query.isActive and not self._draining.is_set():
+            query.awaitTermination(STATUS_SECONDS)
+            ledger.note_source()
+            self._show(ledger, on_progress)
+        if self._draining.is_set():
+            deadline = time.monotonic() + DRAIN_SECONDS
+            with self._in_batch:
+                pass  # the batch in hand is written; its commit follows within milliseconds
+            while query.isActive and ledger.unconfirmed and time.monotonic() < deadline:
+                query.awaitTermination(1)
+        elif (failure := query.exception()) is not None:
+            raise failure
+        # The last batch's progress event may arrive after the query has ended.
+        deadline = time.monotonic() + 5
+        while ledger.unconfirmed and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _show(self, ledger: Ledger, on_progress: OnProgress | None) -> None:
+        if on_progress is not None:
+            on_progress(ledger.status())

@@ -1,0 +1,52 @@
+"""The Spark session a pipeline runs on: settings that suit few, large rows, and a Java when the system has none."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from tailrace.java import java_home
+
+LOGGING = Path(__file__).with_name("log4j2.properties")
+
+# A block is one row of up to a few MB, so what Spark counts in rows is set low.
+SETTINGS = {
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
+    "spark.sql.execution.arrow.pyspark.enabled": "true",
+    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.python.worker.reuse": "true",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+    "spark.driver.memory": "1g",
+    # Blocks are compressed neither here nor in the journal: on one machine it costs more than it saves.
+    "spark.shuffle.compress": "false",
+    "spark.shuffle.spill.compress": "false",
+    # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.streaming.checkpoint.renamedFileCheck.enabled": "false",
+}
+
+
+def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
+    """The session for a pipeline; an active one is used as it is. Binds to loopback unless `conf` says otherwise."""
+    if home := java_home():
+        os.environ["JAVA_HOME"] = home
+    # Workers must import this very package, wherever it is installed.
+    os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
+    os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    builder = SparkSession.builder.appName(f"tailrace {name}").master(master)
+    settings = {
+        **SETTINGS,
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING} -XX:+UseParallelGC",
+        **conf,
+    }
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    return builder.getOrCreate()

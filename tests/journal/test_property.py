@@ -1,0 +1,137 @@
+"""Any sequence of appends, notes, crashes, cuts and retention leaves what a plain list would hold."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tailrace.change import START, Position
+from tailrace.journal import Cursor, Frame, Journal
+
+_GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), min_size=1, max_size=5)
+
+
+class JournalMachine(RuleBasedStateMachine):
+    """`kept` is what must be in the journal, `floor` and `cursor` what retention may have passed."""
+
+    @initialize(segment_bytes=st.sampled_from([300, 1000, 5000]))
+    def begin(self, segment_bytes: int) -> None:
+        self.path = Path(tempfile.mkdtemp(prefix="journal-"))
+        self.segment_bytes = segment_bytes
+        self.writer = Journal.open_writer(self.path, segment_bytes=segment_bytes)
+        self.reader = Journal.open_reader(self.path)
+        self.cursor = Cursor(self.path, "reader")
+        self.kept: list[Frame] = []
+        self.mark = START
+        self.next = 1
+
+    def teardown(self) -> None:
+        if hasattr(self, "path"):
+            self.writer.close()
+            self.reader.close()
+            shutil.rmtree(self.path)
+
+    def make(self, group: list[tuple[bool, int]]) -> list[Frame]:
+        frames = []
+        for complete, length in group:
+            place = Position(self.next, 0)
+            frames.append(Frame(place, place, complete, 1, str(self.next).encode(), bytes([self.next % 256]) * length))
+            self.next += 1
+        return frames
+
+    def head(self) -> Position:
+        return max((frame.last for frame in self.kept if frame.complete), default=START)
+
+    def finish_at_head(self) -> None:
+        head = self.head()
+        self.kept = [frame for frame in self.kept if frame.last <= head]
+
+    @rule(group=_GROUPS)
+    def append(self, group: list[tuple[bool, int]]) -> None:
+        frames = self.make(group)
+        self.writer.append(frames)
+        self.kept += frames
+        self.mark = max(self.mark, self.head())
+
+    @precondition(lambda self: not self.kept or self.kept[-1].complete)
+    @rule()
+    def note(self) -> None:
+        self.mark = Position(self.next, 0)
+        self.next += 1
+        self.writer.note(self.mark)
+
+    @rule()
+    def restart(self) -> None:
+        self.writer.close()
+        self.reopen()
+
+    def reopen(self) -> None:
+        self.writer = Journal.open_writer(self.path, segment_bytes=self.segment_bytes)
+        assert self.writer.damage == []
+        self.finish_at_head()
+
+    @rule(group=_GROUPS, part=st.floats(0, 1, exclude_max=True), garbage=st.booleans())
+    def crash_inside_an_append(self, group: list[tuple[bool, int]], part: float, garbage: bool) -> None:
+        sizes = {file: file.stat().st_size for file in self.path.glob("*.seg")}
+        frames = self.make(group)
+        self.writer.append(frames)
+        self.writer.close()
+        file = max(self.path.glob("*.seg"))
+        whole = file.read_bytes()
+        # In a segment begun by this append everything behind the header is the group's.
+        before = sizes.get(file) or (len(whole) - sum(104 + (len(f.payload) + 7) // 8 * 8 for f in frames))
+        at = before + int(part * (len(whole) - before))
+        file.write_bytes(whole[:at] + (b"\xa5" * (len(whole) - at) if garbage else b""))
+        survivors, reached = [], before
+        for frame in frames:
+            reached += 104 + (len(frame.payload) + 7) // 8 * 8
+            # Padding holds nothing, so a frame is whole once its payload is.
+            if reached - (-len(frame.payload) % 8) > at if garbage else reached > at:
+                break
+            survivors.append(frame)
+        self.kept += survivors
+        self.reopen()
+        self.mark = max(self.mark, self.head())
+
+    @rule(back=st.integers(0, 6))
+    def cut_back(self, back: int) -> None:
+        position = Position(max(self.next - back, 0), 0)
+        if position < self.cursor.position:
+            return
+        self.writer.cut_back(position)
+        self.kept = [frame for frame in self.kept if frame.last <= position]
+        self.finish_at_head()
+        self.mark = max(self.head(), min(position, self.mark))
+
+    @rule(part=st.floats(0, 1))
+    def advance_and_retain(self, part: float) -> None:
+        complete = [frame.last for frame in self.kept if frame.complete]
+        if complete:
+            self.cursor.advance(complete[int(part * (len(complete) - 1))])
+            self.writer.retain()
+
+    @invariant()
+    def the_writer_and_every_reader_agree_with_the_list(self) -> None:
+        if not hasattr(self, "path"):
+            return
+        assert (self.writer.head, self.writer.mark) == (self.head(), self.mark)
+        assert self.writer.size() == sum(file.stat().st_size for file in self.path.glob("*.seg"))
+        self.reader.refresh()
+        fresh = Journal.open_reader(self.path)
+        after = self.cursor.position
+        expected = [frame for frame in self.kept if after < frame.last <= self.head()]
+        for reader in (self.reader, fresh):
+            assert (reader.head(), reader.mark()) == (self.head(), self.mark)
+            assert [reader.read(ref) for ref in reader.frames(after, reader.head())] == expected
+        fresh.close()
+
+
+JournalMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+TestJournalAgainstAList = JournalMachine.TestCase

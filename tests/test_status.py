@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tailrace.change import end_of
+from tailrace.state import BatchRecord, RunnerLock, SourceStatus, StateStore, TableState, TableUpdate
+from tailrace.state.machine import WAY
+from tailrace.status import Status
+from tailrace.view import LineView, LiveView, draw, format_bytes
+
+NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    with StateStore.open(tmp_path, name="shop") as opened:
+        opened.add_table("1", "public.orders")
+        yield opened
+
+
+def ready(store: StateStore, *, commit: int, at: datetime = NOW) -> None:
+    update = TableUpdate(
+        "1",
+        WAY[1:],
+        rows_copied=10,
+        changes_applied=5,
+        position=str(end_of(commit)),
+        last_change_committed_at=at - timedelta(seconds=30),
+    )
+    store.apply_batch(BatchRecord(0, {"lsn": commit}, str(end_of(commit)), 15, 100, 2.0, at), [update])
+
+
+def shown(status: Status) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(draw(status))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_lag_is_what_the_server_has_and_the_table_has_not(store: StateStore) -> None:
+    ready(store, commit=1000)
+    store.put_source_status(SourceStatus("streaming", str(end_of(1500)), 77, str(end_of(3000))))
+    table = Status.read(store, at=NOW).tables[0]
+    assert (table.lag_bytes, table.lag_seconds) == (2000, 30.0)
+
+
+def test_a_table_without_news_does_not_lag(store: StateStore) -> None:
+    ready(store, commit=1000)
+    store.apply_batch(BatchRecord(1, {"lsn": 3000}, str(end_of(3000)), at=NOW))
+    store.put_source_status(SourceStatus("streaming", str(end_of(3000)), 77, str(end_of(3000))))
+    status = Status.read(store, at=NOW + timedelta(hours=1))
+    assert (status.tables[0].lag_bytes, status.tables[0].lag_seconds, status.lag_bytes) == (0, 0.0, 0)
+
+
+def test_a_copying_table_lags_from_its_own_position(store: StateStore) -> None:
+    copying = TableUpdate("1", (TableState.DATA_SYNC,), rows_copied=3, rows_total=10, position=str(end_of(100)))
+    store.apply_batch(BatchRecord(0, {}, str(end_of(900))), [copying])
+    store.put_source_status(SourceStatus(server=str(end_of(1000))))
+    status = Status.read(store)
+    assert (status.tables[0].lag_bytes, status.lag_bytes) == (900, 100)
+    assert "3 of ~10 30%" in shown(status)
+
+
+def test_nothing_is_claimed_about_lag_before_the_source_said_anything(store: StateStore) -> None:
+    table = Status.read(store).tables[0]
+    assert (table.lag_bytes, table.lag_seconds) == (None, None)
+
+
+def test_rates_come_from_the_batches_and_from_the_status_before(store: StateStore) -> None:
+    first = Status.read(store, at=NOW)
+    ready(store, commit=1, at=NOW + timedelta(seconds=4))
+    second = Status.read(store, previous=first, at=NOW + timedelta(seconds=5))
+    assert second.tables[0].rows_per_second == 3.0
+    assert second.rows_per_second == 5.0
+    assert Status.read(store, at=NOW + timedelta(hours=1)).rows_per_second == 0.0
+
+
+def test_a_status_is_json(store: StateStore, tmp_path: Path) -> None:
+    ready(store, commit=1000)
+    store.put_source_status(SourceStatus("backlog", at=NOW))
+    store.ask("resync", "public.orders")
+    with RunnerLock(tmp_path):
+        values = Status.read(store, at=NOW).to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert (values["pipeline"], values["tables"][0]["state"], values["source"]["gear"]) == ("shop", "Ready", "backlog")
+    assert values["requests"] == ["resync public.orders"]
+    assert values["runner"]["pid"] > 0
+
+
+def test_an_error_is_shown_with_its_fix_and_markup_in_it_stays_text(store: StateStore) -> None:
+    store.add_table("2", "public.[red]odd")
+    store.fail_table("2", "column [bold]x[/bold] is gone", fix="ALTER TABLE …")
+    text = shown(Status.read(store))
+    assert "public.[red]odd" in text
+    assert "column [bold]x[/bold] is gone" in text
+    assert "fix: ALTER TABLE …" in text
+    assert "is not running" in text
+
+
+def test_lines_are_written_for_changes_of_state_and_now_and_then(store: StateStore) -> None:
+    clock, lines = [0.0], list[str]()
+    view = LineView(lines.append, clock=lambda: clock[0])
+    with view:
+        view.show(Status.read(store, at=NOW))
+        clock[0] = 1.0
+        view.show(Status.read(store, at=NOW))
+        store.fail_table("1", "no key", fix="ADD PRIMARY KEY")
+        view.show(Status.read(store, at=NOW))
+        clock[0] = 9.0
+        view.show(Status.read(store, at=NOW))
+    start = "at=2026-05-04T12:00:00.000+00:00 pipeline=shop event="
+    assert [line.removeprefix(start).split()[0] for line in lines] == ["table", "progress", "table", "progress"]
+    assert 'table=public.orders state=Errored rows_copied=0 changes_applied=0 reason="no key"' in lines[2]
+
+
+def test_json_lines_are_json(store: StateStore) -> None:
+    lines = list[str]()
+    LineView(lines.append, as_json=True).show(Status.read(store))
+    assert [json.loads(line)["event"] for line in lines] == ["table", "progress"]
+
+
+def test_the_live_view_draws_what_it_is_shown(store: StateStore) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with LiveView(console) as view:
+        view.show(Status.read(store))
+    assert isinstance(console.file, io.StringIO)
+    assert "public.orders" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**12, "2.0 TB")])
+def test_bytes_are_readable(count: int, text: str) -> None:
+    assert format_bytes(count) == text
