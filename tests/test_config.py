@@ -252,6 +252,11 @@ def test_tables_are_chosen_by_pattern() -> None:
     assert TableOptions(include=["public.*", "sales.ordres"]).idle_patterns(names) == ["sales.ordres"]
 
 
+def test_a_setting_of_a_table_that_nothing_honours_is_refused(tmp_path: Path) -> None:
+    text = SHOP.replace('["public.*"]', '["public.*"], settings: {public.orders: {exclude_columns: [card]}}')
+    assert "line 3, tables.settings.public.orders.exclude_columns is not a key here" in refused(tmp_path, text)
+
+
 def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {"name", "source", "tables", "destination", "state", "batch", "spark"}

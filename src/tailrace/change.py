@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.schema import TableSchema
 
@@ -94,7 +95,7 @@ class Changes:
     batch: pa.RecordBatch
 
     def __len__(self) -> int:
-        return self.batch.num_rows
+        return int(self.batch.num_rows)
 
     @classmethod
     def build(
@@ -133,11 +134,12 @@ class Changes:
 
     def numpy(self, name: str) -> npt.NDArray[Any]:
         """One of op, commit, ordinal as numpy, without a copy."""
-        return self.batch.column(name).to_numpy(zero_copy_only=False)
+        values: npt.NDArray[Any] = self.batch.column(name).to_numpy(zero_copy_only=False)
+        return values
 
     @property
     def row(self) -> pa.StructArray:
-        return self.batch.column("row")  # type: ignore[return-value]
+        return self.batch.column("row")
 
     @property
     def first(self) -> Position:
@@ -162,7 +164,7 @@ class Changes:
         if bitmap.null_count == len(bitmap):
             return None
         width = (len(self.table.columns) + 7) // 8
-        dense = pa.compute.fill_null(bitmap, bytes(width)).cast(pa.binary(width))
+        dense = pc.fill_null(bitmap, bytes(width)).cast(pa.binary(width))
         bits = np.frombuffer(dense.buffers()[1], np.uint8, len(bitmap) * width, dense.offset * width)
         return np.unpackbits(
             bits.reshape(-1, width), axis=1, count=len(self.table.columns), bitorder="little"
@@ -176,7 +178,7 @@ def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     fixed = pa.Array.from_buffers(
         pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))]
     )
-    return pa.compute.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
+    return pc.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
 
 
 @dataclass(frozen=True)
@@ -188,7 +190,7 @@ class Block:
     first: str
     last: str
     changes: int
-    payload: bytes
+    payload: pa.Buffer
 
     @classmethod
     def encode(cls, changes: Changes) -> Block:
@@ -202,7 +204,7 @@ class Block:
             str(changes.first),
             str(changes.last),
             len(changes),
-            sink.getvalue(),  # type: ignore[arg-type]
+            sink.getvalue(),
         )
 
     def decode(self) -> Iterator[Changes]:

@@ -50,10 +50,7 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class TableSettings(Options):
-    """What one table wants differently."""
-
-    key: list[str] | None = Field(default=None, min_length=1, description="the columns that identify a row")
-    exclude_columns: list[str] = Field(default=[], description="columns that never leave the source")
+    """What one table wants differently. A key belongs here once something honours it; any other is refused."""
 
 
 class TableOptions(Options):
@@ -61,7 +58,7 @@ class TableOptions(Options):
 
     include: list[Pattern] = Field(default=["*.*"], min_length=1, description="patterns such as public.*")
     exclude: list[Pattern] = Field(default=[], description="patterns taken out again")
-    settings: dict[str, TableSettings] = Field(default={}, description="per table: {public.orders: {key: [id]}}")
+    settings: dict[str, TableSettings] = Field(default={}, description="what single tables want differently")
 
     def select(self, names: Iterable[Name]) -> list[Name]:
         """Those of the names that are followed, in their order. Names are matched by their text."""

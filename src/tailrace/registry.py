@@ -70,7 +70,7 @@ class Registry:
 SOURCES = Registry(
     "source",
     "tailrace.sources",
-    {"postgres": BuiltIn("tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres:PostgresSource")},
+    {"postgres": BuiltIn("tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres.source:PostgresSource")},
 )
 DESTINATIONS = Registry(
     "destination",

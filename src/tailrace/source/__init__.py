@@ -44,13 +44,29 @@ class Split:
 
 @dataclass(frozen=True)
 class TableProgress:
-    """Where one table stands at an offset. Up to `position` the destination has its log changes."""
+    """Where one table stands at an offset. Up to `position` the destination has its log changes.
+
+    `request` is the last resync that was begun for it, 0 when there was none.
+    """
 
     upstream_id: str
     phase: Literal["copy", "catchup", "ready", "stopped"]
     position: Position
     chunks_done: int = 0
     chunks_total: int = 0
+    request: int = 0
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What errors and operators ask of a follower, by the tables' upstream ids.
+
+    `stopped` tables are not read; their text position is where they will go on (None: with a new copy).
+    `resync` tables are copied anew, once for each request id; this comes before `stopped`.
+    """
+
+    stopped: Mapping[str, str | None] = field(default_factory=dict)
+    resync: Mapping[str, int] = field(default_factory=dict)
 
 
 class Follower(Protocol):
@@ -60,8 +76,8 @@ class Follower(Protocol):
         """The offset before anything was read. Called once, on a pipeline's very first batch."""
         ...
 
-    def latest(self, start: Offset, limit: Limit, target: Offset | None) -> Offset:
-        """How far the next batch goes: a commit boundary, at most `limit` past `start`, never past `target`.
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        """How far the next batch goes: a commit boundary, about `limit` past `start`.
 
         Returns `start` itself when there is nothing to do. Called many times a second; must be cheap when idle.
         """
@@ -113,6 +129,10 @@ class Source(Protocol):
 
     def release(self, upto: Offset) -> None:
         """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
+        ...
+
+    def for_reader(self, reader: str, table: str | None = None) -> Source:
+        """The same upstream for another reader, with a cursor of its own; with `table`, only that one."""
         ...
 
     def progress(self, offset: Offset) -> list[TableProgress]:

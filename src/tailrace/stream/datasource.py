@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -19,7 +20,8 @@ from pyspark.sql.types import StructType
 from tailrace.destination import Destination
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
-from tailrace.source import Follower, Limit, Offset, Source, Split
+from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
+from tailrace.state import StateStore, TableState
 from tailrace.stream.block import SCHEMA, changes_row, error_row, staged_row
 
 POLL_SECONDS = 0.02
@@ -28,12 +30,13 @@ POLL_SECONDS = 0.02
 @dataclass(frozen=True)
 class Feed:
     """What a stream of blocks is made of. With a `destination`, copied rows are staged there by the task that reads
-    them, and only their receipts cross Spark."""
+    them, and only their receipts cross Spark. `state_dir` is where errors and requests of operators are found."""
 
     source: Source
     limit: Limit
     lanes: int
     destination: Destination | None = None
+    state_dir: Path | None = None
 
 
 @dataclass
@@ -51,9 +54,10 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self.feed = feed
         self._follower: Follower | None = None
         self._target: Offset | None = None
+        self._store: StateStore | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"feed": self.feed, "_follower": None, "_target": None}
+        return {"feed": self.feed, "_follower": None, "_target": None, "_store": None}
 
     @property
     def follower(self) -> Follower:
@@ -73,11 +77,24 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         while True:
-            end = self.follower.latest(start, self.feed.limit, self._target)
+            if self.feed.state_dir is not None and drain_file(self.feed.state_dir).exists():
+                return start
+            end = self.follower.latest(start, self.feed.limit, self._orders())
             if end != start or self._target is None or self.follower.done(start, self._target):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
+
+    def _orders(self) -> Orders:
+        if self.feed.state_dir is None:
+            return Orders()
+        self._store = self._store or StateStore.open_reading(self.feed.state_dir)
+        tables = self._store.tables()
+        ids = {table.name: table.upstream_id for table in tables}
+        return Orders(
+            {table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
+            {ids[request.table]: request.id for request in self._store.open_requests() if request.table in ids},
+        )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         splits = self.follower.plan(start, end)
@@ -105,6 +122,11 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def stop(self) -> None:
         if self._follower is not None:
             self._follower.stop()
+
+
+def drain_file(state_dir: Path) -> Path:
+    """While this file exists no new batch is begun. The pipeline makes it to drain and removes it when it starts."""
+    return state_dir / "drain"
 
 
 def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:

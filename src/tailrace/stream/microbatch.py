@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 
 from tailrace.change import Changes
-from tailrace.destination import Batch, Destination, Written
+from tailrace.destination import Batch, Destination, Staged, Written
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
@@ -126,9 +126,10 @@ class _Work:
         self.changes = 0
         self.committed_at: int | None = None
 
-    def split(self) -> tuple[list[Any], bool, Iterator[Changes]]:
+    def split(self) -> tuple[list[Staged], bool, Iterator[Changes]]:
         """The receipts, whether a copy starts, and the changes, which stay where they are until asked for."""
-        staged, starts = [], False
+        staged: list[Staged] = []
+        starts = False
         for row in self._rows:
             if row.kind != STAGED:
                 return staged, starts, self._changes(chain([row], self._rows))

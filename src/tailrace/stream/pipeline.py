@@ -21,7 +21,7 @@ from tailrace.registry import open_destination, open_source
 from tailrace.source import Limit
 from tailrace.state import RunnerLock, StateStore
 from tailrace.status import Status
-from tailrace.stream.datasource import Feed, bound
+from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import recognise
 from tailrace.stream.ledger import Ledger
 from tailrace.stream.listener import CommitListener
@@ -31,7 +31,8 @@ from tailrace.stream.session import build_session
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
-DRAIN_SECONDS = 10.0
+QUIET_SECONDS = 0.5
+"""Between a batch's plan and its start lies less than this."""
 
 OnProgress = Callable[[Status], None]
 
@@ -60,7 +61,7 @@ class Pipeline:
         self.source = open_source(config)
         self.destination = open_destination(config)
         self._draining = threading.Event()
-        self._in_batch = threading.Lock()
+        self._in_batch = threading.Event()
         self._query: StreamingQuery | None = None
         self._failure: TailraceError | None = None
 
@@ -100,6 +101,7 @@ class Pipeline:
                 StateStore.open(self.config.state, name=self.config.name, fingerprint=self.config.fingerprint)
             )
             self._require_checkpoint(store)
+            drain_file(Path(self.config.state)).unlink(missing_ok=True)
             store.claim_run()
             self.source.prepare()
             reach("pipeline.prepared")
@@ -157,14 +159,19 @@ class Pipeline:
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(self.config.batch.max_rows, self.config.batch.max_bytes)
         format_name = f"tailrace_{self.config.name}"
-        session.dataSource.register(bound(Feed(self.source, limit, lanes, self.destination), format_name))
+        session.dataSource.register(
+            bound(Feed(self.source, limit, lanes, self.destination, Path(self.config.state)), format_name)
+        )
         applier = Applier(self.source, self.destination, lanes)
         self._failure = None
 
         def apply(blocks: DataFrame, batch_id: int) -> None:
-            with self._in_batch:
+            self._in_batch.set()
+            try:
                 ledger.applied(batch_id, applier.apply(blocks, Batch(self.config.name, batch_id)))
                 reach("pipeline.applied")
+            finally:
+                self._in_batch.clear()
 
         writer = (
             session.readStream.format(format_name)
@@ -190,21 +197,29 @@ class Pipeline:
 
     def _watch(self, query: StreamingQuery, ledger: Ledger, on_progress: OnProgress | None) -> None:
         """Until the query ends by itself, fails, or is drained."""
-        while query.isActive and not self._draining.is_set():
-            query.awaitTermination(STATUS_SECONDS)
-            ledger.note_source()
-            self._show(ledger, on_progress)
+        shown = 0.0
+        while query.isActive and not self._draining.wait(0.05):
+            if time.monotonic() - shown > STATUS_SECONDS:
+                ledger.note_source()
+                self._show(ledger, on_progress)
+                shown = time.monotonic()
         if self._draining.is_set():
-            deadline = time.monotonic() + DRAIN_SECONDS
-            with self._in_batch:
-                pass  # the batch in hand is written; its commit follows within milliseconds
-            while query.isActive and ledger.unconfirmed and time.monotonic() < deadline:
-                query.awaitTermination(1)
+            self._settle(query, ledger)
         elif (failure := query.exception()) is not None:
             raise failure
         # The last batch's progress event may arrive after the query has ended.
         deadline = time.monotonic() + 5
         while ledger.unconfirmed and time.monotonic() < deadline:
+            time.sleep(0.02)
+
+    def _settle(self, query: StreamingQuery, ledger: Ledger) -> None:
+        """Let the batch in hand end and be committed. Stopping within one is safe, but then it is done again."""
+        flag = drain_file(Path(self.config.state))
+        flag.touch()
+        quiet_since = time.monotonic()
+        while query.isActive and time.monotonic() - quiet_since < QUIET_SECONDS:
+            if self._in_batch.is_set() or ledger.unconfirmed:
+                quiet_since = time.monotonic()
             time.sleep(0.02)
 
     def _show(self, ledger: Ledger, on_progress: OnProgress | None) -> None:

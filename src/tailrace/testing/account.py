@@ -104,18 +104,23 @@ class Account:
         """`install` itself, or a copy in the cache when this account cannot pass through to it."""
         if not self.switched or self._reaches(install):
             return install
+        package = install.parent
         copy = self.cache() / f"install-{hashlib.sha256(bytes(install.resolve())).hexdigest()[:16]}"
         if not copy.exists():
             unfinished = Path(tempfile.mkdtemp(dir=self.cache()))
-            shutil.copytree(install, unfinished / "install", symlinks=True)
             unfinished.chmod(0o755)
+            shutil.copytree(install, unfinished / package.name / install.name, symlinks=True)
+            # A wheel keeps the shared libraries of its programs beside the package.
+            libraries = package.with_name(f"{package.name}.libs")
+            if libraries.exists():
+                shutil.copytree(libraries, unfinished / libraries.name)
             try:
-                (unfinished / "install").rename(copy)
+                unfinished.rename(copy)
             except OSError:  # another process was first; its copy is as good
+                shutil.rmtree(unfinished)
                 if not copy.exists():
                     raise
-            shutil.rmtree(unfinished)
-        return copy
+        return copy / package.name / install.name
 
     def _reaches(self, directory: Path) -> bool:
         directory = directory.resolve()

@@ -452,5 +452,6 @@ def test_a_scan_counts_rows_and_finds_commits_without_decoding(story: Story) -> 
 
 
 def test_a_scan_refuses_bytes_that_are_no_messages() -> None:
-    with pytest.raises(MalformedError):
-        scan(pa.array([b"Z123456789"], pa.binary()))
+    for message in (b"Z123456789", commit(1)[:-1], insert(1, [])[:3], b""):
+        with pytest.raises(MalformedError):
+            scan(pa.array([message], pa.binary()))

@@ -16,7 +16,7 @@ from psycopg import conninfo, sql
 from tailrace.change import Changes
 from tailrace.errors import UnfitError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres.catalog_type import read_types
+from tailrace.source.postgres.catalog_type import builtin_arrow, read_types
 from tailrace.source.postgres.mapping import SESSION, Converter, select_list
 from tailrace.source.postgres.message import EPOCH_US
 from tailrace.source.postgres.pgoutput import decode
@@ -133,7 +133,9 @@ VALUES: dict[str, list[str]] = {
     "int8[]": ["{9223372036854775807}"],
     "float8[]": ["{NaN,Infinity,-0,0.1}"],
     "bool[]": ["{t,f,NULL}"],
-    "text[]": ["{}", '{"",NULL,"NULL","null",a}', '{"a b","c,d","{e}","q\\"uo","b\\\\s","🦫","\n"}', "{{a},{b}}", '{"x\\\\"}'],
+    "text[]": [
+        "{}", '{"",NULL,"NULL","null",a}', '{"a b","c,d","{e}","q\\"uo","b\\\\s","🦫","\n"}', "{{a},{b}}", '{"x\\\\"}',
+    ],
     "varchar(3)[]": ["{abc,NULL}"],
     "char(3)[]": ["{a,NULL}"],
     "uuid[]": ["{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11,NULL}"],
@@ -324,6 +326,17 @@ def test_a_type_has_its_documented_arrow_type(passages: dict[str, Passage], decl
     assert passages[declared].column.type == arrow
 
 
+@pytest.mark.parametrize("version", [16, 18])
+def test_fixed_types_are_mapped_without_the_catalog_as_with_it(
+    version: int, postgres_server: Callable[[int], EmbeddedPostgres]
+) -> None:
+    with postgres_server(version).connect() as session:
+        oids = session.execute("SELECT oid::int8 FROM pg_type WHERE oid < 10000 AND typtype <> 'p'").fetchall()
+        types = read_types(session, (oid for (oid,) in oids))
+    for (oid,) in oids:
+        assert (builtin_arrow(oid, -1) or pa.string()) == types[oid].arrow(-1), types[oid].name
+
+
 def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(database: Database) -> None:
     database.run("CREATE TABLE bounds (id date PRIMARY KEY)", "INSERT INTO bounds VALUES ('infinity')")
     with database.connect() as session:
@@ -362,7 +375,7 @@ def plain(array: pa.Array[Any]) -> list[Any]:
         form = ">f" if type_.bit_width == 32 else ">d"
         return [None if value is None else struct.pack(form, value) for value in array.to_pylist()]
     if pa.types.is_date32(type_):
-        return array.view(pa.int32()).to_pylist()
+        return list(array.view(pa.int32()).to_pylist())
     if pa.types.is_timestamp(type_):
         since_1970 = array.view(pa.int64()).to_pylist()
         return [None if value is None else struct.pack(">q", value - EPOCH_US) for value in since_1970]
@@ -371,4 +384,4 @@ def plain(array: pa.Array[Any]) -> list[Any]:
             None if value is None else f"{value:f}" if pa.types.is_decimal(type_) else str(value)
             for value in array.to_pylist()
         ]
-    return array.to_pylist()
+    return list(array.to_pylist())

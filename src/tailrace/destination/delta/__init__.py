@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -21,7 +21,7 @@ from tailrace.destination import Batch, Refetch, Staged, Written
 from tailrace.destination.delta import engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve
 from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
-from tailrace.destination.delta.layout import METADATA, Layout
+from tailrace.destination.delta.layout import EXACT, METADATA, Layout
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
@@ -181,6 +181,8 @@ class DeltaDestination:
                     table=name,
                     fix=f"set partition_by back, or tailrace resync {name}",
                 )
+            if EXACT in before.schema.names:
+                layout = replace(layout, exact=True)
             evolution = evolve(before.schema, before.numbers(), layout)
             if evolution.added and not evolution.rewrite:
                 before = before.add_columns(evolution.added)
@@ -194,7 +196,7 @@ class DeltaDestination:
             outcome = engine.log(target, rows, work.changes)
         place.sync()
         failpoint.reach("delta.before_commit")
-        replace = before is not None and (starts or evolution.rewrite)
+        replaces = before is not None and (starts or evolution.rewrite)
         commit(
             place,
             name,
@@ -202,9 +204,9 @@ class DeltaDestination:
             evolution.schema,
             layout.partition_by,
             [file.add() for file in outcome.adds],
-            [] if replace else [file.remove() for file in outcome.removes],
+            [] if replaces else [file.remove() for file in outcome.removes],
             batch,
-            replace=replace,
+            replace=replaces,
         )
         failpoint.reach("delta.committed")
         return Written(work.changes, outcome.upserts, outcome.deletes)

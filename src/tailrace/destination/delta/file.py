@@ -234,6 +234,7 @@ def stats_of(footer: pq.FileMetaData) -> str:
     high: dict[str, Any] = {}
     nulls: dict[str, int] = {}
     unknown: set[str] = set()
+    uncounted: set[str] = set()
     for group in range(footer.num_row_groups):
         for index in range(footer.num_columns):
             chunk = footer.row_group(group).column(index)
@@ -247,15 +248,20 @@ def stats_of(footer: pq.FileMetaData) -> str:
                 continue
             if stats is None or not stats.has_null_count:
                 unknown.add(name)
+                uncounted.add(name)
                 continue
             nulls[name] = nulls.get(name, 0) + stats.null_count
             if stats.num_values == 0:
                 continue
-            if not stats.has_min_max:
+            try:
+                least, most = (stats.min, stats.max) if stats.has_min_max else (None, None)
+            except (ValueError, OverflowError):
+                least = most = None  # past what Python's calendar knows
+            if least is None or most is None:
                 unknown.add(name)
                 continue
-            low[name] = min(low[name], stats.min) if name in low else stats.min
-            high[name] = max(high[name], stats.max) if name in high else stats.max
+            low[name] = min(low[name], least) if name in low else least
+            high[name] = max(high[name], most) if name in high else most
     bounds = {
         name: pair
         for name in low
@@ -266,7 +272,7 @@ def stats_of(footer: pq.FileMetaData) -> str:
             "numRecords": footer.num_rows,
             "minValues": {name: pair[0] for name, pair in bounds.items()},
             "maxValues": {name: pair[1] for name, pair in bounds.items()},
-            "nullCount": {name: count for name, count in nulls.items() if name not in unknown},
+            "nullCount": {name: count for name, count in nulls.items() if name not in uncounted},
         },
         ensure_ascii=False,
     )
@@ -285,6 +291,8 @@ def _stat(value: Any, is_high: bool) -> Any:
     if isinstance(value, datetime.datetime):
         if is_high:
             # Delta reads milliseconds; an upper bound must not fall below the value.
+            if value.year == datetime.MAXYEAR:
+                return None
             value += datetime.timedelta(microseconds=999)
         text = value.replace(microsecond=value.microsecond // 1000 * 1000).isoformat(timespec="milliseconds")
         return text.replace("+00:00", "Z")

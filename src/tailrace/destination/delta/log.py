@@ -12,7 +12,7 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema
+from deltalake import DeltaTable, Schema, TableFeatures
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.transaction import (
     AddAction,
@@ -56,6 +56,8 @@ class Snapshot:
     def load(cls, place: Place, table: str) -> Snapshot | None:
         """The table now, None if there is none. Raises TableError for one that tailrace did not make."""
         try:
+            if place.is_file():
+                raise TableNotFoundError
             handle = _opened(place)
         except TableNotFoundError:
             if problem := foreign_content(place):
@@ -120,12 +122,21 @@ class Snapshot:
         """The table with these columns added. A column that is there already is left as it is."""
         missing = [field for field in fields if field.name not in self.schema.names]
         if missing:
-            self.handle.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            try:
+                self.handle.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
+            except CommitFailedError as error:
+                raise ConflictError(str(error)) from error
         return Snapshot(self.place, self.table, _opened(self.place)) if missing else self
 
 
 def _opened(place: Place) -> DeltaTable:
     return DeltaTable(place.uri, storage_options=dict(place.options) or None)
+
+
+def _needs_clock(schema: pa.Schema, handle: DeltaTable) -> bool:
+    """Whether a table must first learn about timestamps without a zone, which Delta counts as a feature."""
+    features = handle.protocol().reader_features or []
+    return "timestampNtz" not in features and "timestamp[us]" in str(schema.types)
 
 
 def app_id(batch: Batch) -> str:
@@ -161,12 +172,27 @@ def commit(
     ConflictError when anybody else got in the way.
     """
     properties = CommitProperties(
+        # The commit is the very next version or none: delta-rs does not take an OPTIMIZE in between for a conflict, and
+        # the files it merged would be there twice.
+        max_commit_retries=0,
         app_transactions=[Transaction(app_id(batch), batch.id)] if batch else None,
         custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
     )
     delta_schema = Schema.from_arrow(schema)
     try:
-        if before is None or replace:
+        if before is not None and before.partition_by == tuple(partition_by):
+            if replace and _needs_clock(schema, before.handle):
+                before.handle.alter.add_feature(
+                    TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
+                )
+            before.handle.create_write_transaction(
+                list(adds) if replace else [*adds, *removes],
+                "overwrite" if replace else "append",
+                delta_schema if replace else before.handle.schema(),
+                list(partition_by),
+                commit_properties=properties,
+            )
+        else:
             create_table_with_add_actions(
                 place.uri,
                 delta_schema,
@@ -177,14 +203,6 @@ def commit(
                 description=MARK,
                 configuration=CONFIGURATION,
                 storage_options=dict(place.options) or None,
-                commit_properties=properties,
-            )
-        else:
-            before.handle.create_write_transaction(
-                [*adds, *removes],
-                "append",
-                before.handle.schema(),
-                list(partition_by),
                 commit_properties=properties,
             )
     except DeltaError as error:

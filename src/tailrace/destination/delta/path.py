@@ -1,8 +1,9 @@
 """Where a table lies: `<root>/<schema>/<table>`, for any name a database allows.
 
 A plain name (ASCII letters, digits, `_`, `-`) stays as it is: `public.orders` lies in `public/orders`. In any other
-name every other byte becomes %XX, so two names never share a directory. Names that differ only in case stay apart
-where the file system keeps case apart; `check` warns about them, as some do not.
+name every other byte becomes ~XX, so two names never share a directory (~ and not %, which delta-rs decodes on its
+way to the disk). Names that differ only in case stay apart where the file system keeps case apart; `check` warns
+about them, as some do not.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ def encode(part: str) -> str:
     # Readers skip directories that begin with an underscore, and some systems keep a few names for devices.
     first_is_safe = not part.startswith("_") and part.lower() not in _RESERVED
     return "".join(
-        chr(byte) if byte in _PLAIN and (index or first_is_safe) else f"%{byte:02X}" for index, byte in enumerate(data)
+        chr(byte) if byte in _PLAIN and (index or first_is_safe) else f"~{byte:02X}" for index, byte in enumerate(data)
     )
 
 

@@ -44,6 +44,8 @@ def check(root: str, tables: Sequence[tuple[TableSchema, Place, Layout]]) -> lis
 
 def _look_at_path(root: str) -> list[Finding]:
     path = Path(root.removeprefix("file://")).absolute()
+    if "%" in root:
+        return [Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")]
     nearest = path
     while not nearest.exists():
         nearest = nearest.parent
@@ -94,6 +96,8 @@ def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Fin
 
 
 def _foreign(place: Place) -> str | None:
+    if place.is_file():
+        return foreign_content(place)
     try:
         described = DeltaTable(place.uri, storage_options=dict(place.options) or None).metadata().description
     except TableNotFoundError:

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_TOKEN = re.compile(r'(?:"((?:[^"\\]|\\.)*)"|([^,]*))(,|$)', re.DOTALL)
+_TOKEN = re.compile(r'(?:"((?:[^"\\]|\\.)*)"|([^,"]*))(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
 
 LIST = pa.list_(pa.string())

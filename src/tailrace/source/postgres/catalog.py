@@ -16,7 +16,7 @@ Session = psycopg.Connection[tuple[Any, ...]]
 
 @dataclass(frozen=True)
 class Published:
-    """A table as it is, or would be, published. `identity` is Postgres's letter: d(efault), i(ndex), f(ull), n(othing)."""
+    """A table as it is, or would be, published. `identity` is Postgres's letter: default, index, full or nothing."""
 
     schema: TableSchema
     identity: str = "d"
@@ -49,7 +49,8 @@ ORDER BY 1, 3
 
 _KEYS = """
 SELECT i.indrelid::int8, i.indisprimary, i.indisreplident,
-       ARRAY(SELECT k.attnum::int4 FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, at) ORDER BY k.at)
+       ARRAY(SELECT k.attnum::int4 FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, at)
+             ORDER BY k.at)
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisvalid
 """
@@ -85,10 +86,8 @@ class Shown:
 
 def list_published(session: Session, publication: str) -> dict[TableName, Shown]:
     """The tables in a publication, partitions under the name they are published by."""
-    if session.info.server_version >= 150000:
-        query = "SELECT schemaname::text, tablename::text, attnames::text[], rowfilter FROM pg_catalog.pg_publication_tables WHERE pubname = %s"
-    else:
-        query = "SELECT schemaname::text, tablename::text, NULL::text[], NULL::text FROM pg_catalog.pg_publication_tables WHERE pubname = %s"
+    shown = "attnames::text[], rowfilter" if session.info.server_version >= 150000 else "NULL::text[], NULL::text"
+    query = f"SELECT schemaname::text, tablename::text, {shown} FROM pg_publication_tables WHERE pubname = %s"  # noqa: S608
     return {
         TableName(schema, name): Shown(frozenset(columns) if columns is not None else None, row_filter)
         for schema, name, columns, row_filter in session.execute(query, [publication]).fetchall()

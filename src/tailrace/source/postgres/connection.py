@@ -67,7 +67,7 @@ def translate(error: Exception, doing: str) -> TailraceError:
     if state in {"28P01", "28000"} or "password authentication failed" in text or "no pg_hba.conf entry" in text:
         return PreflightError(
             f"Postgres refused the login while {doing}: {text}",
-            fix="check user and password in the dsn (an environment variable keeps them out of the file) and pg_hba.conf",
+            fix="check user and password in the dsn (an environment variable can hold them) and pg_hba.conf",
         )
     if state == "3D000" or ('database "' in text and "does not exist" in text):
         return PreflightError(f"the database does not exist, while {doing}: {text}", fix="correct the dsn's database")

@@ -39,7 +39,8 @@ class Round:
             _, x, snapshot, _ = replication.execute(
                 f"CREATE_REPLICATION_SLOT \"{slot}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
             )
-            assert x is not None and snapshot is not None
+            assert x is not None
+            assert snapshot is not None
             self.x = parse_lsn(x)
             with translated("opening a snapshot for the copy"):
                 self._session = psycopg.connect(connection_string(dsn), autocommit=True)
@@ -74,13 +75,20 @@ class Opening:
     def __init__(self, dsn: str) -> None:
         self._round: Round | None = None
         self._error: Exception | None = None
+        self._abandoned = False
+        self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._open, args=[dsn], name="tailrace-round", daemon=True)
         self._thread.start()
 
     def _open(self, dsn: str) -> None:
         try:
-            self._round = Round(dsn)
-        except Exception as error:
+            opened = Round(dsn)
+            with self._lock:
+                if self._abandoned:
+                    opened.close()
+                else:
+                    self._round = opened
+        except Exception as error:  # noqa: BLE001 - raised again by `wait`
             self._error = error
 
     def wait(self, seconds: float) -> Round | None:
@@ -89,6 +97,13 @@ class Opening:
         if self._error is not None:
             raise self._error
         return self._round
+
+    def abandon(self) -> None:
+        """Nobody wants the round any more: it is closed, now or once it is open."""
+        with self._lock:
+            self._abandoned = True
+            if self._round is not None:
+                self._round.close()
 
 
 @dataclass(frozen=True)
@@ -146,17 +161,18 @@ def _query(table: TableSchema, heap: Sequence[str], split: CopySplit) -> sql.Com
         bounds.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({split.end_page},0)")))
     if split.row_filter:
         # The publication's own expression, as the catalog prints it; only its owner can write it.
-        bounds.append(sql.SQL("({})").format(sql.SQL(split.row_filter)))  # type: ignore[arg-type]
+        bounds.append(sql.SQL("({})").format(sql.SQL(split.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
         select_list(table), sql.Identifier(*heap), sql.SQL(" AND ").join(bounds)
     )
 
 
 def _heap_name(cursor: Any, oid: int) -> tuple[str, str] | None:
-    cursor.execute(
+    query = sql.SQL(
         "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        f" WHERE c.oid = {int(oid)}"
+        " WHERE c.oid = {}"
     )
+    cursor.execute(query.format(sql.Literal(oid)).as_string())
     found = cursor.fetchone()
     return None if found is None else (found[0], found[1])
 
@@ -171,7 +187,7 @@ FETCH_ROWS = 1000
 
 
 def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now, in the layout of a copy. Few at a time: a log rarely leaves values out."""
+    """The rows of these keys as they are now, in the layout of a copy. A log rarely leaves out what this reads."""
     converter = Converter(table)
     found: list[pa.RecordBatch] = []
     with bulk(dsn, f"re-reading rows of {table.table}") as connection, connection.cursor() as cursor:
@@ -192,7 +208,7 @@ def _fetch_query(table: TableSchema, keys: pa.Table) -> sql.Composed:
         sql.SQL(", ").join(sql.Identifier(name) for name in table.key),
         sql.SQL(", ").join(
             # The declared type is the catalog's own spelling of it.
-            sql.SQL("{}::" + table.column(name).upstream_type).format(alias)  # type: ignore[arg-type]
+            sql.SQL("{}::" + table.column(name).upstream_type).format(alias)
             for name, alias in zip(table.key, aliases, strict=True)
         ),
         sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Literal(values)) for values in texts),

@@ -14,20 +14,20 @@ from typing import TYPE_CHECKING
 from tailrace import errors
 from tailrace.change import Position
 from tailrace.errors import LostError, TailraceError, UnavailableError
-from tailrace.journal import FrameRef, JournalReader
+from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, Split
+from tailrace.source import Limit, Offset, Orders, Split
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Opening, Round, copy_split
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import READY, Entry, LogOffset, Reading, chunks, readings
+from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
 from tailrace.source.postgres.receiver import JOURNAL_BUSY, RESYNC, read_status
 from tailrace.source.postgres.slot import server_position
 
 if TYPE_CHECKING:
-    from tailrace.source.postgres import PostgresSource
+    from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
 SPLIT_BYTES = 4 * 1024 * 1024
@@ -59,7 +59,10 @@ class PostgresFollower:
         self._opening: Opening | None = None
 
     def start(self) -> Offset:
-        return LogOffset(self._journal.mark()).to_json()
+        mark = self._journal.mark()
+        # From now on nothing behind the mark goes before this reader has passed it.
+        Cursor(self.source.journal, self.source.reader).advance(mark)
+        return LogOffset(mark).to_json()
 
     def target(self) -> Offset:
         with session(self.source.dsn, "asking for the server's position") as connection:
@@ -75,15 +78,16 @@ class PostgresFollower:
         self._journal.refresh()
         return self._journal.mark() >= goal and not self._journal.frames(now.log, goal)
 
-    def latest(self, start: Offset, limit: Limit, target: Offset | None) -> Offset:
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
         self._receiver.require_alive()
         self._journal.refresh()
         now = LogOffset.from_json(start)
         if now.log > self._journal.mark():
             raise LostError("the journal ends before the position that was already applied: it was lost", fix=RESYNC)
+        now = _stop(now, orders)
         end = self._read_log(now, limit)
-        end = self._copy(now, end, limit)
-        if end.tables == now.tables and not self._concerns(now, end):
+        end = self._copy(now, end, limit, orders)
+        if end.tables == LogOffset.from_json(start).tables and not self._concerns(now, end):
             return start
         return end.to_json()
 
@@ -101,7 +105,7 @@ class PostgresFollower:
             if entry.at > log:
                 continue  # copied at a later position than the log has reached
             at, budget = self._take(entry.at, log, frozenset([oid]), budget)
-            changed[oid] = READY if at >= log else replace(entry, at=at)
+            changed[oid] = Entry("ready", request=entry.request) if at >= log else replace(entry, at=at)
         return replace(now.with_tables(changed), log=log)
 
     def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> tuple[Position, Limit]:
@@ -130,22 +134,27 @@ class PostgresFollower:
 
     # -- the copy -----------------------------------------------------------------------------------------
 
-    def _copy(self, now: LogOffset, end: LogOffset, limit: Limit) -> LogOffset:
-        new = [oid for oid in self.published if oid not in now.tables]
-        copying = now.within("copy")
+    def _copy(self, now: LogOffset, end: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
+        resync = {int(oid): request for oid, request in orders.resync.items()}
+        new = {
+            oid: resync.get(oid, 0)
+            for oid in self.published
+            if oid not in now.tables or now.tables[oid].request < resync.get(oid, 0)
+        }
+        copying = {oid: entry for oid, entry in now.within("copy").items() if oid not in new}
         if not new and not copying:
             self._close_round()
             return end
         round_ = self._open_round()
         if round_ is None:
             return end
-        changed: dict[int, Entry] = {oid: self._begin(oid, round_) for oid in new}
+        changed: dict[int, Entry] = {oid: self._begin(oid, round_, request) for oid, request in new.items()}
         budget = limit.bytes
         for oid, entry in sorted({**copying, **changed}.items()):
             keyed = bool(self.published[oid].schema.key)
             if not keyed and entry.x != round_.x:
                 # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
-                entry = self._begin(oid, round_)
+                entry = self._begin(oid, round_, entry.request)
             read = entry.next == entry.chunks
             take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_bytes)) if budget > 0 else 0
             budget -= take * self.source.chunk_bytes
@@ -156,10 +165,10 @@ class PostgresFollower:
             changed[oid] = entry
         return end.with_tables(changed)
 
-    def _begin(self, oid: int, round_: Round) -> Entry:
+    def _begin(self, oid: int, round_: Round, request: int) -> Entry:
         pages = self.source.chunk_bytes // PAGE_BYTES
         parts = {heap: max(1, math.ceil(size / pages)) for heap, size in round_.heaps(oid).items()}
-        return Entry("copy", x=round_.x, parts=parts)
+        return Entry("copy", x=round_.x, parts=parts, request=request)
 
     def _open_round(self, patience_seconds: float = 0.05) -> Round | None:
         if self._round is None:
@@ -183,11 +192,8 @@ class PostgresFollower:
     def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
         splits: list[Split] = []
         for oid, entry in then.tables.items():
-            was = now.tables.get(oid)
-            if oid not in self.published or (was is not None and was.phase != "copy") or entry.phase == "stopped":
-                continue
-            first = was.next if was is not None and was.x == entry.x else 0
-            if first >= entry.next:
+            wanted = entry.chunks_since(now.tables.get(oid))
+            if not wanted or oid not in self.published:
                 continue
             round_ = self._wait_for_round()
             published = self.published[oid]
@@ -196,7 +202,7 @@ class PostgresFollower:
             pages = self.source.chunk_bytes // PAGE_BYTES
             splits += [
                 copy_split(published.schema, chunk, pages, round_, entry.x, published.row_filter)
-                for chunk in chunks(entry, first, entry.next)
+                for chunk in chunks(entry, wanted)
             ]
         return splits
 
@@ -255,7 +261,20 @@ class PostgresFollower:
 
     def stop(self) -> None:
         self._close_round()
+        if self._opening is not None:
+            self._opening.abandon()
         self._receiver.stop()
+
+
+def _stop(now: LogOffset, orders: Orders) -> LogOffset:
+    """Tables in error stay where they failed, until they are copied anew or told to go on."""
+    stopped = {}
+    for upstream_id, resume in orders.stopped.items():
+        entry = now.tables.get(int(upstream_id))
+        if entry is not None and entry.phase != "stopped" and upstream_id not in orders.resync:
+            at = Position.parse(resume) if resume else entry.position(now.log)
+            stopped[int(upstream_id)] = replace(entry, phase="stopped", at=at)
+    return now.with_tables(stopped)
 
 
 class ReceiverProcess:

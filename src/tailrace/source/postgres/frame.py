@@ -12,7 +12,12 @@ import pyarrow as pa
 
 from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
 
+_IS_KIND = np.zeros(256, bool)
+_IS_KIND[list(Kind)] = True
+
 Places = npt.NDArray[np.int64]
+
+_MAX_BYTES = 2**31 - 1  # strings over the buffer have 32-bit bounds
 
 ORDINALS_PER_CHANGE = 2
 """A change of a key is a delete and an insert, so every change has room for two, whatever it turns out to be."""
@@ -48,11 +53,15 @@ class Frame:
             edges = np.frombuffer(bounds, width, count + 1, messages.offset * np.dtype(width).itemsize).astype(np.int64)
             self.data = data.slice(int(edges[0]), int(edges[-1] - edges[0]))
             edges -= edges[0]
+            if edges[-1] > _MAX_BYTES:
+                raise ValueError(f"a frame of {int(edges[-1])} bytes; cut it below {_MAX_BYTES}")
         self.starts, self.ends = edges[:-1], edges[1:]
         self.bytes = np.frombuffer(self.data, np.uint8)
         if (self.starts == self.ends).any():
             raise MalformedError("an empty message is not of pgoutput")
         self.kinds = self.bytes[self.starts]
+        if not _IS_KIND[self.kinds].all():
+            raise MalformedError("a message of a kind that pgoutput version 1 does not have")
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -66,13 +75,13 @@ class Frame:
         return np.ndarray((max(len(self.bytes) - 7, 0),), "<u8", self.data, strides=(1,))
 
     def uint32(self, at: Places) -> Places:
-        """Network-order numbers of 32 bits, which must not be the last four bytes of the buffer but for padding."""
+        """Network-order numbers of 32 bits."""
         numbers = np.ndarray((max(len(self.bytes) - 3, 0),), ">u4", self.data, strides=(1,))
-        return numbers[at].astype(np.int64)
+        return _gather(numbers, at).astype(np.int64)
 
     def int64(self, at: Places) -> Places:
         """Network-order numbers of 64 bits."""
-        return self.words[at].byteswap().view(np.int64)
+        return _gather(self.words, at).byteswap().view(np.int64)
 
     @cached_property
     def changes(self) -> Places:
@@ -84,6 +93,13 @@ class Frame:
     def relation_oids(self, rows: Places) -> Places:
         """The relation of each of these row messages."""
         return self.uint32(self.starts[rows] + 1)
+
+
+def _gather(numbers: npt.NDArray[Any], at: Places) -> npt.NDArray[Any]:
+    try:
+        return numbers[at]
+    except IndexError:
+        raise MalformedError("the last message is cut short") from None
 
 
 @dataclass(frozen=True)

@@ -87,12 +87,10 @@ class Framer:
         """True between transactions."""
         return self._transaction is None and self._carry is None
 
-    def abandon(self) -> bool:
-        """Forget an unfinished transaction: the upstream sends it again. True when pieces of it were handed out."""
-        handed_out = self._transaction is not None
+    def abandon(self) -> None:
+        """Forget an unfinished transaction: the upstream sends it again, with its relations."""
         self._transaction = self._carry = None
         self._relations.clear()
-        return handed_out
 
     def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
         """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""

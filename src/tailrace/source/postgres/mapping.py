@@ -32,7 +32,7 @@ SESSION: Final[dict[str, str]] = {
 
 
 def session_for(server_encoding: str) -> dict[str, str]:
-    """`SESSION` for a database of this `server_encoding`, as `SHOW server_encoding` gives it.
+    """`SESSION` for sessions that read rows of a database with this `server_encoding`.
 
     A SQL_ASCII database may hold bytes that are not UTF-8. Asked for UTF-8, its server fails the whole slot on them;
     left as they are, they stop the one table that has them.

@@ -27,6 +27,7 @@ class Entry:
     next: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
     at: Position | None = None
+    request: int = 0
 
     @property
     def chunks(self) -> int:
@@ -39,20 +40,29 @@ class Entry:
         return before(self.x) if self.at is None else self.at
 
     def to_json(self) -> dict[str, Any]:
-        if self.phase == "ready":
-            return {"phase": "ready"}
-        raw: dict[str, Any] = {"phase": self.phase, "x": self.x, "next": self.next, "parts": dict(self.parts)}
+        raw: dict[str, Any] = {"phase": self.phase}
+        if self.request:
+            raw["request"] = self.request
+        if self.phase != "ready":
+            raw |= {"x": self.x, "next": self.next, "parts": dict(self.parts)}
         return raw if self.at is None else {**raw, "at": str(self.at)}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Entry:
         at = raw.get("at")
         return cls(
-            raw["phase"], raw.get("x", 0), raw.get("next", 0), raw.get("parts", {}), Position.parse(at) if at else None
+            raw["phase"],
+            raw.get("x", 0),
+            raw.get("next", 0),
+            raw.get("parts", {}),
+            Position.parse(at) if at else None,
+            raw.get("request", 0),
         )
 
-
-READY = Entry("ready")
+    def chunks_since(self, earlier: Entry | None) -> range:
+        """The chunks to copy between an earlier state of the table and this one. A new x is a new copy."""
+        same_copy = earlier is not None and earlier.x == self.x
+        return range(earlier.next if earlier is not None and same_copy else 0, self.next)
 
 
 @dataclass(frozen=True)
@@ -65,12 +75,12 @@ class Chunk:
     of: int
 
 
-def chunks(entry: Entry, first: int, end: int) -> Iterator[Chunk]:
-    """The chunks numbered first … end-1 of a copying table."""
+def chunks(entry: Entry, wanted: range) -> Iterator[Chunk]:
+    """The chunks with these numbers of a copying table."""
     index = 0
     for part, of in entry.parts.items():
         for ordinal in range(of):
-            if first <= index < end:
+            if index in wanted:
                 yield Chunk(int(part), index, ordinal, of)
             index += 1
 
@@ -118,7 +128,7 @@ def readings(start: LogOffset, end: LogOffset) -> dict[int, Reading]:
         if then.phase not in ("ready", "catchup"):
             continue
         now = start.tables.get(oid)
-        if now is None or now.phase in ("copy", "stopped"):
+        if now is None or now.phase in ("copy", "stopped") or then.chunks_since(now):
             continue  # a copy ends the batch before the first log change is read
         reading = Reading(now.position(start.log), then.position(end.log))
         if reading.upto > reading.after:

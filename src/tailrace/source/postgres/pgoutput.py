@@ -114,10 +114,9 @@ def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int
             truncates.setdefault(oid, []).append(int(change))
     shapes = _shapes(frame, relations)
     none = np.empty(0, np.int64)
-    for oid in tables:
-        own_rows, own_truncates = by_oid.get(oid, none), np.array(truncates.get(oid, []), np.int64)
-        if len(own_rows) or len(own_truncates):
-            yield from _cut(frame, oid, shapes.get(oid, []), own_rows, own_truncates)
+    for oid in sorted(tables.keys() & (by_oid.keys() | truncates.keys())):
+        own_truncates = np.array(truncates.get(oid, []), np.int64)
+        yield from _cut(frame, oid, shapes.get(oid, []), by_oid.get(oid, none), own_truncates)
 
 
 def _group(rows: Places, oids: Places) -> dict[int, Places]:
@@ -215,14 +214,16 @@ def _weave(
     before = np.concatenate([before, split_before, nothing])[order]
     op = np.concatenate([ops, np.full(len(splits), Op.DELETE), np.full(truncated, Op.TRUNCATE)])[order].astype(np.int8)
 
+    unchanged = images.unchanged
+    if unchanged is not None:
+        blank = np.zeros((old_count + 1, len(table.columns)), bool)
+        unchanged = np.concatenate([unchanged, blank])[image]
     old = images.read_old() if old_count else None
-    unchanged = None
-    if images.unchanged is not None:
-        unchanged = np.zeros((len(order), len(table.columns)), bool)
-        unchanged[image < count] = images.unchanged[image[(image < count)]]
-        unchanged[image < 0] = False
     pools = [_pool(column, old.columns[index] if old else None) for index, column in enumerate(new.columns)]
-    exacts = _pool(_texts(new.exact, count), _texts(old.exact if old else None, old_count))
+    columns, exacts = new.columns, new.exact
+    if len(order) > count:
+        columns = [pool.take(_indexes(image)) for pool in pools]
+        exacts = _pool(_texts(new.exact, count), _texts(old.exact if old else None, old_count)).take(_indexes(image))
     befores = None
     if (before >= 0).any():
         befores = pa.StructArray.from_arrays(
@@ -234,8 +235,8 @@ def _weave(
         change[order],
         halves[order],
         op,
-        [pool.take(_indexes(image)) for pool in pools],
-        exacts.take(_indexes(image)),
+        columns,
+        exacts,
         unchanged=unchanged,
         before=befores,
     )

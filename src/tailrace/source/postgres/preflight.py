@@ -14,7 +14,7 @@ from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.slot import look, publication_exists, publication_sql, waiting_for
 
 if TYPE_CHECKING:
-    from tailrace.source.postgres import PostgresSource
+    from tailrace.source.postgres.source import PostgresSource
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
@@ -22,7 +22,7 @@ OLDEST_VERSION = 140000
 
 
 def wanted(connection: Session, source: PostgresSource) -> list[Published]:
-    """The tables the pipeline follows: those of the publication that `tables` selects; before it exists, all it selects."""
+    """The tables that `tables` selects of the publication; before there is one, of the whole database."""
     relations = list_tables(connection)
     if publication_exists(connection, source.publication):
         shown = list_published(connection, source.publication)
@@ -149,10 +149,10 @@ def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
     missing = [name for name in source.tables_wanted.select(candidates) if name not in set(names)]
     if missing:
         quoted = sql.SQL(", ").join(sql.Identifier(name.schema, name.name) for name in missing)
-        fix = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(source.publication), quoted)
+        addition = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(source.publication), quoted)
         listed = ", ".join(str(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
         message = f"{len(missing)} tables that tables.include matches are not in it and will not be followed: {listed}"
-        findings.append(Finding("warning", "publication", message, fix.as_string(connection)))
+        findings.append(Finding("warning", "publication", message, addition.as_string(connection)))
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
         [source.publication],
@@ -209,7 +209,8 @@ def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
         name = sql.Identifier(table.schema, table.name).as_string(connection)
         if not published.can_select:
             role = _value(connection, "SELECT quote_ident(current_user)")
-            fix = f"GRANT USAGE ON SCHEMA {sql.Identifier(table.schema).as_string(connection)} TO {role}; GRANT SELECT ON {name} TO {role};"
+            schema = sql.Identifier(table.schema).as_string(connection)
+            fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
             findings.append(Finding("error", str(table), "the role may not read it", fix))
         if published.identity == "n":
             message = (

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -23,11 +24,12 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+from psycopg import sql
 
 from tailrace.change import START
-from tailrace.errors import LostError, OwnedError, TailraceError, UnavailableError
+from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
-from tailrace.journal import Journal, JournalWriter, cursors
+from tailrace.journal import Journal, cursors
 from tailrace.source.postgres.connection import Replication, bulk, connection_string, translate, translated
 from tailrace.source.postgres.framing import Framer
 from tailrace.source.postgres.lsn import before, format_lsn
@@ -70,7 +72,9 @@ class Receiver:
     def __init__(self, options: ReceiverOptions, stopping: Callable[[], bool]) -> None:
         self.options = options
         self.stopping = stopping
-        self.writer = self._open_writer()
+        self.writer = Journal.open_writer(
+            Path(options.journal), segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
+        )
         # Everything of the log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
         self.framer = Framer(self.durable)
@@ -80,12 +84,6 @@ class Receiver:
         self._looked = 0.0
         self._beat = time.monotonic()
         self._failures = 0
-
-    def _open_writer(self) -> JournalWriter:
-        options = self.options
-        return Journal.open_writer(
-            Path(options.journal), segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
-        )
 
     def run(self) -> None:
         """Until stopped; what is unavailable is tried again, everything else is raised."""
@@ -112,10 +110,8 @@ class Receiver:
 
     def _wait(self, error: TailraceError) -> None:
         self._close_session()
-        if self.framer.abandon():
-            # The journal ends in a piece of a transaction that will be sent again; recovery cuts it off.
-            self.writer.close()
-            self.writer = self._open_writer()
+        self.framer.abandon()
+        self.writer.drop_unfinished()
         self.gear = "waiting"
         self.publish(error)
         pause = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
@@ -125,12 +121,28 @@ class Receiver:
             time.sleep(0.05)
 
     def _check_journal(self, status: SlotStatus) -> None:
+        if self.writer.damage:
+            self._mend(status)
         if status.confirmed > self.durable:
             raise LostError(
                 f"Postgres was told to forget the log up to {format_lsn(status.confirmed)},"
                 f" but the journal ends at {format_lsn(self.durable)}: it was lost or replaced",
                 fix=RESYNC,
             )
+
+    def _mend(self, status: SlotStatus) -> None:
+        """Damaged frames are received again where Postgres still has them."""
+        hole = self.writer.damage[0]
+        if hole.after.commit + 1 < status.confirmed:
+            raise DamagedError(
+                f"journal segment {hole.segment} is damaged at byte {hole.offset},"
+                f" and Postgres was told that it may forget what stood there",
+                position=str(hole.after),
+                fix=RESYNC,
+            )
+        self.writer.cut_back(hole.after)
+        self.durable = self.writer.mark.commit + 1
+        self.framer = Framer(self.durable)
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)
@@ -145,14 +157,13 @@ class Receiver:
         """One backlog step: bounded WAL, in bulk, then the slot moves on."""
         self.gear = "backlog"
         upto = min(status.server, max(status.confirmed, self.durable) + STEP_BYTES)
-        quoted = self.options.publication.replace('"', '""').replace("'", "''")
-        query = (
-            f"SELECT data FROM pg_logical_slot_peek_binary_changes('{self.options.slot}', '{format_lsn(upto)}', NULL,"
-            f" 'proto_version', '1', 'publication_names', '\"{quoted}\"', 'messages', 'true')"
-        )
+        query = sql.SQL(
+            "SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL,"
+            " 'proto_version', '1', 'publication_names', {}, 'messages', 'true')"
+        ).format(self.options.slot, format_lsn(upto), sql.Identifier(self.options.publication).as_string())
         with bulk(self.options.dsn, "reading the slot in bulk") as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
-            cursor.execute(query)
+            cursor.execute(query.as_string())
             for batch in cursor.fetch_record_batch():
                 if self.stopping() or not self._make_room():
                     return
@@ -312,6 +323,8 @@ JOURNAL_BUSY = 75
 
 def main() -> int:
     """The process. Its options come as one line on standard input; the end of that input asks it to stop."""
+    # Ctrl-C reaches the whole process group; the owner decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = ReceiverOptions(**json.loads(sys.stdin.readline()))
 
     def stopping() -> bool:

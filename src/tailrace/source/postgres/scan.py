@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.source.postgres.frame import ORDINALS_PER_CHANGE, Frame, OpenTransaction, Places
-from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
+from tailrace.source.postgres.message import EPOCH_US, Kind
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,6 @@ def scan(messages: pa.Array[Any], transaction: OpenTransaction | None = None) ->
     """
     frame = Frame(messages)
     kinds = frame.kinds
-    if not np.isin(kinds, np.array(list(Kind), np.uint8)).all():
-        raise MalformedError("a message is of no kind that pgoutput version 1 has")
     begins, commits = np.flatnonzero(kinds == Kind.BEGIN), np.flatnonzero(kinds == Kind.COMMIT)
     at = frame.starts[commits]
     changed = frame.changes

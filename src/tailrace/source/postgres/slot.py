@@ -43,7 +43,7 @@ class SlotStatus:
 def look(session: Session, slot: str) -> SlotStatus | None:
     """The slot's status, None when there is no such slot."""
     row = session.execute(
-        f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status"
+        f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status"  # noqa: S608
         " FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()",
         [slot],
     ).fetchone()

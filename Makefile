@@ -1,0 +1,43 @@
+# Everything runs from .venv, which `setup` makes from requirements.lock and refreshes when that changes.
+
+PYTHON ?= $(shell for name in python3.11 python3; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+BIN := .venv/bin
+STAMP := .venv/.installed
+
+.DELETE_ON_ERROR:
+.PHONY: setup check test demo bench lock clean
+
+setup: $(STAMP)
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo "tailrace needs Python 3.11 or newer: make setup PYTHON=/path/to/python3" >&2; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	touch $@
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/pytest -q tests/test_layers.py
+
+test: setup
+	$(BIN)/pytest
+
+demo: setup
+	$(BIN)/tailrace demo
+
+bench: setup
+	$(BIN)/python -m bench
+
+# Hashes only: no index, no addresses.
+lock: setup
+	$(BIN)/pip-compile --quiet --generate-hashes --extra embedded --extra dev --allow-unsafe --strip-extras \
+		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --annotation-style line \
+		--output-file requirements.lock pyproject.toml
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

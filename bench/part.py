@@ -1,0 +1,180 @@
+"""What is measured: each part on its own data, against PostgreSQL's own programs in the same minute."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, quantiles
+from typing import Any
+
+from bench.lake import first_seen, require_equal
+from bench.process import Peak, Usage, cpu_seconds
+from bench.report import Report
+from bench.runner import Run, Runner
+from bench.server import Server
+from bench.workload import Shop, Size
+
+TRICKLE_PAUSE_SECONDS = 0.1
+_SETTLE_SECONDS = 30.0
+
+
+@dataclass
+class Stage:
+    """A database, the pipeline that follows it, and the lake it fills."""
+
+    server: Server
+    runner: Runner
+    folder: Path
+    report: Report
+    size: Size
+    database: str
+    tables: int = 1
+    shop: Shop = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.connection = self.server.create_database(self.database)
+        self.shop = Shop(self.connection, self.size, tables=self.tables)
+        self.shop.fill()
+
+    @property
+    def dsn(self) -> str:
+        return self.server.postgres.dsn(self.database)
+
+    @property
+    def lake(self) -> Path:
+        return self.folder / self.database / "lake"
+
+    @property
+    def pipeline(self) -> dict[str, Any]:
+        return {
+            "name": self.database,
+            "source": {"type": "postgres", "dsn": self.dsn},
+            "tables": {"include": ["public.*"]},
+            "destination": {"type": "delta", "path": str(self.lake)},
+            "state": str(self.folder / self.database / "state"),
+        }
+
+    def once(self, part: str) -> Run:
+        """Run the pipeline to the end, say what it used, and compare the lake with the source."""
+        postmaster = self.server.postgres.pid
+        assert postmaster is not None
+        before = cpu_seconds(postmaster)
+        run = self.runner.once(self.pipeline)
+        server = cpu_seconds(postmaster) - before
+        self._describe(part, run, server)
+        rows = require_equal(self.dsn, self.lake, self.shop.tables)
+        self.report.note(f"{part}: {rows:,} rows are equal in lake and source")
+        return run
+
+    def _describe(self, part: str, run: Run, server: Usage) -> None:
+        note = self.report.note
+        note(
+            f"{part}: {run.seconds:.2f} s in {len(run.batches)} batches, of which {run.startup_seconds:.2f} s start-up;"
+            f" {run.started_at - run.called_at:.2f} s before the query; CPU seconds:"
+            f" Python {run.cpu.python:.1f}, Java {run.cpu.other:.1f}, server {server.python + server.other:.1f}"
+        )
+        for batch in run.batches:
+            took = " ".join(f"{name} {ms}" for name, ms in sorted(batch.milliseconds.items()) if ms)
+            note(f"  batch {batch.id} at {batch.at - run.started_at:.2f} s: {took}")
+
+    def follow(self, part: str, change: Callable[[], int]) -> tuple[Run, int, float]:
+        """Load changes while nothing runs, then time `pg_recvlogical` before and after the pipeline."""
+        slots = [self.server.create_slot(self.connection) for _ in range(2)]
+        changes = change()
+        first = self.server.receive(self.connection, slots[0])
+        run = self.once(part)
+        raw = mean([first, self.server.receive(self.connection, slots[1])])
+        return run, changes, raw
+
+    def report_rate(self, part: str, run: Run, count: int, raw: float, *, unit: str, against: str, aim: float) -> None:
+        report, steady = self.report, run.seconds - run.startup_seconds
+        report.add(part, "pipeline, start of query to its end", count / run.seconds, f"{unit}/s")
+        report.add(part, "pipeline, without start-up", count / steady, f"{unit}/s")
+        report.add(part, "start-up", run.startup_seconds, "s")
+        report.add(part, against, count / raw, f"{unit}/s")
+        report.add(part, f"ratio to {against}", raw / run.seconds, "", aim)
+        report.add(part, "the same without start-up", raw / steady)
+
+    def copy(self, aim: float | None = 0.6) -> Run:
+        """The initial copy of everything."""
+        first = self._copy_out()
+        run = self.once("copy")
+        raw = mean([first, self._copy_out()])
+        if aim is not None:
+            rows = self.shop.rows * len(self.shop.tables)
+            self.report_rate("copy", run, rows, raw, unit="rows", against="psql COPY binary", aim=aim)
+        return run
+
+    def _copy_out(self) -> float:
+        return sum(self.server.copy_out(self.database, table) for table in self.shop.tables)
+
+    def stream(self) -> Run:
+        run, changes, raw = self.follow("stream", self.shop.change)
+        self.report_rate("stream", run, changes, raw, unit="changes", against="pg_recvlogical", aim=1.5)
+        return run
+
+    def small(self) -> None:
+        run, changes, raw = self.follow("small", self.shop.change_singly)
+        self.report_rate("small", run, changes, raw, unit="tx", against="pg_recvlogical", aim=1.5)
+
+    def spread(self, one: Run) -> None:
+        """The changes of `one`, over many tables."""
+        run, changes, _ = self.follow("tables", self.shop.change)
+        self.report.add("tables", f"{self.tables} tables", changes / run.seconds, "changes/s")
+        self.report.add("tables", "cost against one table", run.seconds / one.seconds, "", 1.3, "most")
+        steady = [each.seconds - each.startup_seconds for each in (run, one)]
+        self.report.add("tables", "the same without start-up", steady[0] / steady[1])
+
+    def trickle(self) -> None:
+        """Ten updates a second of rows anywhere in the table, each timed from its commit until it can be read."""
+        table = self.lake / "public" / self.shop.tables[0]
+        self.runner.start(self.pipeline)
+        stride = self.shop.rows // 997
+        began_at = time.time()
+        self._order(5, -1)
+        deadline = time.monotonic() + _SETTLE_SECONDS
+        while not first_seen(table, {5: -1}, "quantity", began_at):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the trickle's first change did not arrive")
+            time.sleep(0.5)
+        committed: dict[int, tuple[int, float]] = {}
+        began = time.monotonic()
+        for turn in range(int(self.size.trickle_seconds / TRICKLE_PAUSE_SECONDS)):
+            time.sleep(max(0.0, began + turn * TRICKLE_PAUSE_SECONDS - time.monotonic()))
+            key = 5 + (turn * 389 % 997) * stride
+            self._order(key, 1000 + turn)
+            committed[key] = (1000 + turn, time.time())
+        time.sleep(3)
+        run = self.runner.drain()
+        seen = first_seen(table, {key: value for key, (value, _) in committed.items()}, "quantity", began_at)
+        lost = committed.keys() - seen.keys()
+        assert not lost, f"{len(lost)} changes of the trickle never arrived"
+        waits = [seen[key] - at for key, (_, at) in committed.items()]
+        percent = quantiles(waits, n=100)
+        busy = [batch for batch in run.batches if batch.at > run.batches[0].at]
+        for name in ("triggerExecution", "latestOffset", "addBatch"):
+            self.report.note(
+                f"trickle: {name} {mean(batch.milliseconds.get(name, 0) for batch in busy):.0f} ms a batch"
+            )
+        self.report.add("trickle", "batches", len(busy))
+        self.report.add("trickle", "commit to readable, p50", percent[49], "s", 1.0, "most")
+        self.report.add("trickle", "commit to readable, p99", percent[98], "s", 2.0, "most")
+        require_equal(self.dsn, self.lake, self.shop.tables)
+
+    def _order(self, key: int, quantity: int) -> None:
+        self.connection.execute(
+            f"INSERT INTO {self.shop.tables[0]} AS o VALUES (%s, 0, 'new', 'EUR', %s, 1, true, NULL, now(), now())"
+            " ON CONFLICT (id) DO UPDATE SET quantity = excluded.quantity, updated_at = now()",
+            [key, quantity],
+        )
+
+    def large(self) -> None:
+        """One transaction of millions of rows."""
+        with Peak(self.runner.pid) as peak:
+            run, changes, raw = self.follow("large", self.shop.insert_at_once)
+        self.report.add("large", "pipeline", changes / run.seconds, "changes/s")
+        self.report.add("large", "pg_recvlogical", changes / raw, "changes/s")
+        self.report.add("large", "peak memory, Python", peak.python / 1e9, "GB", 1.5, "most")
+        self.report.add("large", "peak memory, Java", peak.java / 1e9, "GB")

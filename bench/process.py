@@ -1,0 +1,106 @@
+"""What a tree of processes uses, read from /proc: memory and CPU time, Python and Java apart."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SAMPLE_SECONDS = 0.2
+_TICK = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Usage:
+    """A number for the Python processes and one for the Java ones (or PostgreSQL's) of a tree."""
+
+    python: float
+    other: float
+
+    def __sub__(self, before: Usage) -> Usage:
+        return Usage(self.python - before.python, self.other - before.other)
+
+
+def tree(root: int) -> Iterator[int]:
+    """A process and all its descendants."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
+            children.setdefault(int(fields[1]), []).append(int(entry.name))
+    waiting = [root]
+    while waiting:
+        pid = waiting.pop()
+        yield pid
+        waiting += children.get(pid, [])
+
+
+def cpu_seconds(root: int) -> Usage:
+    """CPU time so far. That of ended children is Python's: Java starts nothing else here."""
+    python = other = 0.0
+    for pid in tree(root):
+        if not (fields := _stat(pid)):
+            continue
+        own, ended = sum(map(int, fields[11:13])) / _TICK, sum(map(int, fields[13:15])) / _TICK
+        python += ended
+        if _is_python(pid):
+            python += own
+        else:
+            other += own
+    return Usage(python, other)
+
+
+def memory_bytes(root: int) -> Usage:
+    """Memory in use; pages that processes share are counted once."""
+    python = other = 0
+    for pid in tree(root):
+        try:
+            rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        except OSError:
+            continue
+        size = next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
+        if _is_python(pid):
+            python += size
+        else:
+            other += size
+    return Usage(python, other)
+
+
+class Peak:
+    """The most memory a tree used while the block ran."""
+
+    def __init__(self, root: int) -> None:
+        self.root = root
+        self.python = 0.0
+        self.java = 0.0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Peak:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(SAMPLE_SECONDS):
+            now = memory_bytes(self.root)
+            self.python, self.java = max(self.python, now.python), max(self.java, now.other)
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of /proc/…/stat from the process's state on; empty when it has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
+def _is_python(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/exe").readlink().name.startswith("python")
+    except OSError:
+        return False

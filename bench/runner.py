@@ -1,0 +1,182 @@
+"""The pipeline in a process of its own, so that its memory and CPU time are its own, with one warm Spark session."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+from dataclasses import dataclass, field
+from datetime import datetime
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from bench.process import Usage, cpu_seconds
+
+MASTER = "local[2]"
+_START_SECONDS = 120.0
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """What Spark said of one batch; `at` is when it began to look for something to do."""
+
+    id: int
+    at: float
+    milliseconds: dict[str, int]
+
+    @property
+    def planned_at(self) -> float:
+        return self.at + self.milliseconds.get("latestOffset", 0) / 1000
+
+
+@dataclass(frozen=True)
+class Run:
+    """One `Pipeline.run`. `seconds` go from the start of the query to its end."""
+
+    called_at: float
+    started_at: float
+    ended_at: float
+    batches: list[MicroBatch]
+    cpu: Usage = field(default_factory=lambda: Usage(0, 0))
+
+    @property
+    def seconds(self) -> float:
+        return self.ended_at - self.started_at
+
+    @property
+    def startup_seconds(self) -> float:
+        """Until the first batch knew what to do: the planner and the receiver start, the first changes arrive."""
+        return (self.batches[0].planned_at if self.batches else self.ended_at) - self.started_at
+
+
+class Runner:
+    """The process, from outside. It ends with its owner."""
+
+    def __init__(self, folder: Path, conf: dict[str, str]) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._end, other = context.Pipe()
+        self._process = context.Process(target=_serve, args=[other, str(folder), conf], daemon=True)
+        self._process.start()
+        other.close()
+        if not self._end.poll(_START_SECONDS):
+            raise RuntimeError(f"no Spark session within {_START_SECONDS:.0f} s")
+        self._end.recv()
+
+    @property
+    def pid(self) -> int:
+        assert self._process.pid is not None
+        return self._process.pid
+
+    def once(self, pipeline: dict[str, Any]) -> Run:
+        """Run a pipeline up to the source's position now."""
+        before = cpu_seconds(self.pid)
+        run: Run = self._ask("once", pipeline)
+        used = cpu_seconds(self.pid) - before
+        return Run(run.called_at, run.started_at, run.ended_at, run.batches, used)
+
+    def start(self, pipeline: dict[str, Any]) -> None:
+        self._ask("start", pipeline)
+
+    def drain(self) -> Run:
+        run: Run = self._ask("drain", {})
+        return run
+
+    def close(self) -> None:
+        self._end.close()
+        self._process.join(30)
+        if self._process.is_alive():
+            self._process.kill()
+
+    def __enter__(self) -> Runner:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _ask(self, command: str, pipeline: dict[str, Any]) -> Any:
+        self._end.send((command, pipeline))
+        answer = self._end.recv()
+        if isinstance(answer, str):
+            raise RuntimeError(f"the pipeline failed: {answer}")  # noqa: TRY004 - the answer says so
+        return answer
+
+
+def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
+    """The process. Answers each command until its owner goes away."""
+    from tailrace.stream.session import build_session
+
+    session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})
+    witness = _witness()
+    session.streams.addListener(witness)
+    commands.send("ready")
+    running: _Running | None = None
+    while True:
+        try:
+            command, pipeline = commands.recv()
+        except EOFError:
+            session.stop()
+            return
+        try:
+            if command == "drain":
+                assert running is not None
+                running.pipeline.drain()
+            else:
+                running = _Running(pipeline, witness, once=command == "once")
+            commands.send(None if command == "start" else running.wait())
+        except Exception as error:  # noqa: BLE001 - the owner raises it
+            commands.send(f"{type(error).__name__}: {error}")
+
+
+class _Running:
+    def __init__(self, options: dict[str, Any], witness: Any, *, once: bool) -> None:
+        from tailrace.stream.pipeline import Pipeline
+
+        witness.batches = []
+        self.witness = witness
+        self.pipeline = Pipeline(**options, spark={"master": MASTER})
+        self.error: Exception | None = None
+        self.called_at = time.time()
+        self.ended_at = 0.0
+        self._thread = threading.Thread(target=self._run, args=[once])
+        self._thread.start()
+
+    def _run(self, once: bool) -> None:
+        try:
+            self.pipeline.run(once=once)
+        except Exception as error:  # noqa: BLE001 - raised by `wait`
+            self.error = error
+        self.ended_at = time.time()
+
+    def wait(self) -> Run:
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+        return Run(self.called_at, self.witness.started_at, self.ended_at, list(self.witness.batches))
+
+
+def _witness() -> Any:
+    """A listener that keeps what Spark says of the query. Made here so that only the process imports pyspark."""
+    from pyspark.sql.streaming.listener import StreamingQueryListener
+
+    class Witness(StreamingQueryListener):
+        def __init__(self) -> None:
+            self.started_at = 0.0
+            self.batches: list[MicroBatch] = []
+
+        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+            self.started_at = time.time()
+
+        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+            progress = event.progress
+            if "addBatch" in progress.durationMs:
+                at = datetime.fromisoformat(progress.timestamp).timestamp()
+                self.batches.append(MicroBatch(progress.batchId, at, dict(progress.durationMs)))
+
+        def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+            pass
+
+        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+            pass
+
+    return Witness()

@@ -1,0 +1,39 @@
+"""Found by Spark itself: any session with tailrace installed has `spark.readStream.format("tailrace")`.
+
+Spark imports every module called `pyspark_…` when a session first meets a Python data source, so nothing heavy is
+imported here before the source is used.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    from tailrace.stream.typed import Request
+
+
+class DefaultSource(DataSource):
+    """The changes of a pipeline's source.
+
+    Options: `config`, the path of the pipeline's YAML file; `table`, e.g. `public.orders`, for that table's typed
+    columns (without it every change comes as JSON); `reader`, a name under which the journal remembers how far this
+    stream has come, when several streams read the same pipeline.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace"
+
+    def schema(self) -> StructType:
+        return self._request().schema()
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return self._request().open_reader()
+
+    def _request(self) -> Request:
+        from tailrace.stream.typed import Request
+
+        return Request.of(self.options)

@@ -1,0 +1,192 @@
+"""`PostgresSource`: the database, the tables wanted of it, and the two halves that read it."""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pyarrow as pa
+
+from tailrace.change import START, Changes
+from tailrace.errors import Finding, LostError
+from tailrace.journal import Cursor, Journal, JournalReader
+from tailrace.schema import TableSchema
+from tailrace.source import Offset, Split, TableProgress
+from tailrace.source.postgres import preflight
+from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
+from tailrace.source.postgres.follower import LogSplit, PostgresFollower
+from tailrace.source.postgres.framing import FrameMeta, messages_of
+from tailrace.source.postgres.lsn import before
+from tailrace.source.postgres.offset import LogOffset
+from tailrace.source.postgres.option import PostgresOptions
+from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.postgres.receiver import RESYNC, ReceiverOptions, read_status
+from tailrace.source.postgres.slot import create_publication, create_slot, look, publication_exists, require
+
+if TYPE_CHECKING:
+    from tailrace.config import TableOptions
+
+
+@dataclass(frozen=True)
+class PostgresSource:
+    """A database and the tables wanted of it. Frozen and picklable; the DSN never shows in its repr."""
+
+    options: ClassVar[type[PostgresOptions]] = PostgresOptions
+
+    name: str
+    dsn: str = field(repr=False)
+    publication: str
+    slot: str
+    journal: str
+    tables_wanted: TableOptions
+    create_publication: bool = True
+    via_root: bool = True
+    heartbeat_seconds: float | None = 10.0
+    acknowledge: str = "journal"
+    journal_max_bytes: int = 20_000_000_000
+    segment_bytes: int = 64_000_000
+    chunk_bytes: int = 32_000_000
+    parallel: int = 2
+    reader: str = "pipeline"
+
+    @classmethod
+    def from_options(
+        cls, options: PostgresOptions, *, name: str, tables: TableOptions, state_dir: Path
+    ) -> PostgresSource:
+        return cls(
+            name=name,
+            dsn=options.dsn.reveal(),
+            publication=options.publication,
+            slot=options.slot,
+            journal=str(options.journal.path),
+            tables_wanted=tables,
+            create_publication=options.create_publication,
+            via_root=options.publish_via_partition_root,
+            heartbeat_seconds=options.heartbeat,
+            acknowledge=options.acknowledge,
+            journal_max_bytes=options.journal.max_bytes,
+            segment_bytes=options.journal.segment_bytes,
+            chunk_bytes=options.copying.chunk_bytes,
+            parallel=options.copying.parallel or os.cpu_count() or 2,
+        )
+
+    def check(self) -> list[Finding]:
+        return preflight.check(self)
+
+    def tables(self) -> list[TableSchema]:
+        return [published.schema for published in self.discover().values()]
+
+    def discover(self) -> dict[int, Published]:
+        """The tables to follow, by OID, as they are published (or would be, before the publication exists)."""
+        with session(self.dsn, "looking at the tables") as connection:
+            return {published.oid: published for published in preflight.wanted(connection, self)}
+
+    def prepare(self) -> None:
+        """Make the publication and the slot where they are missing. Repeating it changes nothing.
+
+        Raises PreflightError with every finding that stands in the way, before anything was made.
+        """
+        preflight.require(self.check())
+        journal = JournalReader(self.journal)
+        with session(self.dsn, "preparing the source") as connection:
+            if not publication_exists(connection, self.publication):
+                tables = [published.schema.table for published in preflight.wanted(connection, self)]
+                create_publication(connection, self.publication, tables, via_root=self.via_root)
+            if look(connection, self.slot) is None:
+                if journal.mark() > START:
+                    raise LostError(
+                        f"the replication slot {self.slot!r} is gone, and with it the changes since the last one read",
+                        fix=RESYNC,
+                    )
+                create_slot(connection, self.slot)
+            if journal.mark() == START:
+                # A new journal adopts the slot where it stands; every table is copied at a later position.
+                status = require(look(connection, self.slot), self.slot, RESYNC)
+                Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
+
+    def follow(self) -> PostgresFollower:
+        self.prepare()
+        return PostgresFollower(self, self.discover())
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        if isinstance(split, CopySplit):
+            return read_chunk(self.dsn, split)
+        if isinstance(split, LogSplit):
+            return self._read_log(split)
+        raise TypeError(f"not a split of this source: {type(split).__name__}")
+
+    def _read_log(self, split: LogSplit) -> Iterator[Changes]:
+        reader = JournalReader(self.journal)
+        try:
+            for ref in split.frames:
+                frame = reader.read(ref)
+                meta = FrameMeta.from_bytes(ref.meta)
+                decoded = decode(
+                    messages_of(frame.payload),
+                    relations=meta.parsed_relations(),
+                    transaction=meta.transaction,
+                    tables=split.tables,
+                )
+                for changes in decoded:
+                    oid = int(changes.table.upstream_id)
+                    inside = changes.within(split.after[oid], split.upto[oid])
+                    if len(inside):
+                        yield inside
+        finally:
+            reader.close()
+
+    def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
+        return fetch(self.dsn, table, keys)
+
+    def release(self, upto: Offset) -> None:
+        Cursor(self.journal, self.reader).advance(LogOffset.from_json(upto).low_water)
+
+    def for_reader(self, reader: str, table: str | None = None) -> PostgresSource:
+        wanted = self.tables_wanted
+        if table is not None:
+            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        return replace(self, reader=reader, tables_wanted=wanted)
+
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        """Where each table stands at an offset."""
+        at = LogOffset.from_json(offset)
+        return [
+            TableProgress(str(oid), entry.phase, entry.position(at.log), entry.next, entry.chunks, entry.request)
+            for oid, entry in at.tables.items()
+        ]
+
+    def status(self) -> dict[str, Any]:
+        raw = read_status(Path(self.journal))
+        error = raw.get("error") or {}
+
+        def position(name: str) -> str | None:
+            return str(before(raw[name])) if raw.get(name) else None
+
+        return {
+            "gear": raw.get("gear"),
+            "received": position("durable"),
+            "server": position("server"),
+            "slot_restart": position("restart"),
+            "slot_confirmed": position("confirmed"),
+            "journal_bytes": raw.get("journal_bytes"),
+            "error": error.get("message"),
+            "fix": error.get("fix"),
+        }
+
+    def receiver_options(self) -> ReceiverOptions:
+        return ReceiverOptions(
+            dsn=self.dsn,
+            slot=self.slot,
+            publication=self.publication,
+            journal=self.journal,
+            segment_bytes=self.segment_bytes,
+            max_bytes=self.journal_max_bytes,
+            acknowledge=self.acknowledge,
+            heartbeat_seconds=self.heartbeat_seconds,
+        )

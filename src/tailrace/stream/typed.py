@@ -1,0 +1,176 @@
+"""`spark.readStream.format("tailrace")`: the changes themselves, for people who write their own Spark jobs.
+
+With a table, its typed columns and beside them `_tailrace_op`, `_tailrace_position`, `_tailrace_txn`,
+`_tailrace_committed_at`, `_tailrace_unchanged` (columns the log left out) and `_tailrace_exact`. Without one, every
+change of every table: table, op, position, txn, committed_at, and key, before, after as JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.pandas.types import from_arrow_schema
+from pyspark.sql.types import StructType
+
+from tailrace.change import Changes, Op
+from tailrace.config import load
+from tailrace.errors import ConfigError
+from tailrace.registry import open_source
+from tailrace.schema import TableName, TableSchema
+from tailrace.source import Limit, Offset, Source
+from tailrace.stream.datasource import BlockPartition, BlockReader, Feed
+from tailrace.stream.jsontext import object_text
+
+_BESIDE = [
+    pa.field("_tailrace_op", pa.string()),
+    pa.field("_tailrace_position", pa.string()),
+    pa.field("_tailrace_txn", pa.int64()),
+    pa.field("_tailrace_committed_at", pa.timestamp("us", "UTC")),
+    pa.field("_tailrace_unchanged", pa.list_(pa.string())),
+    pa.field("_tailrace_exact", pa.string()),
+]
+_EVERY = pa.schema(
+    [
+        ("table", pa.string()),
+        ("op", pa.string()),
+        ("position", pa.string()),
+        ("txn", pa.int64()),
+        ("committed_at", pa.timestamp("us", "UTC")),
+        ("key", pa.string()),
+        ("before", pa.string()),
+        ("after", pa.string()),
+    ]
+)
+_OP_NAMES = pa.array([None] + [op.name.lower() for op in Op])
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the options of a stream ask for."""
+
+    source: Source
+    table: TableSchema | None
+    limit: Limit
+
+    @classmethod
+    def of(cls, options: Mapping[str, str]) -> Request:
+        path = options.get("config")
+        if not path:
+            raise ConfigError("the stream has no config", fix='add .option("config", "shop.yaml")')
+        config = load(path)
+        name = options.get("table")
+        source = open_source(config).for_reader(options.get("reader") or f"stream {name or 'every table'}", name)
+        table = None
+        if name:
+            found = {schema.table: schema for schema in source.tables()}
+            try:
+                table = found[TableName.parse(name)]
+            except (KeyError, ValueError):
+                raise ConfigError(f"the source has no table {name}", fix=f"tailrace tables {path}") from None
+        return cls(source, table, Limit(config.batch.max_rows, config.batch.max_bytes))
+
+    def layout(self) -> pa.Schema:
+        return _EVERY if self.table is None else pa.schema([*self.table.row_type, *_BESIDE])
+
+    def schema(self) -> StructType:
+        return from_arrow_schema(self.layout())
+
+    def open_reader(self) -> DataSourceStreamReader:
+        return ChangeReader(self)
+
+
+class ChangeReader(BlockReader):
+    """Reads like the pipeline's reader, but yields changes instead of blocks."""
+
+    def __init__(self, request: Request) -> None:
+        super().__init__(Feed(request.source, request.limit, lanes=1))
+        self.request = request
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "request": self.request}
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        assert isinstance(partition, BlockPartition)
+        typed = self.request.table is not None
+        for changes in self.feed.source.read(partition.split):
+            yield typed_rows(changes, self.request.layout()) if typed else json_rows(changes)
+
+    def commit(self, end: Offset) -> None:
+        self.feed.source.release(end)
+
+
+def typed_rows(changes: Changes, layout: pa.Schema) -> pa.RecordBatch:
+    """The table's columns and the metadata beside them."""
+    batch = changes.batch
+    return pa.RecordBatch.from_arrays(
+        [
+            *changes.row.flatten(),
+            op_names(changes),
+            position_texts(changes),
+            batch.column("txn"),
+            batch.column("committed_at"),
+            _unchanged_names(changes),
+            batch.column("exact"),
+        ],
+        schema=layout,
+    )
+
+
+def json_rows(changes: Changes) -> pa.RecordBatch:
+    """One row per change; columns that the log left out are absent from `after`."""
+    batch, table = changes.batch, changes.table
+    op = changes.numpy("op")
+    gone = (op == Op.DELETE) | (op == Op.TRUNCATE)
+    columns = dict(zip((column.name for column in table.columns), changes.row.flatten(), strict=True))
+    mask = changes.unchanged_mask()
+    image = object_text(columns, left_out=mask)
+    before = batch.column("before")
+    old = dict(zip(columns, before.flatten(), strict=True))
+    key = object_text({name: columns[name] for name in table.key}) if table.key else pa.nulls(len(changes), pa.string())
+    whole_before = pc.if_else(before.is_valid(), object_text(old), None)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.array([str(table.table)] * len(changes), pa.string()),
+            op_names(changes),
+            position_texts(changes),
+            batch.column("txn"),
+            batch.column("committed_at"),
+            pc.if_else(pa.array(op == Op.TRUNCATE), None, key),
+            pc.if_else(pa.array(op == Op.DELETE), pc.coalesce(whole_before, image), whole_before),
+            pc.if_else(pa.array(gone), None, image),
+        ],
+        schema=_EVERY,
+    )
+
+
+def op_names(changes: Changes) -> pa.Array[Any]:
+    return _OP_NAMES.take(changes.batch.column("op").cast(pa.int64()))
+
+
+def position_texts(changes: Changes) -> pa.Array[Any]:
+    """`str(Position)` for every row: sixteen hex digits of the commit, sixteen of the ordinal."""
+    pair = np.stack([changes.numpy("commit"), changes.numpy("ordinal")], axis=1).astype(">u8")
+    octets = pair.view(np.uint8)
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    text = np.empty((len(octets), 32), np.uint8)
+    text[:, 0::2], text[:, 1::2] = digits[octets >> 4], digits[octets & 15]
+    fixed = pa.Array.from_buffers(pa.binary(32), len(text), [None, pa.py_buffer(text)])
+    return fixed.cast(pa.binary()).cast(pa.string())
+
+
+def _unchanged_names(changes: Changes) -> pa.Array[Any]:
+    mask = changes.unchanged_mask()
+    if mask is None:
+        return pa.nulls(len(changes), pa.list_(pa.string()))
+    names = pa.array([column.name for column in changes.table.columns], pa.string())
+    counts = mask.sum(axis=1)
+    lists = pa.ListArray.from_arrays(
+        pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32()), names.take(pa.array(np.nonzero(mask)[1]))
+    )
+    return pc.if_else(pa.array(counts > 0), lists, None)

@@ -1,0 +1,287 @@
+"""What every destination must do, as tests to inherit.
+
+    class TestMine(DestinationContract):
+        @pytest.fixture
+        def destination(self, tmp_path): return MyDestination(tmp_path)
+
+        def read(self, destination, table): return [...]   # the table's rows as dicts, in any order
+
+`tailrace.testing.fault` has a destination that fails on purpose, to wrap around any other.
+"""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+import pickle
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace.change import Changes, Op, pack_unchanged
+from tailrace.destination import Batch, Destination
+from tailrace.errors import TableError
+from tailrace.schema import Column, TableName, TableSchema
+
+Row = dict[str, Any]
+
+
+class Change(NamedTuple):
+    """One change of a test: columns that `row` does not name were left out by the upstream (or, in a delete, are null)."""
+
+    op: Op
+    row: Row
+    ordinal: int = 0
+
+
+def changes_of(table: TableSchema, *changes: Change, commit: int = 1) -> list[Changes]:
+    """The changes as one chunk, each a commit of its own unless its ordinal is past 0."""
+    if not changes:
+        return []
+    names = table.arrow.names
+    partial = [[c.op in (Op.INSERT, Op.UPDATE) and name not in c.row for name in names] for c in changes]
+    steps = [c.ordinal == 0 for c in changes]
+    return [
+        Changes.build(
+            table,
+            pa.array([{name: c.row.get(name) for name in names} for c in changes], table.row_type),
+            op=np.array([c.op for c in changes], np.int8),
+            commit=commit + np.cumsum(steps, dtype=np.int64),
+            ordinal=np.array([c.ordinal for c in changes], np.int64),
+            committed_at=pa.array([datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)] * len(changes)).cast(
+                pa.timestamp("us", "UTC")
+            ),
+            unchanged=pack_unchanged(np.array(partial, bool)),
+        )
+    ]
+
+
+def insert(**row: Any) -> Change:
+    return Change(Op.INSERT, row)
+
+
+def update(**row: Any) -> Change:
+    return Change(Op.UPDATE, row)
+
+
+def delete(**key: Any) -> Change:
+    return Change(Op.DELETE, key)
+
+
+def read(**row: Any) -> Change:
+    return Change(Op.READ, row)
+
+
+def moved(**row: Any) -> Change:
+    """The insert half of a changed key; the delete of the old key stands right before it."""
+    return Change(Op.INSERT, row, 1)
+
+
+TRUNCATE = Change(Op.TRUNCATE, {})
+ITEMS = TableSchema(
+    TableName("shop", "items"),
+    (Column("id", pa.int64(), False, number=1), Column("name", pa.string(), number=2), Column("price", pa.int32(), number=3)),
+    ("id",),
+)
+
+
+class DestinationContract:
+    """Inherit it, give a `destination` fixture and `read`, and pass."""
+
+    def read(self, destination: Destination, table: TableSchema) -> list[Row]:
+        """The upstream's columns of every row the table holds now; empty when there is no table."""
+        raise AssertionError("a contract suite says how its destination is read")
+
+    def rows(self, destination: Destination, table: TableSchema = ITEMS) -> list[Row]:
+        names = table.arrow.names
+        found = [{name: row[name] for name in names} for row in self.read(destination, table)]
+        return sorted(found, key=lambda row: str([row[name] for name in table.key or names]))
+
+    def write(
+        self, destination: Destination, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any
+    ) -> Any:
+        return destination.write_changes(table, changes_of(table, *changes), Batch("contract", number), **more)
+
+    def test_a_batch_is_visible_once_its_write_returns(self, destination: Destination) -> None:
+        written = self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=None))
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}, {"id": 2, "name": "b", "price": None}]
+        assert (written.changes, written.repeated) == (2, False)
+
+    def test_the_same_batch_again_changes_nothing(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        self.write(destination, 1, update(id=1, name="b", price=2))
+        again = self.write(destination, 1, update(id=1, name="never", price=0))
+        assert again.repeated
+        assert self.rows(destination) == [{"id": 1, "name": "b", "price": 2}]
+
+    def test_an_earlier_batch_of_the_pipeline_changes_nothing(self, destination: Destination) -> None:
+        self.write(destination, 5, insert(id=1, name="a", price=1))
+        assert self.write(destination, 4, delete(id=1)).repeated
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
+
+    def test_updates_and_deletes_reach_rows_of_earlier_batches(self, destination: Destination) -> None:
+        self.write(destination, 0, *(insert(id=i, name=str(i), price=i) for i in range(100)))
+        self.write(destination, 1, *(update(id=i, name="new", price=0) for i in range(0, 100, 2)), delete(id=1))
+        expected = [{"id": i, "name": "new", "price": 0} for i in range(0, 100, 2)]
+        expected += [{"id": i, "name": str(i), "price": i} for i in range(3, 100, 2)]
+        assert sorted(self.rows(destination), key=lambda row: row["id"]) == sorted(expected, key=lambda row: row["id"])
+
+    def test_the_last_change_of_a_key_wins_within_a_batch(self, destination: Destination) -> None:
+        self.write(
+            destination,
+            0,
+            insert(id=1, name="a", price=1),
+            update(id=1, name="b", price=2),
+            insert(id=2, name="x", price=3),
+            delete(id=2),
+        )
+        assert self.rows(destination) == [{"id": 1, "name": "b", "price": 2}]
+
+    def test_a_column_that_was_left_out_keeps_its_value(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="toast", price=1), insert(id=2, name="bread", price=1))
+        self.write(destination, 1, update(id=1, price=2), update(id=1, price=3), update(id=2, name="rye"))
+        assert self.rows(destination) == [{"id": 1, "name": "toast", "price": 3}, {"id": 2, "name": "rye", "price": 1}]
+
+    def test_a_changed_key_carries_along_what_was_left_out(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="one", price=1), insert(id=2, name="two", price=2))
+        swap = [(1, 9), (2, 1), (9, 2)]
+        steps = [half for old, new in swap for half in (delete(id=old), moved(id=new, price=new))]
+        self.write(destination, 1, *steps)
+        assert self.rows(destination) == [{"id": 1, "name": "two", "price": 1}, {"id": 2, "name": "one", "price": 2}]
+
+    def test_a_row_the_destination_lacks_is_fetched_again(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        asked: list[Row] = []
+
+        def refetch(table: TableSchema, keys: pa.Table) -> pa.Table:
+            asked.extend(keys.to_pylist())
+            return pa.Table.from_pylist([{"id": 7, "name": "fetched", "price": 70}], table.arrow)
+
+        self.write(destination, 1, update(id=7, price=5), update(id=8, price=5), refetch=refetch)
+        assert sorted(row["id"] for row in asked) == [7, 8]
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}, {"id": 7, "name": "fetched", "price": 5}]
+
+    def test_without_a_way_to_fetch_it_the_table_stops_and_stays_as_it_was(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        with pytest.raises(TableError) as caught:
+            self.write(destination, 1, update(id=7, price=5))
+        assert caught.value.fix
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
+
+    def test_a_truncate_takes_what_came_before_it_only(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        self.write(destination, 1, insert(id=2, name="b", price=2), TRUNCATE, insert(id=3, name="c", price=3))
+        assert self.rows(destination) == [{"id": 3, "name": "c", "price": 3}]
+
+    def test_staged_rows_show_with_the_commit_that_names_them_and_not_before(self, destination: Destination) -> None:
+        lost = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="lost", price=9)))
+        kept = [
+            destination.write_rows(ITEMS, changes_of(ITEMS, read(id=i, name="copied", price=i))) for i in range(1, 4)
+        ]
+        assert (lost.rows, kept[0].rows) == (1, 1)
+        assert self.rows(destination) == []
+        self.write(destination, 0, update(id=2, price=20), delete(id=3), staged=kept, starts=True)
+        assert self.rows(destination) == [
+            {"id": 1, "name": "copied", "price": 1},
+            {"id": 2, "name": "copied", "price": 20},
+        ]
+
+    def test_a_copied_row_that_is_there_already_is_replaced(self, destination: Destination) -> None:
+        first = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, name="old", price=1)))
+        self.write(destination, 0, staged=[first], starts=True)
+        second = destination.write_rows(
+            ITEMS, changes_of(ITEMS, read(id=1, name="new", price=1), read(id=2, name="b", price=2))
+        )
+        self.write(destination, 1, staged=[second])
+        assert self.rows(destination) == [{"id": 1, "name": "new", "price": 1}, {"id": 2, "name": "b", "price": 2}]
+
+    def test_a_copy_that_starts_replaces_all_there_was(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2)))
+        self.write(destination, 1, staged=[staged], starts=True)
+        assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
+        assert self.write(destination, 1, staged=[staged], starts=True).repeated
+
+    def test_a_copy_of_an_empty_table_leaves_an_empty_table(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        staged = destination.write_rows(ITEMS, [])
+        self.write(destination, 1, staged=[staged], starts=True)
+        assert self.rows(destination) == []
+
+    def test_a_dropped_table_forgets_its_rows_and_its_batches(self, destination: Destination) -> None:
+        self.write(destination, 3, insert(id=1, name="a", price=1))
+        destination.drop_table_for_copy(ITEMS)
+        destination.drop_table_for_copy(ITEMS)
+        assert self.rows(destination) == []
+        assert not self.write(destination, 0, insert(id=2, name="b", price=2)).repeated
+        assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
+
+    def test_a_new_column_is_null_in_old_rows(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("size", pa.int64(), number=4)), ("id",), 2)
+        old = changes_of(ITEMS, insert(id=2, name="b", price=2))
+        new = changes_of(wider, insert(id=3, name="c", price=3, size=30), commit=9)
+        destination.write_changes(wider, [*old, *new], Batch("contract", 1))
+        assert [row["size"] for row in self.rows(destination, wider)] == [None, None, 30]
+
+    def test_every_value_comes_back_as_it_was(self, destination: Destination) -> None:
+        table, rows = values_of_every_type()
+        self.write(destination, 0, *(Change(Op.INSERT, row) for row in rows), table=table)
+        assert self.rows(destination, table) == rows
+
+    def test_tables_of_any_name_are_kept_apart(self, destination: Destination) -> None:
+        names = ["plain", 'a"b', "a.b", "a/b", "../items", "..", "🦆", "é" * 31, "con", "_hidden", "a%2Fb", "select", " "]
+        tables = [TableSchema(TableName("shop", name), ITEMS.columns, ("id",)) for name in names]
+        for number, table in enumerate(tables):
+            self.write(destination, 0, insert(id=number, name="x", price=0), table=table)
+        assert [self.rows(destination, table)[0]["id"] for table in tables] == list(range(len(tables)))
+
+    def test_checking_makes_nothing_and_finds_nothing_wrong(self, destination: Destination) -> None:
+        assert not [finding for finding in destination.check([ITEMS]) if finding.level == "error"]
+        assert self.rows(destination) == []
+
+    def test_housekeeping_changes_no_row(self, destination: Destination) -> None:
+        assert destination.maintain(ITEMS.table) is None
+        for number in range(5):
+            self.write(destination, number, insert(id=number, name="x", price=number))
+        before = self.rows(destination)
+        destination.maintain(ITEMS.table)
+        assert self.rows(destination) == before
+        assert self.write(destination, 4, delete(id=0)).repeated
+
+    def test_it_travels_to_another_process(self, destination: Destination) -> None:
+        there: Destination = pickle.loads(pickle.dumps(destination))  # noqa: S301
+        self.write(there, 0, insert(id=1, name="a", price=1))
+        assert self.write(destination, 0, delete(id=1)).repeated
+        assert destination.name == there.name
+        there.shutdown()
+
+
+def values_of_every_type() -> tuple[TableSchema, list[Row]]:
+    """A table with a column of each type that sources give, and rows at the edges of each."""
+    utc = datetime.UTC
+    cases: Sequence[tuple[pa.DataType, Iterable[Any]]] = [
+        (pa.bool_(), [True, False, None]),
+        (pa.int16(), [-(2**15), 2**15 - 1, None]),
+        (pa.int32(), [-(2**31), 2**31 - 1, None]),
+        (pa.int64(), [-(2**63), 2**63 - 1, None]),
+        (pa.float32(), [1.5, -0.25, None]),
+        (pa.float64(), [1e308, 5e-324, None]),
+        (pa.decimal128(38, 10), [decimal.Decimal("-1234567890123456789012345678.0123456789"), decimal.Decimal(0), None]),
+        (pa.string(), ["", "ünï 🦆 \"'\\\n", None]),
+        (pa.binary(), [b"", b"\x00\xff", None]),
+        (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
+        (pa.timestamp("us"), [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None]),  # noqa: DTZ001
+        (pa.timestamp("us", "UTC"), [datetime.datetime(1970, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 1, 2, 3, 4, utc), None]),
+        (pa.list_(pa.int32()), [[], [1, None, 3], None]),
+        (pa.list_(pa.string()), [["a", None], [""], None]),
+    ]  # fmt: skip
+    columns = [Column(f"c{index}", kind, number=index + 2) for index, (kind, _) in enumerate(cases)]
+    table = TableSchema(TableName("shop", "values"), (Column("id", pa.int64(), False, number=1), *columns), ("id",))
+    rows = zip(*(values for _, values in cases), strict=True)
+    return table, [
+        {"id": index, **dict(zip((c.name for c in columns), row, strict=True))} for index, row in enumerate(rows)
+    ]

@@ -1,0 +1,153 @@
+"""A destination that fails on purpose, in the four ways that tell a careful caller from a careless one.
+
+    faulty = FaultyDestination(inner, tmp_path)
+    faulty.plan(Reject(), FailAfterWrite())        # the next two writes; all later ones go well
+
+The plan lies in a directory, so it also holds in the processes that a pickled copy of the destination travels to.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from tailrace.change import Changes
+from tailrace.destination import Batch, Destination, Refetch, Staged, Written
+from tailrace.errors import Finding, UnavailableError
+from tailrace.schema import TableName, TableSchema
+
+Method = Literal["write_rows", "write_changes"]
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Reject:
+    """The write fails before anything is stored."""
+
+    method: Method = "write_changes"
+
+
+@dataclass(frozen=True)
+class FailAfterWrite:
+    """Everything is stored, and the caller is told that it failed."""
+
+    method: Method = "write_changes"
+
+
+@dataclass(frozen=True)
+class HoldResponse:
+    """Everything is stored, and the caller hears nothing until `release`."""
+
+    method: Method = "write_changes"
+
+
+@dataclass(frozen=True)
+class RespondSlowly:
+    """Everything goes well, `seconds` late."""
+
+    seconds: float
+    method: Method = "write_changes"
+
+
+Fault = Reject | FailAfterWrite | HoldResponse | RespondSlowly
+_KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Reject, FailAfterWrite, HoldResponse, RespondSlowly)}
+_LOOK_SECONDS = 0.01
+
+
+@dataclass(frozen=True)
+class FaultyDestination:
+    """Passes everything on to `inner`, except what was planned in `directory`."""
+
+    inner: Destination
+    directory: Path
+
+    def plan(self, *faults: Fault) -> None:
+        """Let the next writes fail like this, in this order per method, behind faults planned before."""
+        for fault in faults:
+            text = json.dumps({"kind": type(fault).__name__, **vars(fault)})
+            (self.directory / f"{time.time_ns():020}-{fault.method}.fault").write_text(text)
+
+    def pending(self) -> int:
+        """How many planned faults have not happened yet."""
+        return len(list(self.directory.glob("*.fault")))
+
+    def holding(self) -> int:
+        """How many callers wait for their response now."""
+        return len(list(self.directory.glob("*.held")))
+
+    def release(self) -> None:
+        """Answer everybody who waits."""
+        for held in self.directory.glob("*.held"):
+            held.unlink(missing_ok=True)
+
+    @property
+    def name(self) -> str:
+        return f"faulty {self.inner.name}"
+
+    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+        return self.inner.check(tables)
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
+        return self._with_fault("write_rows", lambda: self.inner.write_rows(table, rows))
+
+    def write_changes(
+        self,
+        table: TableSchema,
+        changes: Iterable[Changes],
+        batch: Batch,
+        *,
+        staged: Sequence[Staged] = (),
+        starts: bool = False,
+        refetch: Refetch | None = None,
+    ) -> Written:
+        return self._with_fault(
+            "write_changes",
+            lambda: self.inner.write_changes(
+                table, changes, batch, staged=staged, starts=starts, refetch=refetch
+            ),
+        )
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        self.inner.drop_table_for_copy(table)
+
+    def maintain(self, table: TableName) -> str | None:
+        return self.inner.maintain(table)
+
+    def shutdown(self) -> None:
+        self.inner.shutdown()
+
+    def _with_fault(self, method: Method, write: Callable[[], Result]) -> Result:
+        fault = self._next(method)
+        if isinstance(fault, Reject):
+            raise UnavailableError("the destination rejects the write, as planned", fix="write again")
+        result = write()
+        if isinstance(fault, FailAfterWrite):
+            raise UnavailableError("the destination stored the write and lost the answer, as planned", fix="write again")
+        if isinstance(fault, RespondSlowly):
+            time.sleep(fault.seconds)
+        if isinstance(fault, HoldResponse):
+            held = self.directory / f"{uuid.uuid4().hex}.held"
+            held.touch()
+            while held.exists():
+                time.sleep(_LOOK_SECONDS)
+        return result
+
+    def _next(self, method: Method) -> Fault | None:
+        for path in sorted(self.directory.glob(f"*-{method}.fault")):
+            taken = path.with_suffix(f".{os.getpid()}")
+            try:
+                # A rename succeeds for one process only.
+                path.rename(taken)
+            except FileNotFoundError:
+                continue
+            raw = json.loads(taken.read_text())
+            taken.unlink()
+            kind = _KINDS[raw.pop("kind")]
+            return kind(**raw)  # type: ignore[no-any-return]
+        return None

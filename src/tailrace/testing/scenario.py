@@ -1,0 +1,115 @@
+"""A database, a pipeline's file and a lake in one folder: what an end-to-end test starts from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import yaml
+
+from tailrace.config import load
+from tailrace.destination.delta.path import Place
+from tailrace.registry import open_source
+from tailrace.schema import TableName, TableSchema
+from tailrace.source.postgres.lsn import parse_lsn
+from tailrace.testing.compare import Difference, compare
+from tailrace.testing.runner import Run, all_ready
+
+_FENCE = "CREATE TABLE IF NOT EXISTS public.fence (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
+
+# A short-lived JVM spends more on its second compiler than it gets back.
+_QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+
+
+class Scenario:
+    """A pipeline from every table of a database to a lake in `folder`.
+
+    The file lies at `folder/pipeline.yaml`, the lake in `folder/lake`, the state in `folder/state`. `options` are
+    sections of the file that are taken over those made here, key by key. Makes the table `public.fence`, by which
+    `catch_up` knows how far the pipeline has come.
+    """
+
+    def __init__(self, folder: Path, dsn: str, *, name: str = "scene", **options: Mapping[str, Any]) -> None:
+        self.name = name
+        self.dsn = dsn
+        self.folder = folder
+        self.lake = folder / "lake"
+        self.state = folder / "state"
+        self.file = folder / "pipeline.yaml"
+        self.write(**options)
+        self.sql(_FENCE)
+
+    def write(self, **options: Mapping[str, Any]) -> None:
+        """Write the file, with the standard sections and these options over them."""
+        sections: dict[str, Any] = {
+            "name": self.name,
+            "source": {"type": "postgres", "dsn": self.dsn},
+            "destination": {"type": "delta", "path": str(self.lake)},
+            "state": str(self.state),
+            "spark": {"master": "local[2]", "conf": _QUICK_JVM},
+        }
+        for key, section in options.items():
+            sections[key] = {**sections.get(key, {}), **section}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+
+    def sql(self, *statements: str) -> None:
+        """Run each statement in a transaction of its own."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def value(self, query: str) -> Any:
+        """The first value of the first row."""
+        with psycopg.connect(self.dsn, autocommit=True) as connection:
+            row = connection.execute(query.encode()).fetchone()
+        return None if row is None else row[0]
+
+    def run(self, *, once: bool = False, failpoints: str = "", environment: Mapping[str, str] = {}) -> Run:
+        """The pipeline as a process, not started yet."""
+        return Run(self.file, once=once, failpoints=failpoints, environment=environment)
+
+    def run_once(self, *, failpoints: str = "", environment: Mapping[str, str] = {}) -> int:
+        """`tailrace run --once` to its end; the exit code."""
+        with self.run(once=True, failpoints=failpoints, environment=environment) as run:
+            return run.wait()
+
+    def fence(self) -> int:
+        """A place in the log: whoever has applied it has applied everything committed before this call."""
+        with psycopg.connect(self.dsn) as connection:
+            connection.execute("INSERT INTO public.fence DEFAULT VALUES")
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    def catch_up(self, run: Run, seconds: float = 90.0) -> None:
+        """Wait until everything committed so far is in the lake and every table is Ready."""
+        lsn = self.fence()
+        run.wait_until(lambda s: all_ready(s) and s.position is not None and int(s.position[:16], 16) >= lsn, seconds)
+
+    def tables(self) -> list[TableSchema]:
+        """The tables the pipeline follows, as the source has them now."""
+        return open_source(load(self.file)).tables()
+
+    def differences(self) -> list[Difference]:
+        """Where lake and source differ now; nobody may write to either."""
+        return compare(self.dsn, self.tables(), self.lake)
+
+    def batch_ids(self, table: TableName) -> list[int]:
+        """The ids of the batches in a table's Delta history, in the order of its commits."""
+        log = Path(Place.of(str(self.lake), table, {}).base) / "_delta_log"
+        ids = []
+        for commit in sorted(log.glob("*.json")):
+            for line in commit.read_text().splitlines():
+                txn = json.loads(line).get("txn")
+                if txn and txn["appId"] == f"tailrace/{self.name}":
+                    ids.append(int(txn["version"]))
+        return ids
+
+    def doubled(self) -> list[TableName]:
+        """The tables whose history shows a batch twice or out of order, which are none when all is well."""
+        histories = {table.table: self.batch_ids(table.table) for table in self.tables()}
+        return [table for table, ids in histories.items() if ids != sorted(set(ids))]

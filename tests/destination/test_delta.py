@@ -1,0 +1,409 @@
+"""What the Delta destination does beyond the contract: its own columns, other writers, faults, housekeeping."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable, write_deltalake
+
+from tailrace.change import Changes, Op, Position
+from tailrace.destination import Batch
+from tailrace.destination.delta import Compaction, DeltaDestination, Vacuum
+from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
+from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
+
+UTC = datetime.UTC
+COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=UTC)
+LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
+    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
+
+
+def table_at(lake: Path, table: TableSchema = ITEMS) -> DeltaTable:
+    return DeltaTable(str(lake / table.table.schema / table.table.name))
+
+
+def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = table_at(lake, table).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row[table.key[0]]) if table.key else rows
+
+
+def test_metadata_columns_tell_the_last_change_of_each_row(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), metadata=True)
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+    write(destination, 1, update(id=1, name="c", price=1))
+    first, second = rows_at(lake)
+    assert (first["_tailrace_op"], second["_tailrace_op"]) == ("update", "insert")
+    assert first["_tailrace_committed_at"] == COMMITTED
+    assert second["_tailrace_position"] == str(Position(3, 0))
+
+
+def test_metadata_can_name_single_columns(lake: Path) -> None:
+    write(DeltaDestination(str(lake), metadata=("op",)), 0, insert(id=1, name="a", price=1))
+    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1, "_tailrace_op": "insert"}]
+
+
+def test_a_soft_delete_keeps_the_row_and_says_when_until_it_is_inserted_again(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), deletes="soft")
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2), delete(id=2))
+    write(destination, 1, delete(id=1), delete(id=77))
+    assert rows_at(lake) == [
+        {"id": 1, "name": "a", "price": 1, "_tailrace_deleted_at": COMMITTED},
+        {"id": 2, "name": "b", "price": 2, "_tailrace_deleted_at": COMMITTED},
+    ]
+    write(destination, 2, insert(id=1, name="again", price=3))
+    assert rows_at(lake)[0] == {"id": 1, "name": "again", "price": 3, "_tailrace_deleted_at": None}
+
+
+def test_a_soft_truncate_marks_every_row_that_was_alive(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), deletes="soft")
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+    write(destination, 1, TRUNCATE, insert(id=2, name="new", price=3))
+    assert [(row["name"], row["_tailrace_deleted_at"]) for row in rows_at(lake)] == [("a", COMMITTED), ("new", None)]
+
+
+def test_a_table_without_a_key_is_a_log_of_its_changes(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    staged = destination.write_rows(LOG, changes_of(LOG, read(line="copied")))
+    write(destination, 0, table=LOG, staged=[staged], starts=True)
+    write(destination, 1, insert(line="x"), delete(line="x"), TRUNCATE, insert(line="x"), table=LOG)
+    assert write(destination, 1, insert(line="x"), table=LOG).repeated
+    rows = sorted(rows_at(lake, LOG), key=lambda row: (row["_tailrace_op"] != "read", row["_tailrace_position"]))
+    assert [(row["line"], row["_tailrace_op"]) for row in rows] == [
+        ("copied", "read"),
+        ("x", "insert"),
+        ("x", "delete"),
+        (None, "truncate"),
+        ("x", "insert"),
+    ]
+
+
+def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
+    batch = changes[0].batch
+    at = batch.schema.get_field_index("exact")
+    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]
+
+
+def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    assert "_tailrace_exact" not in rows_at(lake)[0]
+    big = '{"price": "99999999999"}'
+    odd = with_exact(changes_of(ITEMS, insert(id=2, name="b", price=None)), [big])
+    destination.write_changes(ITEMS, odd, Batch("p", 1))
+    write(destination, 2, update(id=2, name="renamed"))
+    assert [row["_tailrace_exact"] for row in rows_at(lake)] == [None, big]
+    write(destination, 3, update(id=2, price=5))
+    assert [row["_tailrace_exact"] for row in rows_at(lake)] == [None, None]
+
+
+def test_values_that_do_not_fit_are_folded_with_their_column_inside_a_batch(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    big = '{"price": "99999999999"}'
+    steps = changes_of(ITEMS, insert(id=1, name="a", price=None), update(id=1, name="b"))
+    destination.write_changes(ITEMS, with_exact(steps, [big, None]), Batch("p", 0))
+    assert rows_at(lake) == [{"id": 1, "name": "b", "price": None, "_tailrace_exact": big}]
+
+
+def test_copied_values_that_do_not_fit_are_kept_too(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    fits = changes_of(ITEMS, read(id=1, name="a", price=1))
+    odd = with_exact(changes_of(ITEMS, read(id=2, name="b", price=None)), ['{"price": "99999999999"}'])
+    write(destination, 0, staged=[destination.write_rows(ITEMS, [*fits, *odd])], starts=True)
+    assert [row["_tailrace_exact"] for row in rows_at(lake)] == [None, '{"price": "99999999999"}']
+
+
+def test_a_renamed_column_keeps_its_values_under_the_new_name(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+    columns = (ITEMS.columns[0], replace(ITEMS.columns[1], name="title"), ITEMS.columns[2])
+    renamed = TableSchema(ITEMS.table, columns, ("id",), 2)
+    old = changes_of(ITEMS, insert(id=3, name="c", price=3))
+    new = changes_of(renamed, update(id=1, price=10), commit=9)
+    destination.write_changes(renamed, [*old, *new], Batch("p", 1))
+    assert rows_at(lake) == [
+        {"id": 1, "title": "a", "price": 10},
+        {"id": 2, "title": "b", "price": 2},
+        {"id": 3, "title": "c", "price": 3},
+    ]
+    assert write(destination, 1, delete(id=1)).repeated
+
+
+def test_a_renamed_key_is_still_the_key(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+    columns = (replace(ITEMS.columns[0], name="number"), *ITEMS.columns[1:])
+    renamed = TableSchema(ITEMS.table, columns, ("number",), 2)
+    write(destination, 1, update(number=1, name="new"), table=renamed)
+    assert rows_at(lake, renamed) == [
+        {"number": 1, "name": "new", "price": 1},
+        {"number": 2, "name": "b", "price": 2},
+    ]
+
+
+def test_a_dropped_column_stays_and_is_null_in_new_rows(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    narrower = TableSchema(ITEMS.table, ITEMS.columns[:2], ("id",), 2)
+    write(destination, 1, insert(id=2, name="b"), table=narrower)
+    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1}, {"id": 2, "name": "b", "price": None}]
+
+
+def test_a_type_is_widened_where_nothing_is_lost_and_stops_the_table_elsewhere(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def with_price(kind: pa.DataType) -> TableSchema:
+        return TableSchema(ITEMS.table, (*ITEMS.columns[:2], replace(ITEMS.columns[2], type=kind)), ("id",), 2)
+
+    write(destination, 1, insert(id=2, name="b", price=2**40), table=with_price(pa.int64()))
+    assert [row["price"] for row in rows_at(lake)] == [1, 2**40]
+    with pytest.raises(SchemaChangedError, match="price"):
+        write(destination, 2, insert(id=3, name="c", price="x"), table=with_price(pa.string()))
+
+
+def test_a_copy_that_starts_may_change_every_column(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    other = TableSchema(ITEMS.table, (Column("id", pa.string(), False), Column("at", pa.timestamp("us"))), ("id",), 2)
+    row = {"id": "x", "at": datetime.datetime(2024, 1, 1, 0, 0, 0, 1)}  # noqa: DTZ001
+    staged = destination.write_rows(other, changes_of(other, read(**row)))
+    write(destination, 1, table=other, staged=[staged], starts=True)
+    assert rows_at(lake, other) == [row]
+
+
+def test_a_batch_that_another_runner_commits_meanwhile_is_not_written_twice(lake: Path) -> None:
+    destination, other = DeltaDestination(str(lake)), DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def overtake(table: TableSchema, keys: pa.Table) -> pa.Table:
+        write(other, 1, insert(id=9, name="other", price=9))
+        return pa.Table.from_pylist([{"id": 2, "name": "late", "price": 0}], table.arrow)
+
+    with pytest.raises(OwnedError, match="batch 1"):
+        write(destination, 1, update(id=2, price=2), refetch=overtake)
+    assert [row["id"] for row in rows_at(lake)] == [1, 9]
+
+
+def test_a_stale_runner_is_fenced_by_a_later_batch(lake: Path) -> None:
+    destination, other = DeltaDestination(str(lake)), DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def overtake(table: TableSchema, keys: pa.Table) -> pa.Table:
+        write(other, 1, insert(id=9, name="other", price=9))
+        write(other, 2, delete(id=9))
+        return pa.Table.from_pylist([{"id": 2, "name": "late", "price": 0}], table.arrow)
+
+    with pytest.raises(OwnedError):
+        write(destination, 1, update(id=2, price=2), refetch=overtake)
+    assert [row["id"] for row in rows_at(lake)] == [1]
+
+
+def test_a_batch_is_computed_again_when_somebody_optimizes_the_table_meanwhile(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), compact=None, partition_by={"shop.items": ("name",)})
+    for number in range(3):
+        write(destination, number, insert(id=number, name="x y/ü%", price=number))
+    asked = 0
+
+    def optimize(table: TableSchema, keys: pa.Table) -> pa.Table:
+        nonlocal asked
+        asked += 1
+        table_at(lake).optimize.compact()
+        return pa.Table.from_pylist([{"id": 7, "name": "fetched", "price": 0}], table.arrow)
+
+    write(destination, 3, update(id=7, price=7), update(id=1, price=10), delete(id=2), refetch=optimize)
+    write(destination, 4, update(id=0, price=5))
+    assert asked == 2
+    assert [(row["id"], row["price"]) for row in rows_at(lake)] == [(0, 5), (1, 10), (7, 7)]
+
+
+def test_a_writer_that_never_rests_stops_the_table_in_the_end(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), compact=None)
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def rewrite(table: TableSchema, keys: pa.Table) -> pa.Table:
+        table_at(lake).delete("id = 1")
+        write_deltalake(table_at(lake), pa.Table.from_pylist([{"id": 1, "name": "a", "price": 1}], table_schema(lake)), mode="append")
+        return pa.Table.from_pylist([{"id": 7, "name": "fetched", "price": 0}], table.arrow)
+
+    with pytest.raises(TableError, match="another writer"):
+        write(destination, 1, update(id=1, price=2), update(id=7, price=7), refetch=rewrite)
+
+
+def table_schema(lake: Path) -> pa.Schema:
+    return pa.schema(table_at(lake).schema().to_arrow())
+
+
+def test_a_delta_table_of_somebody_else_is_refused_and_left_alone(lake: Path) -> None:
+    write_deltalake(str(lake / "shop/items"), pa.table({"id": [1]}))
+    destination = DeltaDestination(str(lake))
+    (finding,) = [finding for finding in destination.check([ITEMS]) if finding.level == "error"]
+    assert finding.fix
+    for attempt in (
+        lambda: write(destination, 0, insert(id=2, name="b", price=2)),
+        lambda: destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2))),
+        lambda: destination.drop_table_for_copy(ITEMS),
+    ):
+        with pytest.raises(TableError, match="not made by tailrace"):
+            attempt()
+    assert rows_at(lake) == [{"id": 1}]
+
+
+def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) -> None:
+    (lake / "shop").mkdir(parents=True)
+    (lake / "shop/items").write_text("mine")
+    destination = DeltaDestination(str(lake))
+    with pytest.raises(TableError, match="is a file"):
+        write(destination, 0, insert(id=2, name="b", price=2))
+    assert [finding.level for finding in destination.check([ITEMS])] == ["ok", "error"]
+    (lake / "shop/items").unlink()
+    (lake / "shop/items").mkdir()
+    (lake / "shop/items/notes.txt").write_text("mine")
+    with pytest.raises(TableError, match="no Delta table"):
+        write(destination, 0, insert(id=2, name="b", price=2))
+
+
+def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("nowhere",)})
+    twin = TableSchema(TableName("shop", "ITEMS"), ITEMS.columns, ("id",))
+    odd = TableSchema(TableName("shop", "odd"), (Column("id", pa.int64()), Column("ID", pa.month_day_nano_interval())), ("id",))
+    found = {(finding.level, finding.subject) for finding in destination.check([ITEMS, twin, odd, LOG])}
+    assert {("error", "shop.items"), ("warning", "shop.ITEMS"), ("error", "shop.odd"), ("warning", "shop.log")} <= found
+    assert all(finding.fix for finding in destination.check([ITEMS, odd]) if finding.level == "error")
+    assert not lake.exists()
+    assert DeltaDestination(str(lake / "50%")).check([])[0].level == "error"
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    before = sorted(os.listdir(lake / "shop/items"))
+    with files_of_at_most(64), pytest.raises(UnavailableError) as caught:
+        write(destination, 1, insert(id=2, name="b", price=2))
+    assert caught.value.fix
+    with files_of_at_most(64), pytest.raises(UnavailableError):
+        destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2)))
+    assert sorted(os.listdir(lake / "shop/items")) == before
+    write(destination, 1, insert(id=2, name="b", price=2))
+    assert [row["id"] for row in rows_at(lake)] == [1, 2]
+
+
+def test_small_files_are_merged_once_there_are_many_and_batches_are_still_known(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), compact=Compaction(files=4), partition_by={"shop.items": ("name",)})
+    for number in range(8):
+        write(destination, number, insert(id=number, name=str(number % 2), price=number))
+    before = rows_at(lake)
+    assert destination.maintain(ITEMS.table) == "merged 8 files into 2"
+    assert destination.maintain(ITEMS.table) is None
+    assert rows_at(lake) == before
+    assert write(destination, 7, delete(id=0)).repeated
+    write(destination, 8, delete(id=0))
+    assert [row["id"] for row in rows_at(lake)] == list(range(1, 8))
+
+
+def test_a_trickle_of_inserts_makes_no_heap_of_files(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    for number in range(20):
+        write(destination, number, insert(id=number, name="x", price=number))
+    assert len(table_at(lake).file_uris()) == 1
+    assert [row["id"] for row in rows_at(lake)] == list(range(20))
+
+
+def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), vacuum=Vacuum(every_seconds=0, retention_seconds=3600))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    in_flight = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=3, name="c", price=3)))
+    destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="abandoned", price=9)))
+    (abandoned,) = {
+        path for path in (lake / "shop/items").glob("*.parquet") if path.name not in in_flight.receipt
+    } - {Path(uri) for uri in table_at(lake).file_uris()}
+    os.utime(abandoned, (0, 0))
+    destination.maintain(ITEMS.table)
+    assert not abandoned.exists()
+    write(destination, 1, staged=[in_flight])
+    assert [row["id"] for row in rows_at(lake)] == [1, 3]
+
+
+def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    count = 200_000
+    row = pa.StructArray.from_arrays(
+        [pa.array(np.arange(count)), pa.array(["x"] * count), pa.array(np.zeros(count, np.int32))],
+        fields=list(ITEMS.row_type),
+    )
+    staged = destination.write_rows(ITEMS, [Changes.build(ITEMS, row, op=Op.READ, commit=0)])
+    write(destination, 0, staged=[staged], starts=True)
+    before = set(table_at(lake).file_uris())
+    write(destination, 1, update(id=5, price=1), delete(id=6), insert(id=count, name="new", price=1))
+    after = set(table_at(lake).file_uris())
+    assert len(before) > 5
+    assert len(before - after) <= 2
+    assert table_at(lake).to_pyarrow_table().num_rows == count
+
+
+def test_a_swap_of_keys_in_files_of_their_own_keeps_what_was_left_out(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("price",)})
+    write(destination, 0, insert(id=1, name="one", price=1), insert(id=2, name="two", price=2))
+    write(destination, 1, delete(id=1), moved(id=9, price=7), delete(id=2), moved(id=1), delete(id=9), moved(id=2))
+    assert rows_at(lake) == [{"id": 1, "name": "two", "price": 2}, {"id": 2, "name": "one", "price": 7}]
+
+
+def test_planned_faults_happen_once_each_and_a_retry_finds_the_batch(lake: Path, tmp_path: Path) -> None:
+    faults = tmp_path / "faults"
+    faults.mkdir()
+    faulty = FaultyDestination(DeltaDestination(str(lake)), faults)
+    faulty.plan(Reject(), FailAfterWrite(), RespondSlowly(0.01), Reject("write_rows"))
+    with pytest.raises(UnavailableError):
+        write(faulty, 0, insert(id=1, name="a", price=1))
+    assert not lake.exists()
+    with pytest.raises(UnavailableError):
+        write(faulty, 0, insert(id=1, name="a", price=1))
+    assert write(faulty, 0, insert(id=1, name="a", price=1)).repeated
+    with pytest.raises(UnavailableError):
+        faulty.write_rows(ITEMS, [])
+    assert faulty.pending() == 0
+
+
+def test_a_held_response_comes_when_it_is_released(lake: Path, tmp_path: Path) -> None:
+    import threading
+
+    faulty = FaultyDestination(DeltaDestination(str(lake)), tmp_path)
+    faulty.plan(HoldResponse())
+    writer = threading.Thread(target=write, args=(faulty, 0, insert(id=1, name="a", price=1)))
+    writer.start()
+    while not faulty.holding():
+        writer.join(0.01)
+    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1}]
+    assert writer.is_alive()
+    faulty.release()
+    writer.join(10)
+    assert not writer.is_alive()

@@ -1,0 +1,127 @@
+"""Layers import downwards only: the model, then what moves changes, then what joins it, then what people call."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
+
+MODEL = frozenset({"errors", "schema", "change", "key", "collapse", "failpoint"})
+CONFIGURATION = frozenset({"option", "document", "registry", "config"})
+JOINING = frozenset({"stream", "cli", "testing"})
+
+MAY_IMPORT = {
+    **dict.fromkeys(MODEL, MODEL),
+    "java": MODEL,
+    "option": MODEL,
+    "document": MODEL,
+    "journal": MODEL,
+    "state": MODEL,
+    "source": MODEL | {"journal", "option"},
+    "destination": MODEL | {"journal", "option"},
+    "registry": MODEL | CONFIGURATION | {"source", "destination"},
+    "config": MODEL | CONFIGURATION,
+    "status": MODEL | {"state"},
+    "view": MODEL | {"state", "status"},
+    "stream": MODEL | CONFIGURATION | {"java", "journal", "state", "source", "destination", "status"},
+    "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
+    "cli": MODEL | CONFIGURATION | {"java", "state", "source", "destination", "status", "view", "stream", "testing"},
+}
+"""For each part (a module or package right below `tailrace`), the other parts it may know of."""
+
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+
+def _module(file: Path) -> str:
+    parts = ("tailrace", *file.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {_module(file): file for file in FILES}
+
+
+def _imported(node: ast.AST, importer: str) -> Iterator[str]:
+    """The modules one import statement names; a name imported from a package counts as its module if it is one."""
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        assert node.level == 0, f"{importer} line {node.lineno}: imports are absolute"
+        assert node.module is not None
+        for alias in node.names:
+            named = f"{node.module}.{alias.name}"
+            yield named if named in MODULES else node.module
+
+
+def _imports(file: Path) -> set[str]:
+    """Every module the file imports, wherever in it the statement stands."""
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    return {name for node in ast.walk(tree) for name in _imported(node, _module(file))}
+
+
+def _imports_when_loaded(file: Path) -> set[str]:
+    """The modules that must be complete before this one is: not those for types, nor those inside functions."""
+
+    def walk(statements: list[ast.stmt]) -> Iterator[str]:
+        for statement in statements:
+            yield from _imported(statement, _module(file))
+            if isinstance(statement, ast.If) and ast.unparse(statement.test) != "TYPE_CHECKING":
+                yield from walk(statement.body)
+            if isinstance(statement, ast.If | ast.Try):
+                yield from walk(statement.orelse)
+            if isinstance(statement, ast.Try | ast.With | ast.ClassDef):
+                yield from walk(statement.body)
+
+    return set(walk(ast.parse(file.read_text(encoding="utf-8")).body))
+
+
+def _part(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+@pytest.mark.parametrize("part", sorted({_part(module) for module in MODULES} - {""}))
+def test_a_part_imports_only_parts_below_it(part: str) -> None:
+    assert part in MAY_IMPORT, f"tailrace.{part} is new: give it its place in MAY_IMPORT"
+    wrong = [
+        f"{module} imports {name}"
+        for module, file in MODULES.items()
+        if _part(module) == part
+        for name in _imports(file)
+        if name.startswith("tailrace.") and _part(name) not in MAY_IMPORT[part] | {part}
+    ]
+    assert not wrong
+
+
+@pytest.mark.parametrize("part", sorted(MAY_IMPORT.keys() - JOINING))
+def test_spark_stays_where_things_are_joined(part: str) -> None:
+    wrong = [
+        f"{module} imports {name}"
+        for module, file in MODULES.items()
+        if _part(module) == part
+        for name in _imports(file)
+        if name.split(".")[0] in {"pyspark", "py4j", "delta"}
+    ]
+    assert not wrong
+
+
+def test_the_package_itself_imports_nothing_of_ours() -> None:
+    assert not [name for name in _imports(PACKAGE / "__init__.py") if name.startswith("tailrace")]
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    graph = {
+        module: {name for name in _imports_when_loaded(file) if name in MODULES and name != module}
+        for module, file in MODULES.items()
+    }
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        pytest.fail(" ← ".join(error.args[1]))
+
+
+def test_every_part_that_has_a_place_exists() -> None:
+    assert MAY_IMPORT.keys() == {_part(module) for module in MODULES} - {""}
