@@ -25,7 +25,7 @@ INSERT INTO {table} SELECT i, i * 7919 % 100000, (ARRAY['placed', 'paid', 'sent'
     (ARRAY['EUR', 'USD', 'CHF'])[1 + i % 3], 1 + i % 9, (i * 37 % 1000000) / 100.0, i % 3 > 0,
     CASE WHEN i % 5 > 0 THEN 'leave order ' || i || ' at the door' END,
     timestamptz '2024-01-01' + i * interval '1 second', now()
-FROM generate_series({first}, {last}) i
+FROM generate_series({first}::bigint, {last}) i
 """
 _UPDATE = (
     "UPDATE {table} SET status = 'returned', total = total + 1, updated_at = clock_timestamp()"

@@ -1,0 +1,51 @@
+"""tailrace: follow a database, keep a lake up to date.
+
+`Pipeline` is what most programs need; it is imported when it is asked for, because Spark comes with it.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from tailrace.errors import TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.change import Changes, Op, Position
+    from tailrace.destination import Destination
+    from tailrace.schema import Column, TableName, TableSchema
+    from tailrace.source import Source
+    from tailrace.stream.pipeline import Pipeline
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Changes",
+    "Column",
+    "Destination",
+    "Op",
+    "Pipeline",
+    "Position",
+    "Source",
+    "TableName",
+    "TableSchema",
+    "TailraceError",
+]
+
+_HOMES = {
+    "Changes": "tailrace.change",
+    "Column": "tailrace.schema",
+    "Destination": "tailrace.destination",
+    "Op": "tailrace.change",
+    "Pipeline": "tailrace.stream.pipeline",
+    "Position": "tailrace.change",
+    "Source": "tailrace.source",
+    "TableName": "tailrace.schema",
+    "TableSchema": "tailrace.schema",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tailrace' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)

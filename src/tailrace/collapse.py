@@ -293,10 +293,10 @@ def _last_per_key(key: Index) -> Index:
     if not len(key):
         return np.zeros(0, np.int64)
     low, high = int(key.min()), int(key.max())
-    if high - low <= 8 * len(key) + 1024:
+    if high - low <= 8 * len(key) + 1024 < 2**31:
         # Numbers close together address a table of "seen last at" directly; no sort.
-        seen = np.full(high - low + 1, -1, np.int64)
-        seen[key - low] = np.arange(len(key))
+        seen = np.full(high - low + 1, -1, np.int32)
+        seen[key - low] = np.arange(len(key), dtype=np.int32)
         mask = np.zeros(len(key), bool)
         mask[seen[seen >= 0]] = True
         return np.flatnonzero(mask)
@@ -326,11 +326,14 @@ def _taken(
     sources: dict[int, Index] | None = None,
 ) -> pa.Table:
     """The given columns of the rows `at` (ascending); a column with its own `sources` takes its values from there."""
-    whole = len(at) == sum(map(len, chunks))
     cut = np.searchsorted(at, _bounds(chunks))
     starts = _bounds(chunks)
     result: list[pa.ChunkedArray[Any]] = []
-    picks = [None if whole else pa.array(at[cut[i] : cut[i + 1]] - starts[i]) for i in range(len(chunks))]
+    # A chunk that is kept whole is not copied.
+    picks = [
+        None if cut[i + 1] - cut[i] == len(chunk) else pa.array(at[cut[i] : cut[i + 1]] - starts[i])
+        for i, chunk in enumerate(chunks)
+    ]
     for column in columns:
         kind = table.columns[column].type
         if sources and column in sources:

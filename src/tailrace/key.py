@@ -39,7 +39,7 @@ def comparable(columns: Sequence[pa.Array[Any] | pa.ChunkedArray[Any]]) -> Compa
 
 def is_numeric(kind: pa.DataType) -> bool:
     """Whether a single key column of this type compares as int64."""
-    return (
+    return bool(
         (pa.types.is_integer(kind) and kind != pa.uint64())
         or pa.types.is_boolean(kind)
         or pa.types.is_date(kind)
@@ -87,9 +87,9 @@ def _plain(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
     if isinstance(array, pa.ChunkedArray):
         array = pa.concat_arrays(array.chunks)
     if isinstance(array.type, pa.BaseExtensionType):
-        array = array.storage  # type: ignore[attr-defined]
+        array = array.storage
     if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()  # type: ignore[attr-defined]
+        array = array.dictionary_decode()
     return array
 
 
@@ -103,7 +103,7 @@ def _numbers(array: pa.Array[Any]) -> Numbers:
 
 
 def _is_text(kind: pa.DataType) -> bool:
-    return (
+    return bool(
         pa.types.is_string(kind)
         or pa.types.is_large_string(kind)
         or pa.types.is_string_view(kind)

@@ -242,7 +242,11 @@ def test_a_writer_that_never_rests_stops_the_table_in_the_end(lake: Path) -> Non
 
     def rewrite(table: TableSchema, keys: pa.Table) -> pa.Table:
         table_at(lake).delete("id = 1")
-        write_deltalake(table_at(lake), pa.Table.from_pylist([{"id": 1, "name": "a", "price": 1}], table_schema(lake)), mode="append")
+        write_deltalake(
+            table_at(lake),
+            pa.Table.from_pylist([{"id": 1, "name": "a", "price": 1}], table_schema(lake)),
+            mode="append",
+        )
         return pa.Table.from_pylist([{"id": 7, "name": "fetched", "price": 0}], table.arrow)
 
     with pytest.raises(TableError, match="another writer"):
@@ -285,7 +289,9 @@ def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) ->
 def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> None:
     destination = DeltaDestination(str(lake), partition_by={"shop.items": ("nowhere",)})
     twin = TableSchema(TableName("shop", "ITEMS"), ITEMS.columns, ("id",))
-    odd = TableSchema(TableName("shop", "odd"), (Column("id", pa.int64()), Column("ID", pa.month_day_nano_interval())), ("id",))
+    odd = TableSchema(
+        TableName("shop", "odd"), (Column("id", pa.int64()), Column("ID", pa.month_day_nano_interval())), ("id",)
+    )
     found = {(finding.level, finding.subject) for finding in destination.check([ITEMS, twin, odd, LOG])}
     assert {("error", "shop.items"), ("warning", "shop.ITEMS"), ("error", "shop.odd"), ("warning", "shop.log")} <= found
     assert all(finding.fix for finding in destination.check([ITEMS, odd]) if finding.level == "error")
@@ -306,13 +312,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
 def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(lake: Path) -> None:
     destination = DeltaDestination(str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
-    before = sorted(os.listdir(lake / "shop/items"))
+    before = sorted((lake / "shop/items").iterdir())
     with files_of_at_most(64), pytest.raises(UnavailableError) as caught:
         write(destination, 1, insert(id=2, name="b", price=2))
     assert caught.value.fix
     with files_of_at_most(64), pytest.raises(UnavailableError):
         destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2)))
-    assert sorted(os.listdir(lake / "shop/items")) == before
+    assert sorted((lake / "shop/items").iterdir()) == before
     write(destination, 1, insert(id=2, name="b", price=2))
     assert [row["id"] for row in rows_at(lake)] == [1, 2]
 
@@ -343,9 +349,9 @@ def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) 
     write(destination, 0, insert(id=1, name="a", price=1))
     in_flight = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=3, name="c", price=3)))
     destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="abandoned", price=9)))
-    (abandoned,) = {
-        path for path in (lake / "shop/items").glob("*.parquet") if path.name not in in_flight.receipt
-    } - {Path(uri) for uri in table_at(lake).file_uris()}
+    (abandoned,) = {path for path in (lake / "shop/items").glob("*.parquet") if path.name not in in_flight.receipt} - {
+        Path(uri) for uri in table_at(lake).file_uris()
+    }
     os.utime(abandoned, (0, 0))
     destination.maintain(ITEMS.table)
     assert not abandoned.exists()

@@ -26,10 +26,13 @@ KINDS: dict[str, tuple[tuple[pa.DataType, ...], list[Key]]] = {
     "large text": ((pa.large_string(),), [("",), ("a",), ("1",)]),
     "two texts": ((pa.string(), pa.string()), [("a", "bc"), ("ab", "c"), ("", "abc"), ("1:a", "")]),
     "decimal": ((pa.decimal128(10, 2),), [(decimal.Decimal("1.10"),), (decimal.Decimal("-1"),), (decimal.Decimal(0),)]),
-    "wide decimal": ((pa.decimal256(50, 0),), [(decimal.Decimal(10**40),), (decimal.Decimal(1),), (decimal.Decimal(2),)]),
+    "wide decimal": (
+        (pa.decimal256(50, 0),),
+        [(decimal.Decimal(10**40),), (decimal.Decimal(1),), (decimal.Decimal(2),)],
+    ),
     "date": ((pa.date32(),), [(datetime.date(2020, 1, day),) for day in (1, 2, 3)]),
     "instant": ((pa.timestamp("us", "UTC"),), [(datetime.datetime(2020, 1, 1, 0, 0, 0, us, UTC),) for us in (1, 2, 3)]),
-    "clock": ((pa.timestamp("us"),), [(datetime.datetime(1, 1, 1, 0, 0, 0, us),) for us in (1, 2, 3)]),
+    "clock": ((pa.timestamp("us"),), [(datetime.datetime(1, 1, 1, 0, 0, 0, us),) for us in (1, 2, 3)]),  # noqa: DTZ001
     "time": ((pa.time64("us"),), [(datetime.time(1, 1, 1, us),) for us in (1, 2, 3)]),
     "binary": ((pa.binary(),), [(b"",), (b"\x00",), (b"\xff",)]),
     "float": ((pa.float64(),), [(1.5,), (float("inf"),), (-2.0,)]),

@@ -21,7 +21,9 @@ def rows_of(path: str, destination: DeltaDestination, names: list[str]) -> list[
     return list(DeltaTable(f"{path}/public/t").to_pyarrow_table().select(names).to_pylist())
 
 
-@pytest.mark.parametrize("kind", ["dense int64", "int64", "two texts", "text", "decimal", "instant", "clock", "binary", "float", "date"])
+@pytest.mark.parametrize(
+    "kind", ["dense int64", "int64", "two texts", "text", "decimal", "instant", "clock", "binary", "float", "date"]
+)
 @settings(max_examples=15, deadline=None)
 @given(data=st.data(), partitioned=st.booleans())
 def test_a_delta_table_equals_replaying_whatever_the_batches_hold(kind: str, data: Any, partitioned: bool) -> None:

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,13 +14,7 @@ import pytest
 
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
-
-
-def _wait_until(condition: Callable[[], bool], seconds: float = 20) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.02)
+from tailrace.testing.wait import wait_until
 
 
 def _is_alive(pid: int) -> bool:
@@ -109,6 +102,20 @@ def test_with_a_password_tcp_needs_it(tmp_path: Path) -> None:
         assert "wörd" not in repr(server)
 
 
+@pytest.mark.parametrize("version", sorted(find_servers()))
+def test_tls_is_demanded_on_tcp_or_refused_where_the_server_has_none(version: int, tmp_path: Path) -> None:
+    try:
+        server = EmbeddedPostgres(tmp_path / "data", version=version, tls=True)
+    except RuntimeError as error:
+        assert "without TLS" in str(error)
+        return
+    with server:
+        with server.connect() as conn:
+            assert conn.pgconn.ssl_in_use
+        with pytest.raises(psycopg.OperationalError, match="no encryption"):
+            server.connect(sslmode="disable")
+
+
 def test_the_unix_socket_answers_and_is_gone_after_the_stop(postgres: EmbeddedPostgres, tmp_path: Path) -> None:
     with EmbeddedPostgres(tmp_path / "data") as server:
         with psycopg.connect(server.dsn(unix=True)) as conn:
@@ -137,5 +144,5 @@ def test_the_server_dies_with_a_process_that_is_killed(tmp_path: Path) -> None:
         pid, socket_dir = parent.stdout.readline().split()
         assert _is_alive(int(pid))
         os.killpg(parent.pid, signal.SIGKILL)
-    _wait_until(lambda: not _is_alive(int(pid)))
-    _wait_until(lambda: not Path(socket_dir).exists())
+    wait_until(lambda: not _is_alive(int(pid)))
+    wait_until(lambda: not Path(socket_dir).exists())

@@ -91,6 +91,11 @@ class StateStore:
             self._run = int(db.execute("UPDATE pipeline SET run = run + 1 RETURNING run").fetchone()["run"])
         return self._run
 
+    def require_owner(self) -> None:
+        """Raises OwnedError when a later runner has claimed the pipeline. Cheap: called before every batch."""
+        with self._lock:
+            self._check_fence(self._connection)
+
     def pipeline(self) -> PipelineRecord:
         row = self._read("SELECT * FROM pipeline")[0]
         return PipelineRecord(row["name"], time_of(row["created_at"]), row["epoch"], row["fingerprint"], row["run"])

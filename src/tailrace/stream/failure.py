@@ -6,7 +6,6 @@ import re
 
 from tailrace import errors
 from tailrace.errors import TailraceError, UnavailableError
-from tailrace.source import Source
 
 _RAISED = re.compile(
     r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==)|\Z)", re.S
@@ -14,7 +13,7 @@ _RAISED = re.compile(
 _LOST_WORKER = re.compile(r"Python worker exited unexpectedly|EOFException|Executor.*(lost|heartbeat)|Connection reset")
 
 
-def recognise(error: Exception, source: Source) -> Exception:
+def recognise(error: Exception) -> Exception:
     """The tailrace error behind what Spark raised; the error itself when there is none."""
     if isinstance(error, TailraceError):
         return error

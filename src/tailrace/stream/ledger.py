@@ -52,6 +52,10 @@ class Ledger:
             self._store.add_table(table.upstream_id, str(table.table))
             self._store.put_schema(table, START)
 
+    def require_owner(self) -> None:
+        """Raises OwnedError when another runner has taken the pipeline over."""
+        self._store.require_owner()
+
     def applied(self, batch_id: int, results: list[Result]) -> None:
         """Remember what a batch did. A table that failed in it is stored as such before Spark may go on."""
         failed = [result for result in results if result.error is not None]

@@ -21,6 +21,13 @@ class CommitListener(StreamingQueryListener):
 
     def __init__(self, committed: Callable[[int, Offset, float], None]) -> None:
         self._committed = committed
+        self._failure: Exception | None = None
+
+    def raise_failure(self) -> None:
+        """Raise, in the caller's thread, what the last call of `committed` raised."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
 
     def onQueryStarted(self, event: QueryStartedEvent) -> None:
         pass
@@ -30,7 +37,10 @@ class CommitListener(StreamingQueryListener):
         for source in progress.sources:
             end = source.endOffset
             if end and end != source.startOffset:
-                self._committed(progress.batchId, json.loads(end), progress.batchDuration / 1000)
+                try:
+                    self._committed(progress.batchId, json.loads(end), progress.batchDuration / 1000)
+                except Exception as error:  # noqa: BLE001 - Spark would swallow it; the pipeline raises it
+                    self._failure = error
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +18,15 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tailrace import config as configuration
 from tailrace.config import PipelineConfig
 from tailrace.destination import Batch
-from tailrace.errors import Finding, LostError, PreflightError, TailraceError, UnavailableError
+from tailrace.errors import Finding, LostError, PreflightError, UnavailableError
 from tailrace.failpoint import reach
 from tailrace.registry import open_destination, open_source
-from tailrace.source import Limit
+from tailrace.source import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
 from tailrace.status import Status
 from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import recognise
-from tailrace.stream.ledger import Ledger
+from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
 from tailrace.stream.session import build_session
@@ -35,6 +38,21 @@ QUIET_SECONDS = 0.5
 """Between a batch's plan and its start lies less than this."""
 
 OnProgress = Callable[[Status], None]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one call of `Pipeline.run` works with."""
+
+    session: SparkSession
+    ledger: Ledger
+    listener: CommitListener
+    once: bool
+    on_progress: OnProgress | None
+
+    def show(self) -> None:
+        if self.on_progress is not None:
+            self.on_progress(self.ledger.status())
 
 
 class Pipeline:
@@ -63,7 +81,6 @@ class Pipeline:
         self._draining = threading.Event()
         self._in_batch = threading.Event()
         self._query: StreamingQuery | None = None
-        self._failure: TailraceError | None = None
 
     # -- for people ---------------------------------------------------------------------------------------
 
@@ -108,11 +125,11 @@ class Pipeline:
             ledger = Ledger(store, self.source)
             ledger.open_tables(self.source.tables())
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
-            listener = CommitListener(ledger.committed)
+            listener = CommitListener(partial(self._committed, ledger))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
-            self._keep_running(session, ledger, once, on_progress)
+            self._keep_running(Run(session, ledger, listener, once, on_progress))
 
     # -- before the first batch ---------------------------------------------------------------------------
 
@@ -138,37 +155,39 @@ class Pipeline:
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def _keep_running(self, session: SparkSession, ledger: Ledger, once: bool, on_progress: OnProgress | None) -> None:
+    def _keep_running(self, run: Run) -> None:
         attempt = 0
         while not self._draining.is_set():
-            applied = ledger.last_batch
+            applied = run.ledger.last_batch
             try:
-                self._run_query(session, ledger, once, on_progress)
+                self._run_query(run)
             except UnavailableError as error:
                 # A batch that went through shows that things were well in between.
-                attempt = 0 if ledger.last_batch != applied else attempt + 1
-                if once and attempt >= ONCE_ATTEMPTS:
+                attempt = 0 if run.ledger.last_batch != applied else attempt + 1
+                if run.once and attempt >= ONCE_ATTEMPTS:
                     raise
-                ledger.waiting(error)
-                self._show(ledger, on_progress)
+                run.ledger.waiting(error)
+                run.show()
                 self._draining.wait(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
             else:
                 return
 
-    def _run_query(self, session: SparkSession, ledger: Ledger, once: bool, on_progress: OnProgress | None) -> None:
+    def _run_query(self, run: Run) -> None:
+        config, session, ledger = self.config, run.session, run.ledger
         lanes = max(2, session.sparkContext.defaultParallelism)
-        limit = Limit(self.config.batch.max_rows, self.config.batch.max_bytes)
-        format_name = f"tailrace_{self.config.name}"
-        session.dataSource.register(
-            bound(Feed(self.source, limit, lanes, self.destination, Path(self.config.state)), format_name)
-        )
+        limit = Limit(config.batch.max_rows, config.batch.max_bytes)
+        format_name = f"tailrace_{config.name}"
+        feed = Feed(self.source, limit, lanes, self.destination, Path(config.state))
+        session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes)
-        self._failure = None
 
         def apply(blocks: DataFrame, batch_id: int) -> None:
             self._in_batch.set()
             try:
-                ledger.applied(batch_id, applier.apply(blocks, Batch(self.config.name, batch_id)))
+                ledger.require_owner()
+                sync_log(self._checkpoint, "offsets", batch_id)
+                reach("pipeline.before_apply")
+                ledger.applied(batch_id, applier.apply(blocks, Batch(config.name, batch_id)))
                 reach("pipeline.applied")
             finally:
                 self._in_batch.clear()
@@ -177,40 +196,48 @@ class Pipeline:
             session.readStream.format(format_name)
             .load()
             .writeStream.foreachBatch(apply)
-            .queryName(self.config.name)
+            .queryName(config.name)
             .option("checkpointLocation", str(self._checkpoint))
         )
-        writer = (
-            writer.trigger(availableNow=True)
-            if once
-            else writer.trigger(processingTime=f"{self.config.batch.interval} seconds")
-        )
+        if run.once:
+            writer = writer.trigger(availableNow=True)
+        else:
+            writer = writer.trigger(processingTime=f"{config.batch.interval} seconds")
         self._query = query = writer.start()
         try:
-            self._watch(query, ledger, on_progress)
+            self._watch(query, run)
         except Exception as error:
-            raise recognise(error, self.source) from error
+            raise recognise(error) from error
         finally:
             query.stop()
             self._query = None
-            self._show(ledger, on_progress)
+            run.show()
 
-    def _watch(self, query: StreamingQuery, ledger: Ledger, on_progress: OnProgress | None) -> None:
+    def _watch(self, query: StreamingQuery, run: Run) -> None:
         """Until the query ends by itself, fails, or is drained."""
         shown = 0.0
         while query.isActive and not self._draining.wait(0.05):
+            run.listener.raise_failure()
             if time.monotonic() - shown > STATUS_SECONDS:
-                ledger.note_source()
-                self._show(ledger, on_progress)
+                run.ledger.note_source()
+                run.show()
                 shown = time.monotonic()
         if self._draining.is_set():
-            self._settle(query, ledger)
+            self._settle(query, run.ledger)
         elif (failure := query.exception()) is not None:
             raise failure
         # The last batch's progress event may arrive after the query has ended.
-        deadline = time.monotonic() + 5
-        while ledger.unconfirmed and time.monotonic() < deadline:
+        deadline = time.monotonic() + EVENT_SECONDS
+        while run.ledger.unconfirmed and time.monotonic() < deadline:
             time.sleep(0.02)
+        run.listener.raise_failure()
+
+    def _committed(self, ledger: Ledger, batch_id: int, offset: Offset, seconds: float) -> None:
+        """Spark has logged the batch: make the log entry durable, then let the upstream forget."""
+        reach("pipeline.before_release")
+        sync_log(self._checkpoint, "commits", batch_id)
+        ledger.committed(batch_id, offset, seconds)
+        reach("pipeline.released")
 
     def _settle(self, query: StreamingQuery, ledger: Ledger) -> None:
         """Let the batch in hand end and be committed. Stopping within one is safe, but then it is done again."""
@@ -222,6 +249,19 @@ class Pipeline:
                 quiet_since = time.monotonic()
             time.sleep(0.02)
 
-    def _show(self, ledger: Ledger, on_progress: OnProgress | None) -> None:
-        if on_progress is not None:
-            on_progress(ledger.status())
+
+def sync_log(checkpoint: Path, log: str, batch_id: int) -> None:
+    """Put Spark's entry for a batch on disk, which Spark leaves to the operating system.
+
+    After a power cut, a batch that the destination knows must be found with the range it had. Checkpoints that are not
+    in the local file system look after themselves.
+    """
+    for place in (checkpoint / log / str(batch_id), checkpoint / log):
+        try:
+            handle = os.open(place, os.O_RDONLY)
+        except FileNotFoundError:
+            return
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -28,7 +28,6 @@ SETTINGS = {
     "spark.shuffle.spill.compress": "false",
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.streaming.checkpoint.renamedFileCheck.enabled": "false",
 }
 
 

@@ -30,7 +30,7 @@ Row = dict[str, Any]
 
 
 class Change(NamedTuple):
-    """One change of a test: columns that `row` does not name were left out by the upstream (or, in a delete, are null)."""
+    """One change of a test: columns that `row` does not name were left out by the upstream, or are null in a delete."""
 
     op: Op
     row: Row
@@ -83,7 +83,11 @@ def moved(**row: Any) -> Change:
 TRUNCATE = Change(Op.TRUNCATE, {})
 ITEMS = TableSchema(
     TableName("shop", "items"),
-    (Column("id", pa.int64(), False, number=1), Column("name", pa.string(), number=2), Column("price", pa.int32(), number=3)),
+    (
+        Column("id", pa.int64(), False, number=1),
+        Column("name", pa.string(), number=2),
+        Column("price", pa.int32(), number=3),
+    ),
     ("id",),
 )
 
@@ -125,9 +129,10 @@ class DestinationContract:
     def test_updates_and_deletes_reach_rows_of_earlier_batches(self, destination: Destination) -> None:
         self.write(destination, 0, *(insert(id=i, name=str(i), price=i) for i in range(100)))
         self.write(destination, 1, *(update(id=i, name="new", price=0) for i in range(0, 100, 2)), delete(id=1))
-        expected = [{"id": i, "name": "new", "price": 0} for i in range(0, 100, 2)]
-        expected += [{"id": i, "name": str(i), "price": i} for i in range(3, 100, 2)]
-        assert sorted(self.rows(destination), key=lambda row: row["id"]) == sorted(expected, key=lambda row: row["id"])
+        changed = {i: {"id": i, "name": "new", "price": 0} for i in range(0, 100, 2)}
+        left = {i: {"id": i, "name": str(i), "price": i} for i in range(3, 100, 2)}
+        assert {row["id"]: row for row in self.rows(destination)} == {**changed, **left}
+        assert len(self.rows(destination)) == 99
 
     def test_the_last_change_of_a_key_wins_within_a_batch(self, destination: Destination) -> None:
         self.write(
@@ -233,7 +238,21 @@ class DestinationContract:
         assert self.rows(destination, table) == rows
 
     def test_tables_of_any_name_are_kept_apart(self, destination: Destination) -> None:
-        names = ["plain", 'a"b', "a.b", "a/b", "../items", "..", "🦆", "é" * 31, "con", "_hidden", "a%2Fb", "select", " "]
+        names = [
+            "plain",
+            'a"b',
+            "a.b",
+            "a/b",
+            "../items",
+            "..",
+            "🦆",
+            "é" * 31,
+            "con",
+            "_hidden",
+            "a%2Fb",
+            "select",
+            " ",
+        ]
         tables = [TableSchema(TableName("shop", name), ITEMS.columns, ("id",)) for name in names]
         for number, table in enumerate(tables):
             self.write(destination, 0, insert(id=number, name="x", price=0), table=table)
@@ -270,12 +289,12 @@ def values_of_every_type() -> tuple[TableSchema, list[Row]]:
         (pa.int64(), [-(2**63), 2**63 - 1, None]),
         (pa.float32(), [1.5, -0.25, None]),
         (pa.float64(), [1e308, 5e-324, None]),
-        (pa.decimal128(38, 10), [decimal.Decimal("-1234567890123456789012345678.0123456789"), decimal.Decimal(0), None]),
+        (pa.decimal128(38, 10), [decimal.Decimal("-123456789012345678.0123456789"), decimal.Decimal(0), None]),
         (pa.string(), ["", "ünï 🦆 \"'\\\n", None]),
         (pa.binary(), [b"", b"\x00\xff", None]),
         (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
         (pa.timestamp("us"), [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None]),  # noqa: DTZ001
-        (pa.timestamp("us", "UTC"), [datetime.datetime(1970, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 1, 2, 3, 4, utc), None]),
+        (pa.timestamp("us", "UTC"), [datetime.datetime(1, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 1, 2, 3, 4, utc), None]),
         (pa.list_(pa.int32()), [[], [1, None, 3], None]),
         (pa.list_(pa.string()), [["a", None], [""], None]),
     ]  # fmt: skip

@@ -108,9 +108,7 @@ class FaultyDestination:
     ) -> Written:
         return self._with_fault(
             "write_changes",
-            lambda: self.inner.write_changes(
-                table, changes, batch, staged=staged, starts=starts, refetch=refetch
-            ),
+            lambda: self.inner.write_changes(table, changes, batch, staged=staged, starts=starts, refetch=refetch),
         )
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
@@ -128,7 +126,9 @@ class FaultyDestination:
             raise UnavailableError("the destination rejects the write, as planned", fix="write again")
         result = write()
         if isinstance(fault, FailAfterWrite):
-            raise UnavailableError("the destination stored the write and lost the answer, as planned", fix="write again")
+            raise UnavailableError(
+                "the destination stored the write and lost the answer, as planned", fix="write again"
+            )
         if isinstance(fault, RespondSlowly):
             time.sleep(fault.seconds)
         if isinstance(fault, HoldResponse):

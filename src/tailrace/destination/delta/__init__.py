@@ -24,6 +24,7 @@ from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file,
 from tailrace.destination.delta.layout import EXACT, METADATA, Layout
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
 from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.errors import Finding, TableError
 from tailrace.schema import TableName, TableSchema
@@ -88,8 +89,6 @@ class DeltaDestination:
         place = self._place(table.table)
         layout = self._layout(table)
         now = _now()
-        files: list[DataFile] = []
-        size = 0
         exact = False
         with reaching(place, str(table.table)):
             before = Snapshot.load(place, str(table.table))
@@ -107,9 +106,8 @@ class DeltaDestination:
             files = writer.written
             place.sync()
         failpoint.reach("delta.staged")
-        size = sum(file.size for file in files)
         receipt = {"exact": exact, "files": [file.to_json() for file in files]}
-        return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), size)
+        return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), sum(file.size for file in files))
 
     def write_changes(
         self,
@@ -133,7 +131,7 @@ class DeltaDestination:
             if before is not None and before.has(batch):
                 return Written(repeated=True)
             receipts = [json.loads(one.receipt) for one in staged]
-            staged_files = [DataFile.from_json(file) for receipt in receipts for file in receipt["files"]]
+            staged_files = [DataFile.from_json(file, table.key) for receipt in receipts for file in receipt["files"]]
             exact = any(receipt["exact"] for receipt in receipts)
             work: _Log | Collapsed
             if table.key:
@@ -187,7 +185,7 @@ class DeltaDestination:
             if evolution.added and not evolution.rewrite:
                 before = before.add_columns(evolution.added)
         files = before.files(layout.table.key) if before is not None and not starts else []
-        target = engine.Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
+        target = Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
         now = _now()
         if isinstance(work, Collapsed):
             outcome = engine.apply(target, work, now, refetch)
@@ -259,4 +257,4 @@ def _has_exact(chunks: Iterable[Changes]) -> bool:
 
 
 def _now() -> pa.TimestampScalar:
-    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))  # type: ignore[return-value]
+    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))

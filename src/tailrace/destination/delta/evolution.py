@@ -76,9 +76,9 @@ def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
             return ints.index(wide) > ints.index(narrow)
         if pa.types.is_decimal(wide):
             return bool(wide.precision - wide.scale >= digits)
-        return wide == pa.float64() and narrow != pa.int64()
+        return bool(wide == pa.float64() and narrow != pa.int64())
     if narrow == pa.float32():
-        return wide == pa.float64()
+        return bool(wide == pa.float64())
     if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
         return bool(
             wide.scale >= narrow.scale

@@ -59,8 +59,26 @@ class DataFile:
         }
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any]) -> DataFile:
-        return cls(raw["path"], raw["size"], raw["rows"], raw["stats"], raw["partition"])
+    def from_json(cls, raw: dict[str, Any], key: Sequence[str]) -> DataFile:
+        """The inverse of `to_json`, with the bounds of a key that is one whole number."""
+        stats = json.loads(raw["stats"])
+        low, high = (stats[side].get(key[0]) if len(key) == 1 else None for side in ("minValues", "maxValues"))
+        whole = type(low) is type(high) is int
+        return cls(
+            raw["path"],
+            raw["size"],
+            raw["rows"],
+            raw["stats"],
+            raw["partition"],
+            low if whole else None,
+            high if whole else None,
+        )
+
+    def may_share_keys(self, other: DataFile) -> bool:
+        """Whether two files can hold the same key, as far as their bounds tell."""
+        if None in (self.low, self.high, other.low, other.high):
+            return True
+        return bool(self.low <= other.high and other.low <= self.high)
 
     def add(self, *, data_change: bool = True) -> AddAction:
         return AddAction(self.path, self.size, self.partition, int(time.time() * 1000), data_change, self.stats)
@@ -163,7 +181,7 @@ class _OpenFile:
                 self.schema,
                 compression="zstd",
                 compression_level=1,
-                use_dictionary=_worth_dictionary(group),  # type: ignore[arg-type]
+                use_dictionary=_worth_dictionary(group),
                 store_schema=False,
             )
         self._writer.write_table(group, row_group_size=_GROUP_ROWS)

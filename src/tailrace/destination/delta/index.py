@@ -38,11 +38,9 @@ class FileKeys:
     def nbytes(self) -> int:
         return int(self.key.nbytes) + (0 if self.order is None else self.order.nbytes)
 
-    def bounds(self) -> tuple[int, int] | None:
-        """The least and the greatest key, where keys are numbers."""
-        if isinstance(self.key, np.ndarray) and len(self.key):
-            return int(self.key[0]), int(self.key[-1])
-        return None
+    def comparable(self) -> keys.Comparable:
+        """The keys, in no particular order."""
+        return self.key
 
     def match(self, wanted: Wanted) -> tuple[Index, Index]:
         """The rows of the file whose key is wanted, and which of the wanted ones each is."""

@@ -45,7 +45,9 @@ def check(root: str, tables: Sequence[tuple[TableSchema, Place, Layout]]) -> lis
 def _look_at_path(root: str) -> list[Finding]:
     path = Path(root.removeprefix("file://")).absolute()
     if "%" in root:
-        return [Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")]
+        return [
+            Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")
+        ]
     nearest = path
     while not nearest.exists():
         nearest = nearest.parent

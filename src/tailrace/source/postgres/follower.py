@@ -148,6 +148,9 @@ class PostgresFollower:
         round_ = self._open_round()
         if round_ is None:
             return end
+        if new:
+            # A copy begins with the table as it is now, not as it was when this process started.
+            self.published = self.source.discover()
         changed: dict[int, Entry] = {oid: self._begin(oid, round_, request) for oid, request in new.items()}
         budget = limit.bytes
         for oid, entry in sorted({**copying, **changed}.items()):

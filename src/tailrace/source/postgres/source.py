@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tailrace.change import START, Changes
 from tailrace.errors import Finding, LostError
+from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Offset, Split, TableProgress
@@ -104,6 +105,7 @@ class PostgresSource:
                         f"the replication slot {self.slot!r} is gone, and with it the changes since the last one read",
                         fix=RESYNC,
                     )
+                reach("postgres.before_slot")
                 create_slot(connection, self.slot)
             if journal.mark() == START:
                 # A new journal adopts the slot where it stands; every table is copied at a later position.

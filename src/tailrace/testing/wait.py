@@ -1,0 +1,16 @@
+"""Waiting on a condition, with an end to it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+_POLL_SECONDS = 0.02
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Return as soon as the condition holds. AssertionError when it does not within so many seconds."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} seconds"
+        time.sleep(_POLL_SECONDS)
