@@ -27,7 +27,7 @@ test: setup
 	$(BIN)/pytest
 
 demo: setup
-	$(BIN)/tailrace demo
+	$(BIN)/tailrace demo --seconds 30
 
 bench: setup
 	$(BIN)/python -m bench

@@ -135,7 +135,7 @@ class Stage:
         began_at = time.time()
         self._order(5, -1)
         deadline = time.monotonic() + _SETTLE_SECONDS
-        while not first_seen(table, {5: -1}, "quantity", began_at):
+        while not first_seen(table, {5: -1}, "items", began_at):
             if time.monotonic() > deadline:
                 raise RuntimeError("the trickle's first change did not arrive")
             time.sleep(0.5)
@@ -148,7 +148,7 @@ class Stage:
             committed[key] = (1000 + turn, time.time())
         time.sleep(3)
         run = self.runner.drain()
-        seen = first_seen(table, {key: value for key, (value, _) in committed.items()}, "quantity", began_at)
+        seen = first_seen(table, {key: value for key, (value, _) in committed.items()}, "items", began_at)
         lost = committed.keys() - seen.keys()
         assert not lost, f"{len(lost)} changes of the trickle never arrived"
         waits = [seen[key] - at for key, (_, at) in committed.items()]
@@ -163,11 +163,11 @@ class Stage:
         self.report.add("trickle", "commit to readable, p99", percent[98], "s", 2.0, "most")
         require_equal(self.dsn, self.lake, self.shop.tables)
 
-    def _order(self, key: int, quantity: int) -> None:
+    def _order(self, key: int, items: int) -> None:
         self.connection.execute(
-            f"INSERT INTO {self.shop.tables[0]} AS o VALUES (%s, 0, 'new', 'EUR', %s, 1, true, NULL, now(), now())"
-            " ON CONFLICT (id) DO UPDATE SET quantity = excluded.quantity, updated_at = now()",
-            [key, quantity],
+            f"INSERT INTO {self.shop.tables[0]} AS o VALUES (%s, 1, 'placed', 'EUR', 1, %s, NULL, now(), now(), false)"
+            " ON CONFLICT (id) DO UPDATE SET items = excluded.items, updated_at = now()",
+            [key, items],
         )
 
     def large(self) -> None:

@@ -7,37 +7,25 @@ from dataclasses import dataclass
 
 import psycopg
 
+from tailrace.testing.workload import TABLES, create_shop
+
 KEY = "id"
-COLUMNS = {
-    KEY: "bigint PRIMARY KEY",
-    "customer_id": "bigint NOT NULL",
-    "status": "text NOT NULL",
-    "currency": "text NOT NULL",
-    "quantity": "integer NOT NULL",
-    "total": "numeric(12, 2) NOT NULL",
-    "paid": "boolean NOT NULL",
-    "note": "text",
-    "placed_at": "timestamptz NOT NULL",
-    "updated_at": "timestamptz NOT NULL",
-}
+_TEMPLATE = "orders"
 _ROWS = """
-INSERT INTO {table} SELECT i, i * 7919 % 100000, (ARRAY['placed', 'paid', 'sent', 'done'])[1 + i % 4],
-    (ARRAY['EUR', 'USD', 'CHF'])[1 + i % 3], 1 + i % 9, (i * 37 % 1000000) / 100.0, i % 3 > 0,
-    CASE WHEN i % 5 > 0 THEN 'leave order ' || i || ' at the door' END,
-    timestamptz '2024-01-01' + i * interval '1 second', now()
+INSERT INTO {table} (id, customer_id, status, currency, total, items, note, created_at, updated_at, express)
+SELECT i, 1 + i * 7919 % 200000, (ARRAY['placed', 'paid', 'sent', 'returned'])[1 + i % 4],
+    (ARRAY['EUR', 'GBP', 'JPY', 'USD'])[1 + i % 4], (i * 7331 % 10000000) / 100.0, 2,
+    CASE WHEN i % 5 = 0 THEN 'leave it with the neighbours, number ' || i % 90 END,
+    timestamptz '2024-01-01 00:00:00+00' + i * interval '1 second', now(), i % 10 = 0
 FROM generate_series({first}::bigint, {last}) i
 """
-_UPDATE = (
-    "UPDATE {table} SET status = 'returned', total = total + 1, updated_at = clock_timestamp()"
-    " WHERE id = ANY (ARRAY(SELECT {first} + k * {stride} FROM generate_series(0, {size} - 1) k))"
-)
-_DELETE = (
-    "DELETE FROM {table} WHERE id = ANY (ARRAY(SELECT {first} + k * {stride} FROM generate_series(0, {size} - 1) k))"
-)
+_KEYS = "WHERE id = ANY (ARRAY(SELECT {first} + k::bigint * {stride} FROM generate_series(0, {size} - 1) k))"
+_UPDATE = "UPDATE {table} SET status = 'lost', total = total + 1, updated_at = clock_timestamp() " + _KEYS
+_DELETE = "DELETE FROM {table} " + _KEYS
 # One row per transaction, as fast as the server can: a client would be the bottleneck.
 _SINGLES = """
 DO $$ BEGIN FOR n IN 0..{count} - 1 LOOP
-    UPDATE {table} SET quantity = n, updated_at = clock_timestamp() WHERE id = 3 + n::bigint * {stride};
+    UPDATE {table} SET items = n, updated_at = clock_timestamp() WHERE id = 3 + n::bigint * {stride};
     COMMIT;
 END LOOP; END $$
 """
@@ -81,18 +69,20 @@ class Shop:
     def __init__(self, connection: psycopg.Connection, size: Size, *, tables: int = 1) -> None:
         self.connection = connection
         self.size = size
-        self.tables = ["orders"] if tables == 1 else [f"orders_{number:02}" for number in range(tables)]
+        self.tables = [_TEMPLATE] if tables == 1 else [f"{_TEMPLATE}_{number:02}" for number in range(tables)]
         self.rows = size.rows // tables
         self._next = self.rows + 1
 
     def fill(self) -> None:
         """The tables with their first rows, at rest: no checkpoint or vacuum of theirs is still to come."""
+        create_shop(self.connection)
         for table in self.tables:
-            columns = ", ".join(f"{name} {declared}" for name, declared in COLUMNS.items())
-            self.connection.execute(f"CREATE TABLE {table} ({columns})")
+            if table != _TEMPLATE:
+                self.connection.execute(f"CREATE TABLE {table} (LIKE {_TEMPLATE} INCLUDING ALL)")
             self.connection.execute(f"ALTER TABLE {table} SET (autovacuum_enabled = off)")
             self.connection.execute(_ROWS.format(table=table, first=1, last=self.rows))
             self.connection.execute(f"VACUUM (FREEZE, ANALYZE) {table}")
+        self.connection.execute("DROP TABLE " + ", ".join(table for table in TABLES if table not in self.tables))
         self.connection.execute("CHECKPOINT")
 
     def change(self) -> int:

@@ -100,3 +100,16 @@ def test_orders_that_cannot_be_understood_are_refused(orders: str, monkeypatch: 
     monkeypatch.delenv(DIRECTORY_VARIABLE, raising=False)
     with pytest.raises(ValueError, match=VARIABLE):
         reach("place")
+
+
+def test_a_paused_process_goes_on_when_it_is_told_to() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from tailrace.failpoint import reach; reach('place'); print('went on')"],
+        env={**os.environ, VARIABLE: "place:pause"},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    _, status = os.waitpid(process.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    process.send_signal(signal.SIGCONT)
+    assert process.communicate(timeout=30) == ("went on\n", None)

@@ -5,6 +5,7 @@ TAILRACE_FAILPOINTS holds the orders, separated by commas: `name:action`, where 
     kill     SIGKILL to the process group, and to those of the ancestors that got the same orders (so the JVM goes too)
     raise    raise FailpointError
     hang     block until killed
+    pause    SIGSTOP to the process itself; it goes on when somebody sends it SIGCONT
 
 `name:kill@3` acts at the third time this process reaches the place. When TAILRACE_FAILPOINTS_DIR names a directory,
 a file `name` is left there by each place that acted; `name:kill!once` acts only while that file is missing, so
@@ -23,7 +24,7 @@ from pathlib import Path
 VARIABLE = "TAILRACE_FAILPOINTS"
 DIRECTORY_VARIABLE = "TAILRACE_FAILPOINTS_DIR"
 
-_ORDER = re.compile(r"(?P<name>[\w.-]+):(?P<action>kill|raise|hang)(@(?P<nth>[1-9]\d*))?(?P<once>!once)?")
+_ORDER = re.compile(r"(?P<name>[\w.-]+):(?P<action>kill|raise|hang|pause)(@(?P<nth>[1-9]\d*))?(?P<once>!once)?")
 
 
 class FailpointError(RuntimeError):
@@ -65,6 +66,9 @@ def _obey(name: str, text: str) -> None:
             return
     if order.action == "kill":
         _kill()
+    if order.action == "pause":
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return
     if order.action == "hang":
         threading.Event().wait()
     raise FailpointError(f"failpoint {name}")
@@ -75,7 +79,7 @@ def _parse(text: str) -> dict[str, _Order]:
     for part in filter(None, map(str.strip, text.split(","))):
         found = _ORDER.fullmatch(part)
         if not found:
-            raise ValueError(f"{VARIABLE}: {part!r} is not name:kill|raise|hang, with @n and !once as options")
+            raise ValueError(f"{VARIABLE}: {part!r} is not name:kill|raise|hang|pause, with @n and !once as options")
         if found["once"] and not os.environ.get(DIRECTORY_VARIABLE):
             raise ValueError(f"{VARIABLE}: {part!r} needs {DIRECTORY_VARIABLE} to remember that it acted")
         orders[found["name"]] = _Order(found["action"], int(found["nth"] or 0), bool(found["once"]))

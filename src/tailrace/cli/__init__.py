@@ -113,8 +113,8 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """See it work: a private PostgreSQL with a small shop, people ordering, and Delta tables that follow."""
-    from tailrace.cli.shop import run_demo
+    """See it work: a private PostgreSQL with a shop, people ordering, Delta tables that follow, and a comparison."""
+    from tailrace.cli.demo import run_demo
 
     run_demo(folder, rows=rows, seconds=seconds, plain=plain, as_json=as_json)
 

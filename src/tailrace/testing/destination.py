@@ -282,6 +282,7 @@ class DestinationContract:
 def values_of_every_type() -> tuple[TableSchema, list[Row]]:
     """A table with a column of each type that sources give, and rows at the edges of each."""
     utc = datetime.UTC
+    instants = [datetime.datetime(1, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 0, 0, 0, 4, utc), None]
     cases: Sequence[tuple[pa.DataType, Iterable[Any]]] = [
         (pa.bool_(), [True, False, None]),
         (pa.int16(), [-(2**15), 2**15 - 1, None]),
@@ -294,7 +295,7 @@ def values_of_every_type() -> tuple[TableSchema, list[Row]]:
         (pa.binary(), [b"", b"\x00\xff", None]),
         (pa.date32(), [datetime.date(1, 1, 1), datetime.date(9999, 12, 31), None]),
         (pa.timestamp("us"), [datetime.datetime(1, 1, 1), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999), None]),  # noqa: DTZ001
-        (pa.timestamp("us", "UTC"), [datetime.datetime(1, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 1, 2, 3, 4, utc), None]),
+        (pa.timestamp("us", "UTC"), instants),
         (pa.list_(pa.int32()), [[], [1, None, 3], None]),
         (pa.list_(pa.string()), [["a", None], [""], None]),
     ]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -100,14 +100,18 @@ class Scenario:
 
     def batch_ids(self, table: TableName) -> list[int]:
         """The ids of the batches in a table's Delta history, in the order of its commits."""
+        txns = (action["txn"] for action in self._history(table) if "txn" in action)
+        return [int(txn["version"]) for txn in txns if txn["appId"] == f"tailrace/{self.name}"]
+
+    def rows_written(self, table: TableName) -> int:
+        """How many rows all files hold that were ever added to a table, those taken out again included."""
+        adds = (action["add"] for action in self._history(table) if "add" in action)
+        return sum(json.loads(add["stats"])["numRecords"] for add in adds)
+
+    def _history(self, table: TableName) -> Iterator[dict[str, Any]]:
         log = Path(Place.of(str(self.lake), table, {}).base) / "_delta_log"
-        ids = []
         for commit in sorted(log.glob("*.json")):
-            for line in commit.read_text().splitlines():
-                txn = json.loads(line).get("txn")
-                if txn and txn["appId"] == f"tailrace/{self.name}":
-                    ids.append(int(txn["version"]))
-        return ids
+            yield from map(json.loads, commit.read_text().splitlines())
 
     def doubled(self) -> list[TableName]:
         """The tables whose history shows a batch twice or out of order, which are none when all is well."""

@@ -218,12 +218,28 @@ def _rewrite(
             kept = conform(rows if here.all() else rows.filter(pa.array(here)), target.schema, renamed)
             writer.write(wipe.stamp(kept) if wipe else kept)
         if upsert is not None and len(joining):
-            writer.write(conform(upsert.take(pa.array(joining)), target.schema))
+            writer.write(conform(_picked(upsert, joining), target.schema))
     return writer.written
 
 
+def _picked(rows: pa.Table, at: Index) -> pa.Table:
+    """The rows `at`, ascending. Chunk by chunk, as Arrow would first join the chunks of the whole table."""
+    at = np.sort(at)
+    batches = rows.to_batches()
+    if len(batches) <= 1:
+        return rows.take(pa.array(at))
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    cut = np.searchsorted(at, starts)
+    picked = [
+        batch.take(pa.array(at[cut[i] : cut[i + 1]] - starts[i]))
+        for i, batch in enumerate(batches)
+        if cut[i] < cut[i + 1]
+    ]
+    return pa.Table.from_batches(picked, rows.schema)
+
+
 def _write_new(target: Target, upsert: pa.Table, part: Index, limit: int) -> list[DataFile]:
-    rows = upsert.slice(int(part[0]), len(part)) if part[-1] - part[0] + 1 == len(part) else upsert.take(pa.array(part))
+    rows = upsert.slice(int(part[0]), len(part)) if part[-1] - part[0] + 1 == len(part) else _picked(upsert, part)
     with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
         writer.write(conform(rows, target.schema))
     return writer.written

@@ -56,8 +56,10 @@ class Place:
         return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
 
     def make(self) -> None:
-        if self.is_local:
+        if self.is_local and not Path(self.base).is_dir():
             Path(self.base).mkdir(parents=True, exist_ok=True)
+            for folder in (Path(self.base).parent, Path(self.base).parent.parent):
+                _sync(str(folder))
 
     def is_file(self) -> bool:
         return self.is_local and Path(self.base).is_file()

@@ -21,7 +21,7 @@ from tailrace.change import Changes, Op
 from tailrace.errors import TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
-from tailrace.source.postgres.connection import Replication, bulk, connection_string, translated
+from tailrace.source.postgres.connection import Replication, bulk, connection_string, session, translated
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.source.postgres.mapping import Converter, select_list
 from tailrace.source.postgres.offset import Chunk
@@ -52,21 +52,30 @@ class Round:
         assert row is not None
         self.snapshot: str = row[0]
 
-    def heaps(self, oid: int) -> dict[str, int]:
-        """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages."""
-        with translated("measuring a table for the copy"):
-            rows = self._session.execute(
-                "SELECT c.oid, pg_relation_size(c.oid) / current_setting('block_size')::int"
-                " FROM pg_partition_tree(%s::regclass) t JOIN pg_class c ON c.oid = t.relid"
-                " WHERE t.isleaf AND c.relkind = 'r'"
-                " UNION SELECT %s::oid, pg_relation_size(%s::oid) / current_setting('block_size')::int"
-                " FROM pg_class WHERE oid = %s AND relkind = 'r' ORDER BY 1",
-                [oid, oid, oid, oid],
-            ).fetchall()
-        return {str(heap): int(pages) for heap, pages in rows}
-
     def close(self) -> None:
         self._session.close()
+
+
+_HEAPS = """
+WITH RECURSIVE tree AS (
+    SELECT %s::oid AS oid
+  UNION
+    SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid
+    WHERE c.relispartition
+)
+SELECT c.oid, pg_relation_size(c.oid) / current_setting('block_size')::int
+FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r' ORDER BY 1
+"""
+
+
+def measure_heaps(dsn: str, oid: int) -> dict[str, int]:
+    """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages.
+
+    In a session of its own: the round's would hold every lock it takes until the copy ends, and with it up
+    whoever wants to truncate or alter a table.
+    """
+    with session(dsn, "measuring a table for the copy") as connection:
+        return {str(heap): int(pages) for heap, pages in connection.execute(_HEAPS, [oid]) if pages is not None}
 
 
 class Opening:

@@ -19,7 +19,7 @@ from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.copy import Opening, Round, copy_split
+from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_heaps
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
@@ -170,7 +170,7 @@ class PostgresFollower:
 
     def _begin(self, oid: int, round_: Round, request: int) -> Entry:
         pages = self.source.chunk_bytes // PAGE_BYTES
-        parts = {heap: max(1, math.ceil(size / pages)) for heap, size in round_.heaps(oid).items()}
+        parts = {heap: max(1, math.ceil(size / pages)) for heap, size in measure_heaps(self.source.dsn, oid).items()}
         return Entry("copy", x=round_.x, parts=parts, request=request)
 
     def _open_round(self, patience_seconds: float = 0.05) -> Round | None:

@@ -1,0 +1,106 @@
+"""`tailrace demo`: a shop on a private PostgreSQL, people in it, a lake that follows, and the proof at the end."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+import yaml
+
+from tailrace.cli.report import print_json
+from tailrace.cli.service import run_pipeline
+from tailrace.config import PipelineConfig, load
+from tailrace.errors import PreflightError, TailraceError
+
+if TYPE_CHECKING:
+    from tailrace.testing.postgres import EmbeddedPostgres
+
+_DATABASE = "shop"
+_TRANSACTIONS_PER_SECOND = 50.0
+
+
+def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_json: bool) -> None:
+    """Run the demo in a folder until Ctrl-C or for some seconds, then compare the shop with the lake, row by row.
+
+    A folder that was used before, however that ended, is taken up again. Raises PreflightError where no server can
+    start, TailraceError when the lake is not what the shop is.
+    """
+    try:
+        from tailrace.testing.postgres import EmbeddedPostgres
+
+        server = EmbeddedPostgres(folder / "postgres", fast=False)
+    except (ImportError, RuntimeError) as error:
+        raise PreflightError(
+            "the demo needs a PostgreSQL server to start", fix="pip install 'tailrace[embedded]'"
+        ) from error
+
+    from tailrace.testing.traffic import Traffic
+
+    with server:
+        loaded = _open_shop(server, rows)
+        dsn = server.dsn(_DATABASE)
+        file = _write_pipeline(folder, dsn)
+        config = load(file)
+        _say(f"the shop: {loaded:,} rows in {dsn}", as_json=as_json)
+        _say(f"look from elsewhere: tailrace status {file}", as_json=as_json)
+        with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
+            run_pipeline(config, once=False, plain=plain, as_json=as_json, seconds=seconds)
+        done = traffic.counts
+        _say("the shop has closed; the lake takes in the rest", as_json=as_json)
+        run_pipeline(config, once=True, plain=True, as_json=as_json)
+        _compare(config, dsn, folder / "lake", done, as_json=as_json)
+
+
+def _say(text: str, *, as_json: bool) -> None:
+    typer.echo(text, err=as_json)
+
+
+def _open_shop(server: EmbeddedPostgres, orders: int) -> int:
+    """Make and fill the shop, unless it is there; says how many rows it has."""
+    from tailrace.testing.workload import ORDERS_PER_SCALE, TABLES, create_shop, load_shop
+
+    with server.connect() as connection:
+        if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE]).fetchall():
+            connection.execute(f"CREATE DATABASE {_DATABASE}")
+    with server.connect(_DATABASE) as connection:
+        if not connection.execute("SELECT FROM pg_tables WHERE schemaname = 'public'").fetchall():
+            with connection.transaction():
+                create_shop(connection)
+                load_shop(connection, orders / ORDERS_PER_SCALE)
+            connection.execute("VACUUM ANALYZE")
+        counts = [connection.execute(f"SELECT count(*) FROM {name}").fetchone() for name in TABLES]  # noqa: S608
+    return sum(row[0] for row in counts if row)
+
+
+def _write_pipeline(folder: Path, dsn: str) -> Path:
+    pipeline = {
+        "name": "demo",
+        "source": {"type": "postgres", "dsn": dsn.replace("${", "$${")},
+        "tables": {"include": ["public.*"]},
+        "destination": {"type": "delta", "path": "./lake"},
+        "state": "./state",
+    }
+    file = folder / "demo.yaml"
+    file.write_text(yaml.safe_dump(pipeline, sort_keys=False))
+    return file
+
+
+def _compare(config: PipelineConfig, dsn: str, lake: Path, done: dict[str, int], *, as_json: bool) -> None:
+    from tailrace.registry import open_source
+    from tailrace.testing.compare import compare, count_lake
+
+    tables = open_source(config).tables()
+    differences = compare(dsn, tables, lake)
+    counts = {str(table.table): count_lake(table, lake) for table in tables}
+    if as_json:
+        print_json({"equal": not differences, "rows": counts, "traffic": done})
+    if differences:
+        listed = "\n  ".join(str(difference) for difference in differences)
+        raise TailraceError(f"the lake is not what the shop is:\n  {listed}")
+    if not as_json:
+        changes = sum(done.get(kind, 0) for kind in ("insert", "update", "delete"))
+        typer.echo(f"\ncompared row by row, both ways: {len(tables)} tables, {sum(counts.values()):,} rows are equal")
+        typer.echo(f"while it ran, people changed {changes:,} rows in {done.get('transactions', 0):,} transactions")
+        typer.echo(f"the lake is in {lake}; run the demo again and it goes on from here")
