@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.config import TableOptions, from_dict, json_schema, load
+from tailrace.config import from_dict, json_schema, load
 from tailrace.destination.delta.option import DeltaOptions
 from tailrace.errors import ConfigError
 from tailrace.option import Dsn, parse_duration, parse_size
+from tailrace.selection import TableOptions
 from tailrace.source.postgres.option import PostgresOptions
 
 CANARY = "c4nary-Pa55"

@@ -36,7 +36,8 @@ class TailraceError(Exception):
         self.position = position
 
     def __str__(self) -> str:
-        where = "".join(f" [{label} {value}]" for label, value in (("table", self.table), ("at", self.position)) if value)
+        places = (("table", self.table), ("at", self.position))
+        where = "".join(f" [{label} {value}]" for label, value in places if value)
         return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
 
     def __reduce__(self) -> tuple[object, ...]:

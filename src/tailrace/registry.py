@@ -70,12 +70,20 @@ class Registry:
 SOURCES = Registry(
     "source",
     "tailrace.sources",
-    {"postgres": BuiltIn("tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres.source:PostgresSource")},
+    {
+        "postgres": BuiltIn(
+            "tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres.source:PostgresSource"
+        )
+    },
 )
 DESTINATIONS = Registry(
     "destination",
     "tailrace.destinations",
-    {"delta": BuiltIn("tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta:DeltaDestination")},
+    {
+        "delta": BuiltIn(
+            "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
+        )
+    },
 )
 
 

@@ -9,7 +9,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.destination import Destination
-from tailrace.destination.delta import DeltaDestination
+from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.path import Place
 from tailrace.schema import TableSchema
 from tailrace.testing.destination import DestinationContract

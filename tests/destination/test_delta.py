@@ -18,7 +18,7 @@ from deltalake import DeltaTable, write_deltalake
 
 from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
-from tailrace.destination.delta import DeltaDestination
+from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
 from tailrace.schema import Column, TableName, TableSchema

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.destination import Batch
-from tailrace.destination.delta import DeltaDestination
+from tailrace.destination.delta.destination import DeltaDestination
 
 from .replay import Key, Row, as_changes, histories, replay, table_of
 from .test_collapse import KINDS

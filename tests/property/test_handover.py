@@ -13,7 +13,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from tailrace.config import TableOptions
+from tailrace.selection import TableOptions
 from tailrace.source import Limit, Orders
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.database import Database

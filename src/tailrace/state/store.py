@@ -97,7 +97,10 @@ class StateStore:
             self._check_fence(self._connection)
 
     def pipeline(self) -> PipelineRecord:
-        row = self._read("SELECT * FROM pipeline")[0]
+        rows = self._read("SELECT * FROM pipeline")
+        if not rows:  # a reader may come between the making of the file and its first row
+            raise ConfigError(f"the state in {self.state_dir} is only being made", fix="try again in a moment")
+        row = rows[0]
         return PipelineRecord(row["name"], time_of(row["created_at"]), row["epoch"], row["fingerprint"], row["run"])
 
     # Table states

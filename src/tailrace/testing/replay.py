@@ -75,7 +75,7 @@ def _frozen(row: Row) -> tuple[Any, ...]:
 class Replay:
     """Runs batches. `offset` and `planned` are what Spark's logs hold, `tables` what the destination holds."""
 
-    def __init__(self, source: Source, limit: Limit = Limit(10_000, 64_000_000)) -> None:
+    def __init__(self, source: Source, limit: Limit) -> None:
         self.source = source
         self.limit = limit
         self.offset: Offset | None = None

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from tailrace.errors import Finding, LostError
 from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
+from tailrace.selection import TableOptions
 from tailrace.source import Offset, Split, TableProgress
 from tailrace.source.postgres import preflight
 from tailrace.source.postgres.catalog import Published
@@ -29,9 +30,6 @@ from tailrace.source.postgres.option import PostgresOptions
 from tailrace.source.postgres.pgoutput import decode
 from tailrace.source.postgres.receiver import RESYNC, ReceiverOptions, read_status
 from tailrace.source.postgres.slot import create_publication, create_slot, look, publication_exists, require
-
-if TYPE_CHECKING:
-    from tailrace.config import TableOptions
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,256 @@
+"""`DeltaDestination`: staging copied rows, and one commit for every table and batch."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from tailrace import failpoint
+from tailrace.change import Changes
+from tailrace.collapse import Collapsed, collapse, fit
+from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination.delta import engine, preflight, upkeep
+from tailrace.destination.delta.evolution import Evolution, evolve
+from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
+from tailrace.destination.delta.layout import EXACT, METADATA, Layout
+from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
+from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.target import Target
+from tailrace.destination.delta.upkeep import Compaction, Vacuum
+from tailrace.errors import Finding, TableError
+from tailrace.schema import TableName, TableSchema
+
+if TYPE_CHECKING:
+    from tailrace.destination.delta.option import DeltaOptions
+
+_TRIES = 5
+
+
+@dataclass(frozen=True)
+class DeltaDestination:
+    """Keeps each table as a Delta table; frozen and picklable, files are opened inside its methods.
+
+    deletes        `hard` removes deleted rows; `soft` keeps them with `_tailrace_deleted_at` set, until the key is
+                   inserted again
+    metadata       adds `_tailrace_position`, `_tailrace_op` and `_tailrace_committed_at`, or those named of `position`,
+                   `op`, `committed_at`
+    partition_by   per table (`public.orders`) the columns to partition by
+    compact        when small files are merged; None: never
+    vacuum         when files that no version needs are deleted; None: never
+
+    A table without a key is a log: every change is a row, in order, with its operation and position.
+    A value that its column cannot hold stands as text in `_tailrace_exact`; that column comes with the first such
+    value.
+    """
+
+    path: str
+    deletes: Literal["hard", "soft"] = "hard"
+    metadata: bool | Sequence[str] = False
+    partition_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    compact: Compaction | None = field(default_factory=Compaction)
+    vacuum: Vacuum | None = field(default_factory=Vacuum)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_options(cls, options: DeltaOptions, *, name: str) -> DeltaDestination:
+        compact, vacuum = options.compact, options.vacuum
+        return cls(
+            str(options.path),
+            options.deletes,
+            options.metadata,
+            {table: tuple(columns) for table, columns in options.partition_by.items()},
+            Compaction(compact.files, int(compact.target_bytes)) if compact else None,
+            Vacuum(float(vacuum.every), float(vacuum.retention)) if vacuum else None,
+            dict(options.storage_options),
+        )
+
+    @property
+    def name(self) -> str:
+        return f"delta {self.path}"
+
+    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+        """Look whether these tables can be kept here. Creates nothing."""
+        return preflight.check(self.path, [(table, self._place(table.table), self._layout(table)) for table in tables])
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
+        """Write copied rows to files that no version of the table knows yet.
+
+        The receipt names them. Each call writes files of its own; those that are never committed go at a vacuum.
+        """
+        place = self._place(table.table)
+        layout = self._layout(table)
+        now = _now()
+        exact = False
+        with reaching(place, str(table.table)):
+            before = Snapshot.load(place, str(table.table))
+            place.make()
+            limit = rows_per_file(total_rows(before.files()) if before else 0)
+            writer = FileWriter(place, layout.schema, layout.partition_by, limit)
+            with writer:
+                for changes in rows:
+                    fitted = fit(changes, table)
+                    if not exact and _has_exact([fitted]):
+                        exact = True
+                        layout = self._layout(table, exact=True)
+                        writer.widen(layout.schema)
+                    writer.write(layout.rows_of(fitted, now))
+            files = writer.written
+            place.sync()
+        failpoint.reach("delta.staged")
+        receipt = {"exact": exact, "files": [file.to_json() for file in files]}
+        return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), sum(file.size for file in files))
+
+    def write_changes(
+        self,
+        table: TableSchema,
+        changes: Iterable[Changes],
+        batch: Batch,
+        *,
+        staged: Sequence[Staged] = (),
+        starts: bool = False,
+        refetch: Refetch | None = None,
+    ) -> Written:
+        """Make the batch visible in one commit. A batch that is there already is left alone.
+
+        Raises OwnedError when another runner of the pipeline committed meanwhile, UnavailableError when the storage
+        does not answer, TableError when this table cannot go on.
+        """
+        name = str(table.table)
+        place = self._place(table.table)
+        with reaching(place, name):
+            before = Snapshot.load(place, name)
+            if before is not None and before.has(batch):
+                return Written(repeated=True)
+            receipts = [json.loads(one.receipt) for one in staged]
+            staged_files = [DataFile.from_json(file, table.key) for receipt in receipts for file in receipt["files"]]
+            exact = any(receipt["exact"] for receipt in receipts)
+            work: _Log | Collapsed
+            if table.key:
+                work = collapse(changes, table, keep_deleted=self.deletes == "soft")
+                exact = exact or work.marks.exact.null_count < len(work.marks.exact)
+            else:
+                work = _Log([fit(chunk, table) for chunk in changes if len(chunk)])
+                exact = exact or _has_exact(work.chunks)
+            if not (starts or staged_files or work.changes):
+                return Written()
+            place.make()
+            layout = self._layout(table, exact=exact)
+            for _ in range(_TRIES):
+                try:
+                    return self._write(place, layout, before, work, staged_files, batch, starts, refetch)
+                except ConflictError as conflict:
+                    problem = conflict
+                    before = Snapshot.load(place, name)
+        raise TableError(
+            f"another writer changed the Delta table {_TRIES} times while batch {batch.id} was written: {problem}",
+            table=name,
+            fix=f"stop the other writer of {place.base}",
+        )
+
+    def _write(
+        self,
+        place: Place,
+        layout: Layout,
+        before: Snapshot | None,
+        work: _Log | Collapsed,
+        staged: list[DataFile],
+        batch: Batch,
+        starts: bool,
+        refetch: Refetch | None,
+    ) -> Written:
+        name = str(layout.table.table)
+        fresh = before is None or starts
+        if fresh:
+            evolution = Evolution(layout.schema, (), {}, False)
+        else:
+            assert before is not None
+            if before.partition_by != layout.partition_by:
+                raise TableError(
+                    f"the table is partitioned by {list(before.partition_by)}, not {list(layout.partition_by)}",
+                    table=name,
+                    fix=f"set partition_by back, or tailrace resync {name}",
+                )
+            if EXACT in before.schema.names:
+                layout = replace(layout, exact=True)
+            evolution = evolve(before.schema, before.numbers(), layout)
+            if evolution.added and not evolution.rewrite:
+                before = before.add_columns(evolution.added)
+        files = before.files(layout.table.key) if before is not None and not starts else []
+        target = Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
+        now = _now()
+        if isinstance(work, Collapsed):
+            outcome = engine.apply(target, work, now, refetch)
+        else:
+            rows = (layout.rows_of(chunk, now) for chunk in work.chunks)
+            outcome = engine.log(target, rows, work.changes)
+        place.sync()
+        failpoint.reach("delta.before_commit")
+        replaces = before is not None and (starts or evolution.rewrite)
+        commit(
+            place,
+            name,
+            before,
+            evolution.schema,
+            layout.partition_by,
+            [file.add() for file in outcome.adds],
+            [] if replaces else [file.remove() for file in outcome.removes],
+            batch,
+            replace=replaces,
+        )
+        failpoint.reach("delta.committed")
+        return Written(work.changes, outcome.upserts, outcome.deletes)
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Remove the table's directory, and with it what it knows of batches. A repeat finds nothing and does nothing.
+
+        Raises TableError for a table that tailrace did not make.
+        """
+        place = self._place(table.table)
+        with reaching(place, str(table.table)):
+            Snapshot.load(place, str(table.table))
+            place.remove()
+
+    def maintain(self, table: TableName) -> str | None:
+        """Merge small files and delete unneeded ones, when that is due; reads only the table's log otherwise."""
+        place = self._place(table)
+        with reaching(place, str(table)):
+            return upkeep.maintain(place, str(table), self.compact, self.vacuum)
+
+    def shutdown(self) -> None:
+        """Nothing is open between calls."""
+
+    def _place(self, table: TableName) -> Place:
+        options = {
+            name: getattr(value, "reveal", lambda value=value: str(value))()
+            for name, value in self.storage_options.items()
+        }
+        return Place.of(self.path, table, options)
+
+    def _layout(self, table: TableSchema, *, exact: bool = False) -> Layout:
+        metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
+        partition_by = tuple(self.partition_by.get(str(table.table), ()))
+        return Layout(table, metadata, self.deletes == "soft", partition_by, exact)
+
+
+@dataclass(frozen=True)
+class _Log:
+    """The changes of a table without a key."""
+
+    chunks: list[Changes]
+
+    @property
+    def changes(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+def _has_exact(chunks: Iterable[Changes]) -> bool:
+    return any(chunk.batch.column("exact").null_count < len(chunk) for chunk in chunks)
+
+
+def _now() -> pa.TimestampScalar:
+    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))
