@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import threading
 import time
@@ -107,8 +108,8 @@ def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
     from tailrace.stream.session import build_session
 
     session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})
-    witness = _witness()
-    session.streams.addListener(witness)
+    witness = _Witness()
+    witness.listen(session)
     commands.send("ready")
     running: _Running | None = None
     while True:
@@ -129,7 +130,7 @@ def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
 
 
 class _Running:
-    def __init__(self, options: dict[str, Any], witness: Any, *, once: bool) -> None:
+    def __init__(self, options: dict[str, Any], witness: _Witness, *, once: bool) -> None:
         from tailrace.stream.pipeline import Pipeline
 
         witness.batches = []
@@ -155,28 +156,38 @@ class _Running:
         return Run(self.called_at, self.witness.started_at, self.ended_at, list(self.witness.batches))
 
 
-def _witness() -> Any:
-    """A listener that keeps what Spark says of the query. Made here so that only the process imports pyspark."""
-    from pyspark.sql.streaming.listener import StreamingQueryListener
+class _Witness:
+    """Keeps what Spark says of the query. Called by Spark itself, so that it costs one call a batch."""
 
-    class Witness(StreamingQueryListener):
-        def __init__(self) -> None:
-            self.started_at = 0.0
-            self.batches: list[MicroBatch] = []
+    def __init__(self) -> None:
+        self.started_at = 0.0
+        self.batches: list[MicroBatch] = []
 
-        def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
-            self.started_at = time.time()
+    def listen(self, session: Any) -> None:
+        from py4j.java_gateway import java_import  # type: ignore[import-untyped]
+        from pyspark import SparkContext
+        from pyspark.java_gateway import ensure_callback_server_started
 
-        def onQueryProgress(self, event: Any) -> None:  # noqa: N802
-            progress = event.progress
-            if "addBatch" in progress.durationMs:
-                at = datetime.fromisoformat(progress.timestamp).timestamp()
-                self.batches.append(MicroBatch(progress.batchId, at, dict(progress.durationMs)))
+        gateway = SparkContext._gateway
+        assert gateway is not None
+        ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+        java_import(gateway.jvm, "org.apache.spark.sql.streaming.*")
+        session.streams._jsqm.addListener(gateway.jvm.PythonStreamingQueryListenerWrapper(self))
 
-        def onQueryIdle(self, event: Any) -> None:  # noqa: N802
-            pass
+    def onQueryStarted(self, event: Any) -> None:  # noqa: N802 - Spark's name
+        self.started_at = time.time()
 
-        def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
-            pass
+    def onQueryProgress(self, event: Any) -> None:  # noqa: N802
+        progress = json.loads(event.progress().json())
+        if "addBatch" in progress["durationMs"]:
+            at = datetime.fromisoformat(progress["timestamp"]).timestamp()
+            self.batches.append(MicroBatch(progress["batchId"], at, progress["durationMs"]))
 
-    return Witness()
+    def onQueryIdle(self, event: Any) -> None:  # noqa: N802
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:  # noqa: N802
+        pass
+
+    class Java:
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

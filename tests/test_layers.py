@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
 MODEL = frozenset({"errors", "schema", "change", "key", "collapse", "failpoint"})
-CONFIGURATION = frozenset({"option", "document", "registry", "config"})
+CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})
 JOINING = frozenset({"stream", "cli", "testing"})
 
 MAY_IMPORT = {
@@ -20,9 +20,10 @@ MAY_IMPORT = {
     "java": MODEL,
     "option": MODEL,
     "document": MODEL,
+    "selection": MODEL | {"option"},
     "journal": MODEL,
     "state": MODEL,
-    "source": MODEL | {"journal", "option"},
+    "source": MODEL | {"journal", "option", "selection"},
     "destination": MODEL | {"journal", "option"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
     "config": MODEL | CONFIGURATION,

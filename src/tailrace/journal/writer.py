@@ -131,13 +131,16 @@ class JournalWriter:
     def retain(self) -> list[str]:
         """Delete the segments that every cursor has passed, and return their names. Without a cursor all stay.
 
-        Never the one that is written to. Interrupted or repeated it does no harm. Raises UnavailableError when the
+        Never the one that is written to; but when that one is full and passed too, a new one is begun, since a journal at
+        its bound gets no append that would begin it. Interrupted or repeated it does no harm. Raises UnavailableError when the
         disk fails, DamagedError when a cursor cannot be read.
         """
         positions = cursors(self.path).values()
         if not positions:
             return []
         slowest = min(positions)
+        if self._sizes[self._name] >= self._segment_bytes and slowest >= self._state.tail:
+            self._guarded_roll()
         removed: list[str] = []
         names = list(self._segments)
         for name, following in pairwise(names):

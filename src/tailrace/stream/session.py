@@ -13,6 +13,9 @@ from tailrace.java import java_home
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
+# Java only passes bytes on: its second compiler costs more than it wins, for minutes after every start.
+JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+
 # A block is one row of up to a few MB, so what Spark counts in rows is set low.
 SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
@@ -26,6 +29,10 @@ SETTINGS = {
     # Blocks are compressed neither here nor in the journal: on one machine it costs more than it saves.
     "spark.shuffle.compress": "false",
     "spark.shuffle.spill.compress": "false",
+    # The default asks a shell about every checkpoint file, which costs more than writing it.
+    "spark.sql.streaming.checkpointFileManagerClass": (
+        "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+    ),
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
     "spark.sql.adaptive.enabled": "false",
 }
@@ -43,7 +50,7 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
         **SETTINGS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING} -XX:+UseParallelGC",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING} {JAVA_OPTIONS}",
         **conf,
     }
     for key, value in settings.items():

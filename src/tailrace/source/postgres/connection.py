@@ -6,7 +6,9 @@ protocol, ADBC for bulk results as Arrow.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+import time
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +20,8 @@ from tailrace.errors import OwnedError, PreflightError, TailraceError, Unavailab
 from tailrace.source.postgres.mapping import SESSION
 
 CONNECT_TIMEOUT_SECONDS = 10
+SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
+"""How long a server that was asked something may be silent before the connection counts as half-open."""
 
 
 def connection_string(dsn: str, **extra: str) -> str:
@@ -101,6 +105,28 @@ def session(dsn: str, doing: str, *, autocommit: bool = True) -> Iterator[psycop
     """A short-lived psycopg session; everything that fails inside says what was being done."""
     with translated(doing), psycopg.connect(connection_string(dsn), autocommit=autocommit) as connection:
         yield connection
+
+
+class BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """A session for short questions: one that is not answered in time raises OperationalError instead of waiting on.
+
+    Keepalives do not find every half-open connection: something in between may go on answering them.
+    """
+
+    def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
+        return super().wait(_bounded(gen, time.monotonic() + SILENCE_SECONDS), *arguments, **options)
+
+
+def _bounded(steps: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
+    ready = None
+    while True:
+        try:
+            wanted = steps.send(ready)
+        except StopIteration as done:
+            return done.value
+        ready = yield wanted
+        if not ready and time.monotonic() > deadline:
+            raise psycopg.OperationalError(f"no answer for {SILENCE_SECONDS:g} s, the connection is taken for dead")
 
 
 @contextmanager

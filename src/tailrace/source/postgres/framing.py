@@ -87,6 +87,11 @@ class Framer:
         """True between transactions."""
         return self._transaction is None and self._carry is None
 
+    @property
+    def within_transaction(self) -> bool:
+        """True while pieces of a large transaction are handed out and its end is not."""
+        return self._transaction is not None
+
     def abandon(self) -> None:
         """Forget an unfinished transaction: the upstream sends it again, with its relations."""
         self._transaction = self._carry = None

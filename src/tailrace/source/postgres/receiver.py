@@ -30,7 +30,15 @@ from tailrace.change import START
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
 from tailrace.journal import Journal, cursors
-from tailrace.source.postgres.connection import Replication, bulk, connection_string, translate, translated
+from tailrace.source.postgres.connection import (
+    BoundedConnection,
+    Replication,
+    bulk,
+    connection_string,
+    session,
+    translate,
+    translated,
+)
 from tailrace.source.postgres.framing import Framer
 from tailrace.source.postgres.lsn import before, format_lsn
 from tailrace.source.postgres.slot import SlotStatus, look, require
@@ -174,8 +182,9 @@ class Receiver:
             self.durable = upto
         reach("receiver.before_advance")
         if status.server - upto > BACKLOG_BYTES:
-            with translated("moving the slot on"):
-                self.session().execute(
+            # A session of its own, because this may take long without anything being wrong.
+            with session(self.options.dsn, "moving the slot on") as connection:
+                connection.execute(
                     "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
                 )
 
@@ -226,8 +235,11 @@ class Receiver:
         return self.durable if slowest >= self.writer.head else slowest.commit + 1
 
     def _make_room(self, while_waiting: Callable[[], None] = lambda: None) -> bool:
-        """Wait while the journal is at its bound, so that Postgres keeps the rest. False when stopped meanwhile."""
-        while not self.writer.room():
+        """Wait while the journal is at its bound, so that Postgres keeps the rest. False when stopped meanwhile.
+
+        Not within a transaction that is larger than a frame: nobody can read it, and so make room, before its end.
+        """
+        while not self.framer.within_transaction and not self.writer.room():
             if self.stopping():
                 return False
             self.gear = "full"
@@ -242,7 +254,7 @@ class Receiver:
     def session(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._session is None or self._session.closed:
             with translated("connecting"):
-                self._session = psycopg.connect(connection_string(self.options.dsn), autocommit=True)
+                self._session = BoundedConnection.connect(connection_string(self.options.dsn), autocommit=True)
         return self._session
 
     def _close_session(self) -> None:

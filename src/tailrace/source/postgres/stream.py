@@ -11,7 +11,7 @@ import psycopg
 import pyarrow as pa
 
 from tailrace.errors import UnavailableError
-from tailrace.source.postgres.connection import Replication, translate
+from tailrace.source.postgres.connection import SILENCE_SECONDS, Replication, translate
 from tailrace.source.postgres.lsn import format_lsn
 from tailrace.source.postgres.message import EPOCH_US
 
@@ -19,8 +19,6 @@ GROUP_BYTES = 4 * 1024 * 1024
 LINGER_SECONDS = 0.005
 """How long a first message waits for company: one fsync serves them all."""
 STATUS_SECONDS = 1.0
-SILENCE_SECONDS = 30.0
-"""Every acknowledgement asks for an answer, so a live server is never silent for long."""
 
 _DATA, _KEEPALIVE = ord("w"), ord("k")
 _HEADER_BYTES = 25
@@ -70,8 +68,9 @@ class ReplicationStream:
             if remaining <= 0:
                 break
             self._wait(remaining)
+            # Every acknowledgement asks for an answer, so a live server is never silent for long.
             if time.monotonic() - self._heard_at > SILENCE_SECONDS:
-                raise UnavailableError(f"the replication connection was silent for {SILENCE_SECONDS:.0f} s")
+                raise UnavailableError(f"the replication connection was silent for {SILENCE_SECONDS:g} s")
         return pa.array(messages, pa.binary()) if messages else None
 
     def _next(self) -> tuple[int, Any]:

@@ -1,0 +1,323 @@
+"""The receiver on a real server: both gears, acknowledgement, the size bound, loss and ownership."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from tailrace.change import START, Position
+from tailrace.errors import LostError, OwnedError, TailraceError
+from tailrace.journal import Cursor, Journal, JournalReader
+from tailrace.selection import TableOptions
+from tailrace.source.postgres import framing, receiver
+from tailrace.source.postgres.connection import Replication
+from tailrace.source.postgres.framing import FrameMeta, messages_of
+from tailrace.source.postgres.lsn import before, parse_lsn
+from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.postgres.receiver import Receiver, ReceiverOptions, read_status
+from tailrace.source.postgres.source import PostgresSource
+from tailrace.testing.database import Database
+from tailrace.testing.proxy import Proxy
+from tailrace.testing.wait import wait_until
+
+Session = psycopg.Connection[Any]
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    with closing(database.connect()) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        connection.execute("CREATE TABLE other (v text)")
+        yield connection
+
+
+@pytest.fixture
+def source(database: Database, session: Session, tmp_path: Path) -> PostgresSource:
+    made = PostgresSource(
+        name="receive",
+        dsn=database.dsn,
+        publication="receive",
+        slot=f"receive_{database.name}",
+        journal=str(tmp_path / "journal"),
+        tables_wanted=TableOptions(include=["public.t"]),
+        heartbeat_seconds=None,
+        segment_bytes=1_000_000,
+    )
+    made.prepare()
+    return made
+
+
+@contextmanager
+def receiving(options: ReceiverOptions, *, fails: bool = False) -> Iterator[Receiver]:
+    """A receiver in a thread of this process. What ended it is raised at the end of the block; `fails` waits for it."""
+    stop = threading.Event()
+    failure: list[TailraceError] = []
+    made = Receiver(options, stop.is_set)
+
+    def run() -> None:
+        try:
+            made.run()
+        except TailraceError as error:
+            failure.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield made
+        if fails:
+            thread.join(30)
+    finally:
+        stop.set()
+        thread.join(30)
+        made.writer.close()
+        made._close_session()
+    if failure:
+        raise failure[0]
+
+
+def server_lsn(session: Session) -> int:
+    row = session.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def confirmed(session: Session, source: PostgresSource) -> int:
+    query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
+    row = session.execute(query, [source.slot]).fetchone()
+    assert row is not None
+    return parse_lsn(row[0])
+
+
+def arrived(session: Session, source: PostgresSource) -> None:
+    """Wait until everything committed now is in the journal."""
+    goal = before(server_lsn(session))
+    wait_until(lambda: JournalReader(source.journal).mark() >= goal, 30)
+
+
+def ids(source: PostgresSource) -> list[int]:
+    """The key of every change in the journal, in order."""
+    reader = JournalReader(source.journal)
+    tables = {oid: published.schema for oid, published in source.discover().items()}
+    found: list[int] = []
+    for ref in reader.frames(START if not reader.path.exists() else origin(source), reader.head()):
+        meta = FrameMeta.from_bytes(ref.meta)
+        for changes in decode(
+            messages_of(reader.read(ref).payload),
+            relations=meta.parsed_relations(),
+            transaction=meta.transaction,
+            tables=tables,
+        ):
+            found += changes.row.field("id").to_pylist()
+    reader.close()
+    return found
+
+
+def origin(source: PostgresSource) -> Position:
+    return _ORIGINS.setdefault(source.journal, JournalReader(source.journal).mark())
+
+
+_ORIGINS: dict[str, Position] = {}
+
+
+@pytest.fixture(autouse=True)
+def _remember_origin(source: PostgresSource) -> None:
+    origin(source)
+
+
+def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:
+    with receiving(source.receiver_options()) as made:
+        for start in range(0, 50, 10):
+            session.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(%s::int, %s::int) i", [start, start + 9])
+        arrived(session, source)
+        assert made.gear == "streaming"
+    assert ids(source) == list(range(50))
+
+
+def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
+    monkeypatch.setattr(receiver, "STEP_BYTES", 2_000_000)
+    gears: set[str] = set()
+    publish = Receiver.publish
+    monkeypatch.setattr(Receiver, "publish", lambda self, error: (gears.add(self.gear), publish(self, error))[1])
+    for start in range(0, 20_000, 500):
+        session.execute(
+            "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i", [start, start + 499]
+        )
+    with receiving(source.receiver_options()):
+        arrived(session, source)
+        session.execute("INSERT INTO t VALUES (20000, 'live')")
+        arrived(session, source)
+    assert ids(source) == list(range(20_001))
+    assert "backlog" in gears
+
+
+def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(
+    database: Database, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 100_000)
+    monkeypatch.setattr(receiver, "STEP_BYTES", 1_000_000)
+    with closing(database.connect()) as idle:
+        idle.execute("BEGIN; INSERT INTO other VALUES ('open for hours')")
+        session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 9999) i")
+        with receiving(source.receiver_options()):
+            arrived(session, source)
+        session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(10000, 12999) i")
+        status = receiver.look(session, source.slot)
+        assert status is not None
+        assert status.rewind > 500_000
+        with receiving(source.receiver_options()) as made:
+            arrived(session, source)
+            assert made.gear == "streaming"
+        idle.execute("ROLLBACK")
+    assert ids(source) == list(range(13_000))
+
+
+def test_the_slot_moves_on_while_only_unpublished_tables_change(session: Session, source: PostgresSource) -> None:
+    with receiving(source.receiver_options()):
+        session.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 1000)")
+        goal = server_lsn(session)
+        wait_until(lambda: confirmed(session, source) >= goal, 30)
+    assert ids(source) == []
+
+
+def test_a_heartbeat_moves_the_slot_of_a_quiet_server(session: Session, source: PostgresSource) -> None:
+    start = server_lsn(session)
+    with receiving(replace(source, heartbeat_seconds=0.1).receiver_options()):
+        wait_until(lambda: confirmed(session, source) > start, 30)
+
+
+def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
+    session: Session, source: PostgresSource
+) -> None:
+    Cursor(source.journal, source.reader).advance(origin(source))
+    with receiving(replace(source, acknowledge="applied").receiver_options()):
+        session.execute("INSERT INTO t VALUES (1, 'x')")
+        goal = server_lsn(session)
+        arrived(session, source)
+        status = read_status(Path(source.journal))
+        wait_until(lambda: read_status(Path(source.journal))["at"] > status["at"] + 1, 30)
+        assert confirmed(session, source) < goal
+        Cursor(source.journal, source.reader).advance(JournalReader(source.journal).head())
+        wait_until(lambda: confirmed(session, source) >= goal, 30)
+
+
+def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: PostgresSource) -> None:
+    cursor = Cursor(source.journal, source.reader)
+    cursor.advance(origin(source))
+    small = replace(source, journal_max_bytes=2_000_000)
+    seen: set[int] = set()
+    with receiving(small.receiver_options()) as made:
+        for start in range(0, 6000, 100):
+            session.execute(
+                "INSERT INTO t SELECT i, repeat(md5(i::text), 30) FROM generate_series(%s::int, %s::int) i",
+                [start, start + 99],
+            )
+        wait_until(lambda: made.gear == "full", 30)
+        assert made.writer.size() < 8_000_000
+        goal = before(server_lsn(session))
+        while JournalReader(source.journal).mark() < goal:
+            reader = JournalReader(source.journal)
+            seen |= _keys_behind(reader, cursor.position, source)
+            cursor.advance(reader.head())
+        seen |= _keys_behind(JournalReader(source.journal), cursor.position, source)
+    assert seen == set(range(6000))
+
+
+def _keys_behind(reader: JournalReader, after: Position, source: PostgresSource) -> set[int]:
+    tables = {oid: published.schema for oid, published in source.discover().items()}
+    found: set[int] = set()
+    for ref in reader.frames(after, reader.head()):
+        meta = FrameMeta.from_bytes(ref.meta)
+        messages = messages_of(reader.read(ref).payload)
+        for changes in decode(messages, relations=meta.parsed_relations(), transaction=meta.transaction, tables=tables):
+            found |= set(changes.row.field("id").to_pylist())
+    return found
+
+
+def test_a_transaction_larger_than_a_frame_is_cut_and_served_whole(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
+    with receiving(source.receiver_options()):
+        session.execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(0, 9999) i")
+        arrived(session, source)
+    reader = JournalReader(source.journal)
+    frames = reader.frames(origin(source), reader.head())
+    assert len(frames) > 2
+    assert [ref.complete for ref in frames] == [False] * (len(frames) - 1) + [True]
+    assert ids(source) == list(range(10_000))
+
+
+def test_a_large_transaction_broken_off_by_the_network_arrives_once(
+    database: Database, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "FRAME_BYTES", 50_000)
+    host, port = "127.0.0.1", database.server.port
+    with Proxy(host, port) as proxy:
+        through = replace(source, dsn=source.dsn.replace(f":{port}/", f":{proxy.port}/"))
+        assert through.dsn != source.dsn
+        cuts = iter(range(3))
+        append = Receiver.receive
+
+        def cut_now_and_then(self: Receiver, messages: Any) -> None:
+            append(self, messages)
+            if self.framer.within_transaction and next(cuts, None) is not None:
+                proxy.cut()
+
+        monkeypatch.setattr(Receiver, "receive", cut_now_and_then)
+        with receiving(through.receiver_options()):
+            session.execute("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(0, 19999) i")
+            arrived(session, source)
+    assert next(cuts, None) is None
+    assert ids(source) == list(range(20_000))
+
+
+def test_what_the_journal_has_is_not_received_twice_after_a_restart(session: Session, source: PostgresSource) -> None:
+    for start in range(3):
+        with receiving(source.receiver_options()):
+            session.execute("INSERT INTO t VALUES (%s, 'x')", [start])
+            arrived(session, source)
+    assert ids(source) == [0, 1, 2]
+
+
+def test_a_journal_that_was_lost_is_noticed(session: Session, source: PostgresSource) -> None:
+    with receiving(source.receiver_options()):
+        session.execute("INSERT INTO t VALUES (1, 'x')")
+        arrived(session, source)
+        goal = server_lsn(session)
+        wait_until(lambda: confirmed(session, source) >= goal, 30)
+    old = origin(source)
+    shutil.rmtree(source.journal)
+    Journal.open_writer(source.journal, origin=old).close()
+    with pytest.raises(LostError, match="journal ends at") as caught:
+        with receiving(source.receiver_options(), fails=True):
+            pass
+    assert caught.value.fix
+
+
+def test_a_slot_that_is_gone_is_noticed(session: Session, source: PostgresSource) -> None:
+    session.execute("SELECT pg_drop_replication_slot(%s)", [source.slot])
+    with pytest.raises(LostError, match="is gone"), receiving(source.receiver_options(), fails=True):
+        pass
+    with pytest.raises(LostError, match="is gone"):
+        source.prepare()
+
+
+def test_a_slot_somebody_else_reads_is_refused(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)
+    with Replication(source.dsn) as other:
+        receiver.ReplicationStream(other, source.slot, source.publication, 0)
+        with pytest.raises(OwnedError, match="is read by process"), receiving(source.receiver_options(), fails=True):
+            pass
