@@ -9,13 +9,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import typer
 
 from tailrace.cli.inspect import make_console
 from tailrace.cli.report import INTERRUPTED
 from tailrace.errors import TableError
+from tailrace.state import TableState
 from tailrace.view import LineView, LiveView, View
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 def run_pipeline(
     config: PipelineConfig, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
 ) -> None:
-    """Run until it is done (`once`), told to end, or `seconds` are over.
+    """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
 
     Raises TableError if a run with `once` left a table in error.
     """
@@ -34,14 +35,19 @@ def run_pipeline(
 
     last: list[Status] = []
     pipeline = Pipeline.from_config(config)
-    with choose_view(plain=plain, as_json=as_json) as view:
+    with (
+        choose_view(plain=plain, as_json=as_json) as view,
+        drained_by_signals(pipeline.drain),
+        Deadline(seconds, pipeline.drain) as deadline,
+    ):
 
         def show(status: Status) -> None:
             last[:] = [status]
             view.show(status)
+            if status.tables and all(table.state is TableState.READY for table in status.tables):
+                deadline.begin()
 
-        with drained_by_signals(pipeline.drain), drained_after(seconds, pipeline.drain):
-            pipeline.run(once=once, on_progress=show)
+        pipeline.run(once=once, on_progress=show)
     if once and last and (errored := last[0].errored):
         first = errored[0]
         more = f" (and {len(errored) - 1} more tables are in error)" if len(errored) > 1 else ""
@@ -55,17 +61,24 @@ def choose_view(*, plain: bool, as_json: bool) -> View:
     return LiveView(make_console())
 
 
-@contextmanager
-def drained_after(seconds: float | None, drain: Callable[[], None]) -> Iterator[None]:
-    """Drain when the time is over, unless the block has ended by then. None is for ever."""
-    timer = None if seconds is None else threading.Timer(seconds, drain)
-    if timer:
-        timer.start()
-    try:
-        yield
-    finally:
-        if timer:
-            timer.cancel()
+class Deadline:
+    """Drains some seconds after `begin` was first called, unless the block has ended by then. None is for ever."""
+
+    def __init__(self, seconds: float | None, drain: Callable[[], None]) -> None:
+        self._timer = None if seconds is None else threading.Timer(seconds, drain)
+        self._begun = False
+
+    def begin(self) -> None:
+        if self._timer and not self._begun:
+            self._begun = True
+            self._timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer:
+            self._timer.cancel()
 
 
 @contextmanager

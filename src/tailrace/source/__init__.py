@@ -6,9 +6,9 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, Self
 
 import pyarrow as pa
 
@@ -40,6 +40,10 @@ class Split:
     copies: TableSchema | None = None
     starts: bool = False
     weights: Mapping[str, int] = field(default_factory=dict)
+
+    def only(self, tables: Collection[str]) -> Self:
+        """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
+        return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
 
 
 @dataclass(frozen=True)

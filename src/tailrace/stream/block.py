@@ -1,8 +1,9 @@
-"""Rows that cross Spark: a block of changes, a receipt for staged rows, or the error that stopped a table."""
+"""Rows that cross Spark: a block of changes or where to read them, a receipt for staged rows, or a table's error."""
 
 from __future__ import annotations
 
 import json
+import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -14,9 +15,10 @@ from tailrace.change import Block, Changes, decode_payload
 from tailrace.destination import Staged
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
+from tailrace.source import Split
 
 # The order is that in which a table's rows must be looked at.
-ERROR, STAGED, CHANGES = 0, 1, 2
+ERROR, STAGED, LOG, CHANGES = 0, 1, 2, 3
 
 LAYOUT = pa.schema(
     [
@@ -39,10 +41,17 @@ class BlockRow:
 
     table: str
     kind: int
+    first: str
     payload: pa.Buffer
 
     def changes(self) -> Iterator[Changes]:
         return decode_payload(self.payload)
+
+    def log(self) -> Split:
+        """Where the changes of some tables are to be read."""
+        split = pickle.loads(self.payload)  # noqa: S301 - written by `log_row` in the same job
+        assert isinstance(split, Split)
+        return split
 
     def staged(self) -> tuple[TableSchema, Staged, bool]:
         """The receipt of a copied chunk, and whether it is the copy's first."""
@@ -57,6 +66,11 @@ class BlockRow:
 def changes_row(changes: Changes, lane: int) -> pa.RecordBatch:
     block = Block.encode(changes)
     return _row(lane, block.table, CHANGES, block.first, block.last, block.changes, block.version, block.payload)
+
+
+def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:
+    """A split by reference: the bytes stay in the journal until the lane that applies them reads them there."""
+    return _row(lane, "", LOG, f"{number:08}", "", 0, 0, pickle.dumps(split))
 
 
 def staged_row(table: TableSchema, staged: Staged, lane: int, *, starts: bool) -> pa.RecordBatch:
@@ -96,6 +110,7 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[BlockRow]:
     """The rows of a batch as Spark hands it to a task, payloads not copied."""
     tables: Sequence[str] = batch.column("table").to_pylist()
     kinds: Sequence[int] = batch.column("kind").to_pylist()
+    firsts: Sequence[str] = batch.column("first").to_pylist()
     payloads = batch.column("payload")
-    for index, (table, kind) in enumerate(zip(tables, kinds, strict=True)):
-        yield BlockRow(table, kind, payloads[index].as_buffer())
+    for index, (table, kind, first) in enumerate(zip(tables, kinds, firsts, strict=True)):
+        yield BlockRow(table, kind, first, payloads[index].as_buffer())

@@ -22,15 +22,17 @@ from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
 from tailrace.state import StateStore, TableState
-from tailrace.stream.block import SCHEMA, changes_row, error_row, staged_row
+from tailrace.stream.block import SCHEMA, changes_row, error_row, log_row, staged_row
+from tailrace.stream.worker import freeze_imports
 
 POLL_SECONDS = 0.02
 
 
 @dataclass(frozen=True)
 class Feed:
-    """What a stream of blocks is made of. With a `destination`, copied rows are staged there by the task that reads
-    them, and only their receipts cross Spark. `state_dir` is where errors and requests of operators are found."""
+    """What a stream is made of. With a `destination`, copied rows are staged there by the task that reads them, and
+    only their receipts cross Spark; changes cross it as references to where they are. `state_dir` is where errors and
+    requests of operators are found."""
 
     source: Source
     limit: Limit
@@ -45,6 +47,22 @@ class BlockPartition(InputPartition):
 
     split: Split
     lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """Splits of the log, which cross Spark by reference: each lane reads those of its tables where they are."""
+
+    splits: Sequence[Split]
+    lanes: Mapping[str, int]
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        for number, split in enumerate(self.splits):
+            shared: dict[int, list[str]] = {}
+            for table in split.weights:
+                shared.setdefault(self.lanes[table], []).append(table)
+            for lane, tables in shared.items():
+                yield log_row(split.only(tables), number, lane)
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -99,9 +117,17 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         splits = self.follower.plan(start, end)
         lanes = spread(splits, self.feed.lanes)
-        return [BlockPartition(split, lanes) for split in splits]
+        if self.feed.destination is None:
+            return [BlockPartition(split, lanes) for split in splits]
+        log = [split for split in splits if split.copies is None]
+        copies = [BlockPartition(split, lanes) for split in splits if split.copies is not None]
+        return [*copies, LogPartition(log, lanes)] if log else copies
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        freeze_imports()
+        if isinstance(partition, LogPartition):
+            yield from partition.rows()
+            return
         assert isinstance(partition, BlockPartition)
         split, lanes, feed = partition.split, partition.lanes, self.feed
         changes = feed.source.read(split)

@@ -1,12 +1,15 @@
-"""One micro-batch: blocks to their tables' lanes, each table collapsed and committed once, one Spark job."""
+"""One micro-batch: the log and the receipts to their tables' lanes, each table committed once, one Spark job."""
 
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +20,9 @@ from tailrace.destination import Batch, Destination, Staged, Written
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
-from tailrace.source import Source
-from tailrace.stream.block import CHANGES, ERROR, STAGED, BlockRow, describe, rows_of
+from tailrace.source import Source, Split
+from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
+from tailrace.stream.worker import freeze_imports
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
@@ -71,36 +75,62 @@ class Applier:
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return lane.run(batches, batch)
 
-        rows = (
-            blocks.repartitionById(self.lanes, "lane")
-            .sortWithinPartitions("table", "kind", "first")
-            .mapInArrow(run, RESULT_SCHEMA)
-            .collect()
-        )
+        rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
         return [Result(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows]
 
     def run(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table leaves the others going."""
-        rows = chain.from_iterable(map(rows_of, batches))
-        for table, group in groupby(rows, lambda row: row.table):
+        freeze_imports()
+        rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
+        logs = [row.log() for row in rows if row.kind == LOG]
+        works: dict[str, _Work] = {}
+        for row in rows:
+            if row.kind != LOG:
+                works.setdefault(row.table, _Work()).take(row)
+        for changes, errors in self._read(logs):
+            for chunk in changes:
+                works.setdefault(str(chunk.table.table), _Work()).add(chunk)
+            for error in errors:
+                works.setdefault(error.table or "", _Work()).error = describe(error)
+        for name in sorted(works):
             started = time.monotonic()
-            result = self._apply_table(table, group, batch)
-            yield _row({**result, "table": table, "seconds": time.monotonic() - started})
+            result = self._apply_table(works.pop(name), batch)
+            yield _row({**result, "table": name, "seconds": time.monotonic() - started})
 
-    def _apply_table(self, name: str, rows: Iterator[BlockRow], batch: Batch) -> dict[str, Any]:
-        first = next(rows)
-        if first.kind == ERROR:
-            return {"error": json.dumps(first.error())}
-        table = first.staged()[0] if first.kind == STAGED else next(first.changes()).table
-        work = _Work(chain([first], rows))
+    def _read(self, splits: Sequence[Split]) -> Iterator[tuple[list[Changes], list[TableError]]]:
+        if len(splits) < 2:
+            yield from map(self._read_split, splits)
+            return
+        # Decoding is native code for the most part, so that threads share it among the cores.
+        with ThreadPoolExecutor(min(len(splits), os.cpu_count() or 1)) as pool:
+            yield from pool.map(self._read_split, splits)
+
+    def _read_split(self, split: Split) -> tuple[list[Changes], list[TableError]]:
+        """The changes of the split's tables. A table that cannot be read is left out, and all others are read whole."""
+        errors: list[TableError] = []
+        while split.weights:
+            try:
+                return [chunk for chunk in self.source.read(split) if str(chunk.table.table) in split.weights], errors
+            except TableError as error:
+                if error.table not in split.weights:
+                    raise
+                errors.append(error)
+                split = split.only(split.weights.keys() - {error.table})
+        return [], errors
+
+    def _apply_table(self, work: _Work, batch: Batch) -> dict[str, Any]:
+        table = work.table
+        known = {"upstream_id": table.upstream_id} if table is not None else {}
+        if work.error is not None or table is None:
+            return {**known, "error": json.dumps(work.error)}
         try:
             written = self._write(table, work, batch)
         except TableError as error:
-            return {"upstream_id": table.upstream_id, "error": json.dumps(describe(error))}
+            return {**known, "error": json.dumps(describe(error))}
         return {
-            "upstream_id": table.upstream_id,
-            "copied": work.copied,
-            "changes": work.changes,
+            **known,
+            "copied": sum(receipt.rows for receipt in work.staged),
+            "changes": work.count,
             "upserts": written.upserts,
             "deletes": written.deletes,
             "repeated": written.repeated,
@@ -108,46 +138,47 @@ class Applier:
         }
 
     def _write(self, table: TableSchema, work: _Work, batch: Batch) -> Written:
-        staged, starts, changes = work.split()
         reach("stream.before_write")
         written = self.destination.write_changes(
-            table, changes, batch, staged=staged, starts=starts, refetch=self.source.refetch
+            table, work.changes(), batch, staged=work.staged, starts=work.starts, refetch=self.source.refetch
         )
         reach("stream.written")
         return written
 
 
 class _Work:
-    """A table's rows of one batch, counted as they are used."""
+    """What one batch holds for one table."""
 
-    def __init__(self, rows: Iterable[BlockRow]) -> None:
-        self._rows = iter(rows)
-        self.copied = 0
-        self.changes = 0
+    def __init__(self) -> None:
+        self.table: TableSchema | None = None
+        self.staged: list[Staged] = []
+        self.starts = False
+        self.error: dict[str, Any] | None = None
+        self.count = 0
         self.committed_at: int | None = None
+        self._chunks: deque[Changes] = deque()
 
-    def split(self) -> tuple[list[Staged], bool, Iterator[Changes]]:
-        """The receipts, whether a copy starts, and the changes, which stay where they are until asked for."""
-        staged: list[Staged] = []
-        starts = False
-        for row in self._rows:
-            if row.kind != STAGED:
-                return staged, starts, self._changes(chain([row], self._rows))
-            _, receipt, first = row.staged()
-            staged.append(receipt)
-            starts |= first
-            self.copied += receipt.rows
-        return staged, starts, iter(())
+    def take(self, row: BlockRow) -> None:
+        """A receipt of copied rows, or the error that stopped the copy."""
+        if row.kind == ERROR:
+            self.error = row.error()
+            return
+        self.table, receipt, starts = row.staged()
+        self.staged.append(receipt)
+        self.starts |= starts
 
-    def _changes(self, rows: Iterable[BlockRow]) -> Iterator[Changes]:
-        for row in rows:
-            assert row.kind == CHANGES
-            for changes in row.changes():
-                self.changes += len(changes)
-                if len(changes):
-                    at = changes.batch.column("committed_at").cast(pa.int64())[-1].as_py()
-                    self.committed_at = at if at is not None else self.committed_at
-                yield changes
+    def add(self, changes: Changes) -> None:
+        """Changes of the log, in order."""
+        self.table = self.table or changes.table
+        self.count += len(changes)
+        at = changes.batch.column("committed_at").cast(pa.int64())[-1].as_py()
+        self.committed_at = at if at is not None else self.committed_at
+        self._chunks.append(changes)
+
+    def changes(self) -> Iterator[Changes]:
+        """The changes, each given away as it is asked for."""
+        while self._chunks:
+            yield self._chunks.popleft()
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:

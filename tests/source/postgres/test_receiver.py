@@ -299,9 +299,9 @@ def test_a_journal_that_was_lost_is_noticed(session: Session, source: PostgresSo
     old = origin(source)
     shutil.rmtree(source.journal)
     Journal.open_writer(source.journal, origin=old).close()
-    with pytest.raises(LostError, match="journal ends at") as caught:
-        with receiving(source.receiver_options(), fails=True):
-            pass
+    failing = receiving(source.receiver_options(), fails=True)
+    with pytest.raises(LostError, match="journal ends at") as caught, failing:
+        pass
     assert caught.value.fix
 
 

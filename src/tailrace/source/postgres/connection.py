@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any
 
 import psycopg
@@ -17,14 +18,14 @@ from adbc_driver_postgresql import dbapi as adbc
 from psycopg import conninfo, pq
 
 from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
-from tailrace.source.postgres.mapping import SESSION
+from tailrace.source.postgres.mapping import SESSION, session_for
 
 CONNECT_TIMEOUT_SECONDS = 10
 SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
 """How long a server that was asked something may be silent before the connection counts as half-open."""
 
 
-def connection_string(dsn: str, **extra: str) -> str:
+def connection_string(dsn: str, settings: Mapping[str, str] = SESSION, **extra: str) -> str:
     """The user's DSN with what tailrace needs of every session: pinned output settings, keepalives, a name."""
     try:
         given = conninfo.conninfo_to_dict(dsn)
@@ -34,7 +35,7 @@ def connection_string(dsn: str, **extra: str) -> str:
             "the source's dsn is not a Postgres connection string",
             fix="use postgresql://user:password@host:5432/database or host=… dbname=… user=…",
         ) from None
-    options = " ".join(f"-c {name}={_escape(value)}" for name, value in SESSION.items())
+    options = " ".join(f"-c {name}={_escape(value)}" for name, value in settings.items())
     defaults = {
         "application_name": "tailrace",
         "connect_timeout": str(CONNECT_TIMEOUT_SECONDS),
@@ -129,11 +130,18 @@ def _bounded(steps: Generator[Any, Any, Any], deadline: float) -> Generator[Any,
             raise psycopg.OperationalError(f"no answer for {SILENCE_SECONDS:g} s, the connection is taken for dead")
 
 
+@cache
+def row_settings(dsn: str) -> Mapping[str, str]:
+    """The settings for sessions that read rows, which depend on the database's encoding. Asked once per process."""
+    with session(dsn, "asking for the encoding") as connection:
+        return session_for(connection.info.parameter_status("server_encoding") or "")
+
+
 @contextmanager
 def bulk(dsn: str, doing: str) -> Iterator[adbc.Connection]:
     """An ADBC connection in autocommit: SELECTs come back as Arrow, several statements may share a transaction."""
     with translated(doing):
-        connection = adbc.connect(connection_string(dsn), autocommit=True)
+        connection = adbc.connect(connection_string(dsn, row_settings(dsn)), autocommit=True)
         try:
             yield connection
         finally:
@@ -144,7 +152,7 @@ class Replication:
     """A connection that speaks the replication protocol."""
 
     def __init__(self, dsn: str) -> None:
-        self.pgconn = pq.PGconn.connect(connection_string(dsn, replication="database").encode())
+        self.pgconn = pq.PGconn.connect(connection_string(dsn, row_settings(dsn), replication="database").encode())
         if self.pgconn.status != pq.ConnStatus.OK:
             message = self.pgconn.get_error_message()
             self.pgconn.finish()

@@ -6,13 +6,13 @@ import math
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace import errors
-from tailrace.change import Position
+from tailrace.change import START, Position
 from tailrace.errors import LostError, TailraceError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
@@ -46,6 +46,11 @@ class LogSplit(Split):
     after: Mapping[int, Position] = field(default_factory=dict)
     upto: Mapping[int, Position] = field(default_factory=dict)
 
+    def only(self, tables: Collection[str]) -> LogSplit:
+        kept = {oid: schema for oid, schema in self.tables.items() if str(schema.table) in tables}
+        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(FrameMeta.from_bytes(ref.meta).rows))
+        return replace(super().only(tables), tables=kept, frames=frames)
+
 
 class PostgresFollower:
     """Owns the receiver process and the copy's snapshot; everything durable is in the journal and the offsets."""
@@ -59,10 +64,12 @@ class PostgresFollower:
         self._opening: Opening | None = None
 
     def start(self) -> Offset:
-        mark = self._journal.mark()
-        # From now on nothing behind the mark goes before this reader has passed it.
-        Cursor(self.source.journal, self.source.reader).advance(mark)
-        return LogOffset(mark).to_json()
+        cursor = Cursor(self.source.journal, self.source.reader)
+        if cursor.position == START:
+            # From now on nothing behind the mark goes before this reader has passed it.
+            cursor.advance(self._journal.mark())
+        # Spark asks again when it repeats the very first batch, which must begin where it began.
+        return LogOffset(cursor.position).to_json()
 
     def target(self) -> Offset:
         with session(self.source.dsn, "asking for the server's position") as connection:
@@ -94,31 +101,38 @@ class PostgresFollower:
     # -- the log ------------------------------------------------------------------------------------------
 
     def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
-        """Ready tables move to the new common position; tables behind it move towards it within what is left."""
-        ready = frozenset(now.within("ready"))
+        """Ready tables move to the new common position; the tables behind it move towards it together.
+
+        Together, because they read the same stretch of the log: it is paid for once, however many they are.
+        """
+        ready, behind = frozenset(now.within("ready")), now.within("catchup")
         # Up to the mark the journal is known to be whole, changes or not.
         head = max(self._journal.head(), self._journal.mark())
-        log, budget = self._take(now.log, head, ready, limit)
-        changed: dict[int, Entry] = {}
-        for oid, entry in now.within("catchup").items():
-            assert entry.at is not None
-            if entry.at > log:
-                continue  # copied at a later position than the log has reached
-            at, budget = self._take(entry.at, log, frozenset([oid]), budget)
-            changed[oid] = Entry("ready", request=entry.request) if at >= log else replace(entry, at=at)
+        # A busy log must not keep those behind it from ever meeting it.
+        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if behind else limit
+        log = self._take(now.log, head, ready, share)
+        # Those that were copied at a later position than the log has reached wait for it.
+        late = {oid: entry.at for oid, entry in behind.items() if entry.at is not None and entry.at <= log}
+        if not late:
+            return replace(now, log=log)
+        reached = self._take(min(late.values()), log, frozenset(late), share)
+        changed = {
+            oid: Entry("ready", request=behind[oid].request) if reached >= log else replace(behind[oid], at=reached)
+            for oid, at in late.items()
+            if at <= reached
+        }
         return replace(now.with_tables(changed), log=log)
 
-    def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> tuple[Position, Limit]:
-        """The furthest commit boundary in (after, upto] within the limit, and what is left of the limit.
+    def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> Position:
+        """The furthest commit boundary in (after, upto] within the limit.
 
         The first transaction is taken whatever its size: a batch must make progress.
         """
         if not wanted or upto <= after:
-            return max(after, upto), limit
+            return max(after, upto)
         refs = self._journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
-        rows, size = sum(ref.count for ref in refs), sum(ref.length for ref in refs)
-        left = Limit(max(limit.rows - rows, 0), max(limit.bytes - size, 0))
-        return (refs[-1].last, left) if refs and not (left.rows and left.bytes) else (upto, left)
+        full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
+        return refs[-1].last if refs and full else upto
 
     def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
         """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
