@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,9 @@ from tailrace.schema import TableSchema
 from tailrace.source import Source, Split
 from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
 from tailrace.stream.worker import freeze_imports
+
+UPKEEP_BATCHES = 20
+"""How often a table's housekeeping is looked at; it is cheap when nothing is due."""
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
@@ -125,6 +129,8 @@ class Applier:
             return {**known, "error": json.dumps(work.error)}
         try:
             written = self._write(table, work, batch)
+            if _due(str(table.table), batch):
+                self.destination.maintain(table.table)
         except TableError as error:
             return {**known, "error": json.dumps(describe(error))}
         return {
@@ -144,6 +150,11 @@ class Applier:
         )
         reach("stream.written")
         return written
+
+
+def _due(table: str, batch: Batch) -> bool:
+    """Every so many batches, and not for all tables in the same one."""
+    return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
 
 
 class _Work:
