@@ -25,13 +25,14 @@ def object_text(
     """
     members = []
     for index, (name, column) in enumerate(columns.items()):
-        member = pc.binary_join_element_wise(json.dumps(name, ensure_ascii=False) + ":", value_text(column), "")
+        member = pc.binary_join_element_wise(f",{json.dumps(name, ensure_ascii=False)}:", value_text(column), "")
         if left_out is not None and left_out[:, index].any():
-            member = pc.if_else(pa.array(left_out[:, index]), None, member)
+            member = pc.if_else(pa.array(left_out[:, index]), "", member)
         members.append(member)
     if not members:
         raise ValueError("an object needs a member")
-    inner = pc.binary_join_element_wise(*members, ",", null_handling="skip")
+    # Every member brings its own comma, the first one's goes: skipping nulls instead loses rows that have no member.
+    inner = pc.utf8_slice_codeunits(pc.binary_join_element_wise(*members, ""), 1)
     return pc.binary_join_element_wise("{", inner, "}", "")
 
 

@@ -1,0 +1,59 @@
+"""Changes as rows for people who use Spark directly; the streams themselves are under tests/live."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.change import Changes, Op, Position, pack_unchanged
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.stream.typed import json_rows, position_texts, typed_rows
+
+TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
+
+
+def changes() -> Changes:
+    row = pa.array([{"id": 1, "v": "a"}, {"id": 1, "v": None}, {"id": 1, "v": None}, {"id": None, "v": None}])
+    before = pa.array([None, None, {"id": 1, "v": "a"}, None], TABLE.row_type)
+    return Changes.build(
+        TABLE,
+        row.cast(TABLE.row_type),
+        op=np.array([Op.INSERT, Op.UPDATE, Op.DELETE, Op.TRUNCATE], np.int8),
+        commit=np.array([255, 256, 2**62, 2**62 + 1], np.int64),
+        unchanged=pack_unchanged(np.array([[False, False], [False, True], [False, False], [False, False]])),
+        before=before,
+    )
+
+
+def test_positions_are_written_as_the_model_writes_them() -> None:
+    given = changes()
+    pairs = zip(given.numpy("commit").tolist(), given.numpy("ordinal").tolist(), strict=True)
+    assert position_texts(given).to_pylist() == [str(Position(*pair)) for pair in pairs]
+
+
+def test_a_typed_row_names_the_columns_the_log_left_out() -> None:
+    layout = pa.schema(
+        [
+            *TABLE.row_type,
+            pa.field("_tailrace_op", pa.string()),
+            pa.field("_tailrace_position", pa.string()),
+            pa.field("_tailrace_txn", pa.int64()),
+            pa.field("_tailrace_committed_at", pa.timestamp("us", "UTC")),
+            pa.field("_tailrace_unchanged", pa.list_(pa.string())),
+            pa.field("_tailrace_exact", pa.string()),
+        ]
+    )
+    rows = typed_rows(changes(), layout).to_pylist()
+    assert [row["_tailrace_op"] for row in rows] == ["insert", "update", "delete", "truncate"]
+    assert [row["_tailrace_unchanged"] for row in rows] == [None, ["v"], None, None]
+
+
+def test_a_change_as_json_has_key_before_and_after() -> None:
+    insert, update, delete, truncate = json_rows(changes()).to_pylist()
+    assert (insert["op"], json.loads(insert["after"]), insert["before"]) == ("insert", {"id": 1, "v": "a"}, None)
+    assert json.loads(update["after"]) == {"id": 1}
+    assert (json.loads(delete["before"]), delete["after"]) == ({"id": 1, "v": "a"}, None)
+    assert (truncate["key"], truncate["before"], truncate["after"]) == (None, None, None)
+    assert {json.loads(row["key"])["id"] for row in (insert, update, delete)} == {1}
