@@ -38,9 +38,7 @@ KEYED, LONG = TableName("public", "keyed"), TableName("public", "long")
 
 
 @pytest.fixture(scope="module")
-def following(
-    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Scenario, Run]]:
+def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scenario, Run]]:
     """A pipeline that runs and has copied everything."""
     with Database(postgres, "following") as database:
         scenario = Scenario(
@@ -127,7 +125,10 @@ def test_the_slot_advances_while_only_tables_that_are_not_followed_are_busy(foll
 
     wait_until(lambda: scenario.value(f"SELECT confirmed_flush_lsn >= '{written}' {slot}"), 60)
     # The server moves restart_lsn when it logs its running transactions, which it does every 15 s, or here.
-    wait_until(lambda: scenario.value(f"SELECT pg_log_standby_snapshot() IS NOT NULL AND restart_lsn >= '{written}' {slot}"), 60)
+    wait_until(
+        lambda: scenario.value(f"SELECT pg_log_standby_snapshot() IS NOT NULL AND restart_lsn >= '{written}' {slot}"),
+        60,
+    )
 
 
 def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(following: tuple[Scenario, Run]) -> None:
@@ -136,7 +137,9 @@ def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(follow
         forgotten.execute("INSERT INTO keyed VALUES (4242, 'uncommitted')")
         first = _batch(scenario)
         for _ in range(12):
-            scenario.sql("INSERT INTO busy (filler) SELECT repeat(md5(random()::text), 30) FROM generate_series(1, 1000)")
+            scenario.sql(
+                "INSERT INTO busy (filler) SELECT repeat(md5(random()::text), 30) FROM generate_series(1, 1000)"
+            )
             scenario.catch_up(run)
         status = run.status()
         assert status is not None and status.source is not None

@@ -70,7 +70,9 @@ def test_a_copy_killed_at_every_step_ends_up_the_same_and_finished_chunks_are_no
     assert scenario.doubled() == []
     assert len(scenario.batch_ids(TableName("public", "keyed"))) >= 4
     assert scenario.rows_written(TableName("public", "keyed")) == 6000
-    slots = scenario.value("SELECT array_agg(slot_name::text) FROM pg_replication_slots WHERE database = current_database()")
+    slots = scenario.value(
+        "SELECT array_agg(slot_name::text) FROM pg_replication_slots WHERE database = current_database()"
+    )
     assert slots == [f"tailrace_{scenario.name}"]
 
 

@@ -21,9 +21,7 @@ def paused_processes(run: Run) -> list[int]:
 
 
 @pytest.mark.timeout(400)
-def test_a_stale_runner_is_fenced_when_it_commits(
-    database: Database, make_scenario: Callable[..., Scenario]
-) -> None:
+def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scenario: Callable[..., Scenario]) -> None:
     scenario = make_scenario(database.dsn)
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v int)",

@@ -120,7 +120,12 @@ def test_a_stream_beside_a_running_pipeline_takes_nothing_from_it(spark: SparkSe
     scenario.sql(*TABLES)
     with scenario.run() as run:
         scenario.catch_up(run)
-        stream = spark.readStream.format("tailrace").option("config", str(scenario.file)).option("table", "public.orders").load()
+        stream = (
+            spark.readStream.format("tailrace")
+            .option("config", str(scenario.file))
+            .option("table", "public.orders")
+            .load()
+        )
         with collecting(stream, str(scenario.folder / "beside")) as (query, rows):
             wait_until(lambda: _seen(query, rows, 5), 120)
             scenario.sql(*CHANGES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import closing
@@ -134,19 +133,6 @@ def make_source(database: Database, path: Path) -> PostgresSource:
     )
 
 
-def settle(replay: Replay, seconds: float = 30) -> None:
-    """Run batches until everything that is committed now has arrived."""
-    target = replay.follower.target()
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if not replay.step():
-            assert replay.offset is not None
-            if replay.follower.done(replay.offset, target):
-                return
-            time.sleep(0.01)
-    pytest.fail(f"did not catch up: {replay.offset}")
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_source_and_destination_are_equal_after_crashes_at_random_steps(
     seed: int, database: Database, tmp_path: Path
@@ -161,26 +147,29 @@ def run(seed: int, connection: psycopg.Connection[Any], source: PostgresSource) 
     writer = Writer(connection, chance)
     writer.load(chance.choice([0, 60, 900]))
     # A small budget makes many batches, so that there is much between them.
-    replay = Replay(source, Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([200_000, 64_000_000])))
-    requests = 0
-    for _ in range(40):
-        for _ in range(chance.randint(0, 4)):
-            writer.transaction()
-        crash_at = chance.choice(["plan", "half", "write", "commit", "never", "never", "never", "never"])
-        if replay.plan():
-            if crash_at == "plan":
-                replay.crash()
-                continue
-            replay.write(0.5 if crash_at == "half" else 1.0)
-            if crash_at in ("half", "write"):
-                replay.crash()
-                continue
-            replay.commit()
-        if crash_at == "commit":
-            replay.crash()
-        if chance.random() < 0.1 and replay.offset and replay.offset["tables"]:
-            requests += 1
-            replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
-    settle(replay)
-    replay.crash()
+    limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([200_000, 64_000_000]))
+    with Replay(source, limit) as replay:
+        requests = 0
+        for _ in range(40):
+            for _ in range(chance.randint(0, 4)):
+                writer.transaction()
+            live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+            if chance.random() < 0.1 and replay.offset and replay.offset["tables"]:
+                requests += 1
+                replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
+        replay.catch_up()
     assert not differences(replay.contents(), contents(connection))
+
+
+def live_and_crash(replay: Replay, crash_at: str) -> None:
+    """One batch, with a crash at one of its steps or none."""
+    if replay.plan():
+        if crash_at == "plan":
+            return replay.crash()
+        replay.write(0.5 if crash_at == "half" else 1.0)
+        if crash_at in ("half", "write"):
+            return replay.crash()
+        replay.commit()
+    if crash_at == "commit":
+        replay.crash()
+    return None

@@ -6,9 +6,12 @@ moment and go on. Rows are replayed one by one, the plainest reading of what cha
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Self
+
+import pyarrow as pa
 
 from tailrace.change import Changes, Op
 from tailrace.schema import TableSchema
@@ -58,8 +61,6 @@ class MemoryTable:
         return tuple(row[name] for name in self.schema.key)
 
     def _refetch(self, row: Row, source: Source) -> Row:
-        import pyarrow as pa
-
         keys = pa.Table.from_pylist(
             [{name: row[name] for name in self.schema.key}],
             pa.schema([(name, self.schema.column(name).type) for name in self.schema.key]),
@@ -97,6 +98,12 @@ class Replay:
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.crash()
 
     def plan(self) -> bool:
         """Log the next batch's end, unless one is logged already. False when there is nothing to do."""
@@ -146,6 +153,17 @@ class Replay:
         self.write()
         self.commit()
         return True
+
+    def catch_up(self, seconds: float = 30.0) -> None:
+        """Run batches until everything that is committed upstream now has arrived."""
+        target, deadline = self.follower.target(), time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if not self.step():
+                assert self.offset is not None
+                if self.follower.done(self.offset, target):
+                    return
+                time.sleep(0.01)
+        raise AssertionError(f"did not catch up within {seconds:g} s: {self.offset}")
 
     def contents(self) -> Mapping[str, Counter[tuple[Any, ...]]]:
         return {name: table.contents() for name, table in self.tables.items()}

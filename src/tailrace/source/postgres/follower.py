@@ -24,7 +24,7 @@ from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
 from tailrace.source.postgres.receiver import JOURNAL_BUSY, RESYNC, read_status
-from tailrace.source.postgres.slot import server_position
+from tailrace.source.postgres.slot import beat, server_position
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
@@ -73,6 +73,9 @@ class PostgresFollower:
 
     def target(self) -> Offset:
         with session(self.source.dsn, "asking for the server's position") as connection:
+            if self.source.heartbeat_seconds is not None:
+                # What is flushed may end within a record, which no reader gets to the end of before the next commit.
+                beat(connection)
             return LogOffset(before(server_position(connection))).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:

@@ -41,7 +41,7 @@ from tailrace.source.postgres.connection import (
 )
 from tailrace.source.postgres.framing import Framer
 from tailrace.source.postgres.lsn import before, format_lsn
-from tailrace.source.postgres.slot import SlotStatus, look, require
+from tailrace.source.postgres.slot import SlotStatus, beat, look, require
 from tailrace.source.postgres.stream import ReplicationStream
 
 BACKLOG_BYTES = 32 * 1024 * 1024
@@ -282,9 +282,7 @@ class Receiver:
             return
         self._beat = time.monotonic()
         try:
-            self.session().execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
-        except psycopg.errors.ReadOnlySqlTransaction:
-            pass  # a standby: its primary writes the WAL that moves the slot
+            beat(self.session())
         except psycopg.Error as error:
             raise translate(error, "sending a heartbeat") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,12 @@ def server_position(session: Session) -> int:
     row = session.execute(f"SELECT {WAL_POSITION}").fetchone()
     assert row is not None
     return parse_lsn(row[0])
+
+
+def beat(session: Session) -> None:
+    """Write a message of ours to the log, and flush all that is before it. On a standby this does nothing."""
+    with suppress(psycopg.errors.ReadOnlySqlTransaction):  # there the primary's WAL moves the slot
+        session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
 
 
 def create_slot(session: Session, slot: str) -> None:

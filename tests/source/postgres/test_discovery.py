@@ -1,0 +1,181 @@
+"""What is followed, and what `tailrace check` says, on a real database."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pytest
+
+from tailrace.errors import Finding, PreflightError
+from tailrace.schema import TableName
+from tailrace.selection import TableOptions
+from tailrace.source import Limit
+from tailrace.source.postgres.copy import Round
+from tailrace.source.postgres.source import PostgresSource
+from tailrace.testing.database import Database
+from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.testing.replay import Replay
+from tailrace.testing.wait import wait_until
+
+
+@pytest.fixture
+def source(database: Database, tmp_path: Path) -> PostgresSource:
+    return PostgresSource(
+        name="look",
+        dsn=database.dsn,
+        publication="look",
+        slot=f"look_{database.name}",
+        journal=str(tmp_path / "journal"),
+        tables_wanted=TableOptions(include=["public.*"]),
+        heartbeat_seconds=None,
+    )
+
+
+def keys(source: PostgresSource) -> dict[str, tuple[str, ...]]:
+    return {schema.table.name: schema.key for schema in source.tables()}
+
+
+def errors(source: PostgresSource) -> dict[str, Finding]:
+    return {finding.subject: finding for finding in source.check() if finding.level == "error"}
+
+
+def test_keys_follow_the_replica_identity(database: Database, source: PostgresSource) -> None:
+    database.run(
+        "CREATE TABLE by_primary (b int, a int, v text, PRIMARY KEY (a, b))",
+        "CREATE TABLE by_index (id int PRIMARY KEY, code text NOT NULL)",
+        "CREATE UNIQUE INDEX by_code ON by_index (code)",
+        "ALTER TABLE by_index REPLICA IDENTITY USING INDEX by_code",
+        "CREATE TABLE by_full (id int PRIMARY KEY, v text)",
+        "ALTER TABLE by_full REPLICA IDENTITY FULL",
+        "CREATE TABLE keyless (v text)",
+    )
+    assert keys(source) == {"by_primary": ("a", "b"), "by_index": ("code",), "by_full": ("id",), "keyless": ()}
+
+
+def test_a_partitioned_table_is_one_table_and_its_partitions_are_none(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE root (id int, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
+    )
+    assert keys(source) == {"root": ("id", "day")}
+    assert keys(replace(source, via_root=False)) == {"leaf": ("id", "day")}
+
+
+def test_only_what_the_publication_shows_is_copied_and_followed(database: Database, source: PostgresSource) -> None:
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, shown text, hidden text, twice int GENERATED ALWAYS AS (id * 2) STORED)",
+        "INSERT INTO t (id, shown, hidden) SELECT i, 's' || i, 'h' FROM generate_series(1, 20) i",
+        "CREATE PUBLICATION look FOR TABLE t (id, shown) WHERE (id > 10)",
+    )
+    [schema] = source.tables()
+    assert [column.name for column in schema.columns] == ["id", "shown"]
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+        database.run("INSERT INTO t (id, shown) VALUES (-5, 'no'), (50, 'yes')")
+        database.run("UPDATE t SET shown = 'new' WHERE id = 11")
+        replay.catch_up()
+    rows = {row["id"]: row["shown"] for row in replay.tables["public.t"].rows.values()}
+    assert rows == {11: "new", 50: "yes", **{i: f"s{i}" for i in range(12, 21)}}
+
+
+def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")
+    source.prepare()
+    with Replay(source, Limit(1000, 10_000_000)) as replay, closing(database.connect()) as connection:
+        wait_until(replay.plan)
+        connection.execute("SET lock_timeout = '2s'")
+        connection.execute("TRUNCATE t")
+
+
+def test_a_snapshot_outlives_the_slot_it_came_from(database: Database) -> None:
+    database.run("CREATE TABLE t (id int)")
+    round_ = Round(database.dsn)
+    try:
+        assert database.rows("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)]
+        with closing(database.connect(autocommit=False)) as connection:
+            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+            connection.execute(f"SET TRANSACTION SNAPSHOT '{round_.snapshot}'".encode())
+            database.run("INSERT INTO t VALUES (1)")
+            assert connection.execute("SELECT count(*) FROM t").fetchone() == (0,)
+    finally:
+        round_.close()
+
+
+def test_every_error_of_the_check_comes_with_sql_that_mends_it(database: Database, source: PostgresSource) -> None:
+    database.run(
+        "CREATE TABLE nothing (id int PRIMARY KEY)",
+        "ALTER TABLE nothing REPLICA IDENTITY NOTHING",
+        "CREATE TABLE secret (id int PRIMARY KEY)",
+        "DROP ROLE IF EXISTS weak",
+        "CREATE ROLE weak LOGIN",
+        "GRANT SELECT ON nothing TO weak",
+    )
+    weak = replace(source, dsn=database.server.dsn(database.name, user="weak"))
+    found = errors(weak)
+    assert found.keys() >= {"role", "publication", "public.nothing", "public.secret"}
+    with pytest.raises(PreflightError):
+        weak.prepare()
+    database.run(*(finding.fix for finding in found.values() if finding.fix))
+    assert errors(weak) == {}
+    database.run("DROP OWNED BY weak", "DROP ROLE weak")
+
+
+def test_a_server_that_cannot_be_reached_is_a_finding(source: PostgresSource) -> None:
+    found = errors(replace(source, dsn="postgresql://nobody:hunter2@127.0.0.1:1/none"))
+    assert "connection" in found
+    assert "hunter2" not in str(found)
+
+
+def test_a_pattern_that_matches_nothing_names_what_there_is(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE orders (id int PRIMARY KEY)")
+    found = errors(replace(source, tables_wanted=TableOptions(include=["public.order"])))
+    assert "public.orders" in (found["tables"].fix or "")
+
+
+def test_a_wal_level_that_is_not_logical_is_named_with_the_way_out(tmp_path: Path, source: PostgresSource) -> None:
+    with EmbeddedPostgres(tmp_path / "replica", settings={"wal_level": "replica"}) as server:
+        with closing(server.connect()) as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+        found = errors(replace(source, dsn=server.dsn()))
+    assert "ALTER SYSTEM SET wal_level = 'logical'" in (found["wal_level"].fix or "")
+
+
+def test_preparing_twice_changes_nothing(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source.prepare()
+    slots = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots WHERE NOT temporary"
+    before = database.rows(slots)
+    source.prepare()
+    assert database.rows(slots) == before
+    assert [schema.table for schema in source.tables()] == [TableName("public", "t")]
+
+
+def test_rows_are_read_again_by_any_kind_of_key(database: Database, source: PostgresSource) -> None:
+    database.run(
+        "CREATE TABLE t (a text, b numeric(10,2), c timestamptz, d uuid, e bytea, v text, PRIMARY KEY (a, b, c, d, e))",
+        "INSERT INTO t VALUES ('it''s', 1.50, '2024-02-29 12:00:00.123456+00',"
+        " '0b0e0c5e-9b1d-4a3f-8d53-0d9f1c1f0f00', '\\x00ff', 'kept'), ('no', 1, now(), gen_random_uuid(), '', 'no')",
+    )
+    source.prepare()
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+    [schema] = source.tables()
+    copied = replay.tables["public.t"].rows
+    wanted = next(row for row in copied.values() if row["a"] == "it's")
+    table = pa.Table.from_pylist([wanted], pa.schema(list(schema.row_type)))
+    assert source.refetch(schema, table.select(list(schema.key))).to_pylist() == [wanted]
+
+
+def test_psycopg_is_not_left_with_open_connections(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source.check()
+    source.tables()
+    query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailrace' AND datname = current_database()"
+    with psycopg.connect(database.dsn) as connection:
+        wait_until(lambda: connection.execute(query).fetchone() == (0,))
