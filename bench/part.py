@@ -174,6 +174,8 @@ class Stage:
         """One transaction of millions of rows."""
         with Peak(self.runner.pid) as peak:
             run, changes, raw = self.follow("large", self.shop.insert_at_once)
+        for name, size in sorted(peak.processes.items(), key=lambda item: -item[1]):
+            self.report.note(f"large: {size / 1e6:6,.0f} MB {name}")
         self.report.add("large", "pipeline", changes / run.seconds, "changes/s")
         self.report.add("large", "pg_recvlogical", changes / raw, "changes/s")
         self.report.add("large", "peak memory, Python", peak.python / 1e9, "GB", 1.5, "most")

@@ -51,29 +51,27 @@ def cpu_seconds(root: int) -> Usage:
     return Usage(python, other)
 
 
-def memory_bytes(root: int) -> Usage:
-    """Memory in use; pages that processes share are counted once."""
-    python = other = 0
+def memory_bytes(root: int) -> dict[int, int]:
+    """Memory in use by process; what processes share is divided among them."""
+    used: dict[int, int] = {}
     for pid in tree(root):
         try:
             rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
         except OSError:
             continue
-        size = next((int(line.split()[1]) * 1024 for line in rollup.splitlines() if line.startswith("Pss:")), 0)
-        if _is_python(pid):
-            python += size
-        else:
-            other += size
-    return Usage(python, other)
+        sizes = [int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:")]
+        used[pid] = sum(sizes) * 1024
+    return used
 
 
 class Peak:
-    """The most memory a tree used while the block ran."""
+    """The most memory a tree used while the block ran, and which Python processes it was."""
 
     def __init__(self, root: int) -> None:
         self.root = root
-        self.python = 0.0
-        self.java = 0.0
+        self.python = 0
+        self.java = 0
+        self.processes: dict[str, int] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -87,8 +85,20 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._ended.wait(SAMPLE_SECONDS):
-            now = memory_bytes(self.root)
-            self.python, self.java = max(self.python, now.python), max(self.java, now.other)
+            used = memory_bytes(self.root)
+            python = {pid: size for pid, size in used.items() if _is_python(pid)}
+            self.java = max(self.java, sum(used.values()) - sum(python.values()))
+            if sum(python.values()) > self.python:
+                self.python = sum(python.values())
+                self.processes = {f"{_words(pid)} [{pid}]": size for pid, size in python.items()}
+
+
+def _words(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return "ended"
+    return " ".join(words[1:4])[:60]
 
 
 def _stat(pid: int) -> list[str]:

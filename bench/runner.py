@@ -26,10 +26,6 @@ class MicroBatch:
     at: float
     milliseconds: dict[str, int]
 
-    @property
-    def planned_at(self) -> float:
-        return self.at + self.milliseconds.get("latestOffset", 0) / 1000
-
 
 @dataclass(frozen=True)
 class Run:
@@ -47,8 +43,8 @@ class Run:
 
     @property
     def startup_seconds(self) -> float:
-        """Until the first batch knew what to do: the planner and the receiver start, the first changes arrive."""
-        return (self.batches[0].planned_at if self.batches else self.ended_at) - self.started_at
+        """Until Spark asked for the first batch: what a query costs before it does anything."""
+        return (self.batches[0].at if self.batches else self.ended_at) - self.started_at
 
 
 class Runner:

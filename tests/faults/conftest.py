@@ -21,7 +21,7 @@ def make_scenario(tmp_path: Path) -> Callable[..., Scenario]:
 
     def make(dsn: str, **options: Any) -> Scenario:
         name = f"fault_{next(_numbers)}"
-        return Scenario(tmp_path / name, dsn, name=name, **options)
+        return Scenario(tmp_path / name, dsn, name=name, **options).prepare()
 
     return make
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from statistics import median
 
@@ -15,7 +17,7 @@ from tailrace.schema import TableName
 from tailrace.state import StateStore
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import Run, descendants
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -47,7 +49,7 @@ def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
             name="following",
             tables={"exclude": ["*.unfollowed"]},
             source={"heartbeat": "1s", "journal": {"segment_bytes": "1 MB"}},
-        )
+        ).prepare()
         scenario.sql(*TABLES)
         with scenario.run() as run:
             scenario.catch_up(run)
@@ -83,8 +85,10 @@ def test_long_values_that_the_log_leaves_out_keep_their_value(following: tuple[S
         "BEGIN; UPDATE long SET title = 'one' WHERE id = 2; UPDATE long SET title = 'two' WHERE id = 2; COMMIT",
         "BEGIN; UPDATE long SET title = 'moved', id = 103 WHERE id = 3; UPDATE long SET title = 'again' WHERE id = 103;"
         " COMMIT",
-        "BEGIN; UPDATE long SET body = repeat('y', 9000) WHERE id = 4; UPDATE long SET title = 'kept' WHERE id = 4; COMMIT",
-        "BEGIN; INSERT INTO long VALUES (50, 'new', repeat('z', 9000)); UPDATE long SET title = 'same' WHERE id = 50; COMMIT",
+        "BEGIN; UPDATE long SET body = repeat('y', 9000) WHERE id = 4;"
+        " UPDATE long SET title = 'kept' WHERE id = 4; COMMIT",
+        "BEGIN; INSERT INTO long VALUES (50, 'new', repeat('z', 9000));"
+        " UPDATE long SET title = 'same' WHERE id = 50; COMMIT",
     )
     scenario.catch_up(run)
     assert scenario.differences() == []
@@ -142,10 +146,12 @@ def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(follow
             )
             scenario.catch_up(run)
         status = run.status()
-        assert status is not None and status.source is not None
+        assert status is not None
+        assert status.source is not None
         assert status.source.gear == "streaming"
         # Twelve steps of about 1 MB went through; what was applied is gone from the journal.
-        assert status.source.journal_bytes is not None and status.source.journal_bytes < 6_000_000
+        assert status.source.journal_bytes is not None
+        assert status.source.journal_bytes < 6_000_000
         with StateStore.open_reading(scenario.state) as store:
             seconds = [batch.seconds for batch in reversed(store.recent_batches(_batch(scenario) - first))]
         assert median(seconds[-6:]) < 3 * median(seconds[:6]) + 0.5
@@ -162,6 +168,20 @@ def test_a_second_start_is_refused_and_names_the_first(following: tuple[Scenario
         assert second.wait() == 5
         assert str(run.pid) in second.log_tail()
     scenario.catch_up(run)
+    assert scenario.doubled() == []
+
+
+def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario, Run]) -> None:
+    scenario, run = following
+    for program in (b"tailrace.source.postgres", b"pyspark.daemon"):
+        victims = [pid for pid in descendants(run.pid) if program in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        assert victims
+        scenario.sql("INSERT INTO keyless SELECT 'during' FROM generate_series(1, 100)")
+        for pid in victims:
+            with suppress(ProcessLookupError):  # those of one family go together
+                os.kill(pid, signal.SIGKILL)
+        scenario.catch_up(run)
+    assert scenario.differences() == []
     assert scenario.doubled() == []
 
 

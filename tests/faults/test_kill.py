@@ -1,4 +1,4 @@
-"""kill -9 at every step of a copy and of a batch: source and lake are the same afterwards, and nothing happened twice."""
+"""kill -9 at every step of a copy and of a batch: afterwards all is the same, and nothing happened twice."""
 
 from __future__ import annotations
 

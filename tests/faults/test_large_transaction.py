@@ -1,4 +1,4 @@
-"""A transaction many times larger than a journal frame, cut by a crash in its middle: applied once, in bounded memory."""
+"""A transaction many times larger than a frame, cut by a crash in its middle: applied once, in bounded memory."""
 
 from __future__ import annotations
 
@@ -62,8 +62,9 @@ def test_a_transaction_of_many_frames_cut_in_its_middle_is_applied_once_and_in_o
         before = len(scenario.batch_ids(LARGE))
         with watched(run) as peaks:
             scenario.sql(
-                f"BEGIN; INSERT INTO large SELECT i, repeat(md5(i::text), {ROW_BYTES // 32}) FROM generate_series(11, {ROWS}) i;"
-                " UPDATE large SET filler = 'new' WHERE id <= 10; INSERT INTO log SELECT generate_series(1, 1000); COMMIT"
+                f"BEGIN; INSERT INTO large SELECT i, repeat(md5(i::text), {ROW_BYTES // 32})"
+                f" FROM generate_series(11, {ROWS}) i; UPDATE large SET filler = 'new' WHERE id <= 10;"
+                " INSERT INTO log SELECT generate_series(1, 1000); COMMIT"
             )
             scenario.catch_up(run, 240)
         assert run.acted() == {"receiver.appended"}
@@ -81,7 +82,8 @@ def test_a_backlog_killed_in_the_middle_of_a_transaction_is_applied_once(scenari
     scenario.sql(
         "INSERT INTO log SELECT generate_series(1, 100)",
         f"BEGIN; INSERT INTO log SELECT generate_series(1, 100);"
-        f" INSERT INTO large SELECT i, repeat(md5(i::text), {ROW_BYTES // 32}) FROM generate_series(1, {ROWS}) i; COMMIT",
+        f" INSERT INTO large SELECT i, repeat(md5(i::text), {ROW_BYTES // 32})"
+        f" FROM generate_series(1, {ROWS}) i; COMMIT",
     )
     orders = "receiver.appended:kill@3!once,receiver.before_advance:kill!once"
     codes = [scenario.run_once(failpoints=orders) for _ in range(2)]

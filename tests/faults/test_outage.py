@@ -1,4 +1,4 @@
-"""Servers that restart and networks that break: the pipeline waits, comes back by itself, and everything is the same."""
+"""Servers that restart and networks that break: the pipeline waits, comes back by itself, and all is the same."""
 
 from __future__ import annotations
 

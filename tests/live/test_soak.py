@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import random
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 
 import pytest
 
+from tailrace.status import Status
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.traffic import Traffic
@@ -19,6 +21,10 @@ KILLS = int(os.environ.get("TAILRACE_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("TAILRACE_SOAK_SEED", "1"))
 RATE = float(os.environ.get("TAILRACE_SOAK_RATE", "40"))
 """Transactions a second of each of the four writers."""
+
+
+def reached(batch: int) -> Callable[[Status], bool]:
+    return lambda status: (-1 if status.batch is None else status.batch) >= batch
 
 
 @pytest.mark.timeout(300 + 60 * KILLS)
@@ -44,8 +50,7 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
             with scenario.run() as run:
                 before = run.status()
                 done = before.batch if before and before.batch is not None else -1
-                goal = done + chance.randint(0, 8)
-                run.wait_until(lambda status, goal=goal: (status.batch if status.batch is not None else -1) >= goal)
+                run.wait_until(reached(done + chance.randint(0, 8)))
                 # The moment of death is the only thing here that is not waited for.
                 threading.Event().wait(chance.random())
                 run.kill()

@@ -18,7 +18,8 @@ from tailrace.testing.wait import wait_until
 pytestmark = pytest.mark.timeout(300)
 
 TABLES = [
-    "CREATE TABLE orders (id int PRIMARY KEY, total numeric(10, 2), note text, tags text[], placed timestamptz, body text)",
+    "CREATE TABLE orders"
+    " (id int PRIMARY KEY, total numeric(10, 2), note text, tags text[], placed timestamptz, body text)",
     "ALTER TABLE orders ALTER body SET STORAGE EXTERNAL",
     "CREATE TABLE events (kind text, at date)",
     "INSERT INTO orders SELECT i, i * 1.5, 'note ' || i, ARRAY['a', NULL], '2026-11-15 12:00:00+00',"

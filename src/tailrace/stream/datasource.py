@@ -23,7 +23,8 @@ from tailrace.failpoint import reach
 from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
 from tailrace.state import StateStore, TableState
 from tailrace.stream.block import SCHEMA, changes_row, error_row, log_row, staged_row
-from tailrace.stream.worker import freeze_imports
+from tailrace.stream.sealed import Sealed
+from tailrace.stream.worker import freeze_imports, give_back_memory
 
 POLL_SECONDS = 0.02
 
@@ -37,7 +38,7 @@ class Feed:
     source: Source
     limit: Limit
     lanes: int
-    destination: Destination | None = None
+    destination: Sealed[Destination] | None = None
     state_dir: Path | None = None
 
 
@@ -133,7 +134,8 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         changes = feed.source.read(split)
         try:
             if split.copies is not None and feed.destination is not None:
-                staged = feed.destination.write_rows(split.copies, changes)
+                staged = feed.destination.open().write_rows(split.copies, changes)
+                give_back_memory()
                 reach("stream.staged")
                 lane = lanes[str(split.copies.table)]
                 yield staged_row(split.copies, staged, lane, starts=split.starts)

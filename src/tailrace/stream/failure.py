@@ -10,7 +10,10 @@ from tailrace.errors import TailraceError, UnavailableError
 _RAISED = re.compile(
     r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==)|\Z)", re.S
 )
-_LOST_WORKER = re.compile(r"Python worker exited unexpectedly|EOFException|Executor.*(lost|heartbeat)|Connection reset")
+_LOST_WORKER = re.compile(
+    r"Python worker (exited unexpectedly|failed to connect back)|EOFException|Executor.*(lost|heartbeat)"
+    r"|Connection reset|Broken pipe|Stream closed"
+)
 
 
 def recognise(error: Exception) -> Exception:

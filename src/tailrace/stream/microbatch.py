@@ -23,7 +23,7 @@ from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
 from tailrace.source import Source, Split
 from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
-from tailrace.stream.worker import freeze_imports
+from tailrace.stream.worker import freeze_imports, give_back_memory
 
 UPKEEP_BATCHES = 20
 """How often a table's housekeeping is looked at; it is cheap when nothing is due."""
@@ -97,9 +97,11 @@ class Applier:
             for error in errors:
                 works.setdefault(error.table or "", _Work()).error = describe(error)
         for name in sorted(works):
+            give_back_memory()
             started = time.monotonic()
             result = self._apply_table(works.pop(name), batch)
             yield _row({**result, "table": name, "seconds": time.monotonic() - started})
+        give_back_memory()
 
     def _read(self, splits: Sequence[Split]) -> Iterator[tuple[list[Changes], list[TableError]]]:
         if len(splits) < 2:

@@ -29,6 +29,7 @@ from tailrace.stream.failure import recognise
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
+from tailrace.stream.sealed import Sealed
 from tailrace.stream.session import build_session
 
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
@@ -177,7 +178,7 @@ class Pipeline:
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         format_name = f"tailrace_{config.name}"
-        feed = Feed(self.source, limit, lanes, self.destination, Path(config.state))
+        feed = Feed(self.source, limit, lanes, Sealed.of(self.destination), Path(config.state))
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes)
 
@@ -192,25 +193,26 @@ class Pipeline:
             finally:
                 self._in_batch.clear()
 
-        writer = (
-            session.readStream.format(format_name)
-            .load()
-            .writeStream.foreachBatch(apply)
-            .queryName(config.name)
-            .option("checkpointLocation", str(self._checkpoint))
-        )
-        if run.once:
-            writer = writer.trigger(availableNow=True)
-        else:
-            writer = writer.trigger(processingTime=f"{config.batch.interval} seconds")
-        self._query = query = writer.start()
         try:
-            self._watch(query, run)
+            writer = (
+                session.readStream.format(format_name)
+                .load()
+                .writeStream.foreachBatch(apply)
+                .queryName(config.name)
+                .option("checkpointLocation", str(self._checkpoint))
+            )
+            if run.once:
+                writer = writer.trigger(availableNow=True)
+            else:
+                writer = writer.trigger(processingTime=f"{config.batch.interval} seconds")
+            self._query = writer.start()
+            self._watch(self._query, run)
         except Exception as error:
             raise recognise(error) from error
         finally:
-            query.stop()
-            self._query = None
+            if self._query is not None:
+                self._query.stop()
+                self._query = None
             run.show()
 
     def _watch(self, query: StreamingQuery, run: Run) -> None:

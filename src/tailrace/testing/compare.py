@@ -46,7 +46,8 @@ class Difference:
         shown = ", ".join("(" + ", ".join(key) + ")" for key in self.keys)
         return (
             f"{self.table}: {self.source_rows:,} rows in the source, {self.lake_rows:,} in the lake;"
-            f" {self.missing:,} only in the source, {self.extra:,} only in the lake" + (f"; keys {shown}" if shown else "")
+            f" {self.missing:,} only in the source, {self.extra:,} only in the lake"
+            + (f"; keys {shown}" if shown else "")
         )
 
 
@@ -72,22 +73,27 @@ def _compare_table(dsn: str, table: TableSchema, lake: str) -> Difference | None
 
         def ask(query: sql.Composed) -> list[tuple[Any, ...]]:
             cursor.execute(query.as_string())
-            return cursor.fetchall()
+            rows: list[tuple[Any, ...]] = cursor.fetchall()
+            return rows
 
         source, kept = _source_query(table), _lake_query(table)
         source_rows = ask(sql.SQL("SELECT count(*) FROM ({}) s").format(source))[0][0]
         lake_rows = ask(_count_query(table))[0][0]
         missing = sql.SQL("SELECT * FROM ({} EXCEPT ALL {}) d").format(source, kept)
         extra = sql.SQL("SELECT * FROM ({} EXCEPT ALL {}) d").format(kept, source)
-        counts = [ask(sql.SQL("SELECT count(*) FROM ({}) c").format(query))[0][0] for query in (missing, extra)]
-        if source_rows == lake_rows and counts == [0, 0]:
+        only_source, only_lake = (
+            ask(sql.SQL("SELECT count(*) FROM ({}) c").format(query))[0][0] for query in (missing, extra)
+        )
+        if source_rows == lake_rows and not only_source and not only_lake:
             return None
         keys: list[tuple[str, ...]] = []
         if table.key:
             names = sql.SQL(", ").join(sql.Identifier(name) for name in table.key)
-            query = sql.SQL("SELECT DISTINCT {names} FROM ({missing} UNION ALL {extra}) k ORDER BY {names} LIMIT {limit}")
+            query = sql.SQL(
+                "SELECT DISTINCT {names} FROM ({missing} UNION ALL {extra}) k ORDER BY {names} LIMIT {limit}"
+            )
             keys = ask(query.format(names=names, missing=missing, extra=extra, limit=sql.Literal(KEYS_SHOWN)))
-        return Difference(table.table, source_rows, lake_rows, *counts, tuple(keys))
+        return Difference(table.table, source_rows, lake_rows, only_source, only_lake, tuple(keys))
 
 
 # -- the source ---------------------------------------------------------------------------------------------
@@ -128,7 +134,8 @@ def _count_query(table: TableSchema) -> sql.Composed:
     if table.key:
         return sql.SQL("SELECT count(*) FROM pg_temp.{}").format(sql.Identifier(_LAKE))
     # A delete that has no row to take away would pass EXCEPT ALL unnoticed, but not this sum.
-    query = "SELECT coalesce(sum(CASE op WHEN 'delete' THEN -1 WHEN 'truncate' THEN 0 ELSE 1 END), 0)::int8 FROM pg_temp.{} WHERE {}"
+    worth = "CASE op WHEN 'delete' THEN -1 WHEN 'truncate' THEN 0 ELSE 1 END"
+    query = f"SELECT coalesce(sum({worth}), 0)::int8 FROM pg_temp.{{}} WHERE {{}}"
     return sql.SQL(query).format(sql.Identifier(_LAKE), _since_truncate())
 
 
@@ -145,8 +152,8 @@ def _lake_value(index: int, column: Column) -> sql.Composable:
     if pa.types.is_list(kind):
         if pa.types.is_temporal(kind.value_type):
             element = _moment(sql.SQL("v"), kind.value_type)
-            array = "CASE WHEN {} IS NOT NULL THEN ARRAY(SELECT {} FROM unnest({}::int8[]) WITH ORDINALITY u(v, n) ORDER BY n) END"
-            return _printed(sql.SQL(array).format(value, element, value))
+            array = "ARRAY(SELECT {1} FROM unnest({0}::int8[]) WITH ORDINALITY u(v, n) ORDER BY n)"
+            return _printed(sql.SQL(f"CASE WHEN {{0}} IS NOT NULL THEN {array} END").format(value, element))
         return _printed(_as_declared(value, column))
     if pa.types.is_temporal(kind):
         return _printed(_moment(value, kind))
@@ -155,14 +162,16 @@ def _lake_value(index: int, column: Column) -> sql.Composable:
 
 def _as_declared(value: sql.Composable, column: Column) -> sql.Composed:
     # The declared type is the catalog's own spelling of it.
-    return sql.SQL("{}::" + column.upstream_type).format(value)  # type: ignore[arg-type]
+    return sql.SQL("{}::" + column.upstream_type).format(value)
 
 
 def _moment(value: sql.Composable, kind: pa.DataType) -> sql.Composed:
     if pa.types.is_date(kind):
         return sql.SQL("(date '1970-01-01' + {}::int4)").format(value)
     # Days and the rest apart: an interval of so many microseconds would go through a float.
-    text = "(timestamp '1970-01-01' + make_interval(days => ({0} / {1})::int4) + ({0} % {1}) * interval '1 microsecond')"
+    text = (
+        "(timestamp '1970-01-01' + make_interval(days => ({0} / {1})::int4) + ({0} % {1}) * interval '1 microsecond')"
+    )
     local = sql.SQL(text).format(value, sql.Literal(_DAY_US))
     return sql.SQL("({} AT TIME ZONE 'UTC')").format(local) if kind.tz else local
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import psycopg
 import yaml
@@ -18,8 +18,6 @@ from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.testing.compare import Difference, compare
 from tailrace.testing.runner import Run, all_ready
 
-_FENCE = "CREATE TABLE IF NOT EXISTS public.fence (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)"
-
 # A short-lived JVM spends more on its second compiler than it gets back.
 _QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
 
@@ -28,8 +26,7 @@ class Scenario:
     """A pipeline from every table of a database to a lake in `folder`.
 
     The file lies at `folder/pipeline.yaml`, the lake in `folder/lake`, the state in `folder/state`. `options` are
-    sections of the file that are taken over those made here, key by key. Makes the table `public.fence`, by which
-    `catch_up` knows how far the pipeline has come.
+    sections of the file that are taken over those made here, key by key.
     """
 
     def __init__(self, folder: Path, dsn: str, *, name: str = "scene", **options: Mapping[str, Any]) -> None:
@@ -40,7 +37,11 @@ class Scenario:
         self.state = folder / "state"
         self.file = folder / "pipeline.yaml"
         self.write(**options)
-        self.sql(_FENCE)
+
+    def prepare(self) -> Self:
+        """Make the table `public.fence`, by which `catch_up` knows how far the pipeline has come."""
+        self.sql("CREATE TABLE public.fence (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+        return self
 
     def write(self, **options: Mapping[str, Any]) -> None:
         """Write the file, with the standard sections and these options over them."""

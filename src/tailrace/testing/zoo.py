@@ -124,7 +124,9 @@ def create_zoo(conn: psycopg.Connection) -> None:
     schema, key, value = sql.Identifier(HOSTILE[0]), sql.Identifier(_HOSTILE_KEY), sql.Identifier(_HOSTILE_VALUE)
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(schema))
     conn.execute(
-        sql.SQL('CREATE TABLE {} ({} text PRIMARY KEY, {} int, "_Ünï" text)').format(sql.Identifier(*HOSTILE), key, value)
+        sql.SQL('CREATE TABLE {} ({} text PRIMARY KEY, {} int, "_Ünï" text)').format(
+            sql.Identifier(*HOSTILE), key, value
+        )
     )
 
 
@@ -308,4 +310,3 @@ class Keeper:
         conn.execute(sql.SQL(query).format(table, key, value), [name])
         if self._random.random() < 0.2:
             conn.execute(sql.SQL("DELETE FROM {} WHERE {} = %s").format(table, key), [name])
-

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
+import adbc_driver_manager
 import psycopg
-from adbc_driver_postgresql import dbapi as adbc
 from psycopg import conninfo, pq
 
 from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
@@ -61,7 +61,7 @@ def translated(doing: str) -> Iterator[None]:
         yield
     except TailraceError:
         raise
-    except (psycopg.Error, adbc.Error, ConnectionError, TimeoutError) as error:
+    except (psycopg.Error, adbc_driver_manager.Error, ConnectionError, TimeoutError) as error:
         raise translate(error, doing) from error
 
 
@@ -138,8 +138,11 @@ def row_settings(dsn: str) -> Mapping[str, str]:
 
 
 @contextmanager
-def bulk(dsn: str, doing: str) -> Iterator[adbc.Connection]:
+def bulk(dsn: str, doing: str) -> Iterator[Any]:
     """An ADBC connection in autocommit: SELECTs come back as Arrow, several statements may share a transaction."""
+    # Imported here because it loads pandas, which costs whoever does not need it a quarter of a second.
+    from adbc_driver_postgresql import dbapi as adbc
+
     with translated(doing):
         connection = adbc.connect(connection_string(dsn, row_settings(dsn)), autocommit=True)
         try:

@@ -33,6 +33,8 @@ PAGE_BYTES = 8192
 SPLIT_BYTES = 4 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
 TAKE_OVER_SECONDS = 1.0
+GATHER_SECONDS = 5.0
+"""How long the first changes of a backlog wait for a batch to fill up."""
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
 """After this much log that concerns no table, the offset moves on so that the journal may forget it."""
 
@@ -62,6 +64,7 @@ class PostgresFollower:
         self._receiver = ReceiverProcess(source)
         self._round: Round | None = None
         self._opening: Opening | None = None
+        self._gathers_since: float | None = None
 
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.reader)
@@ -97,7 +100,7 @@ class PostgresFollower:
         now = _stop(now, orders)
         end = self._read_log(now, limit)
         end = self._copy(now, end, limit, orders)
-        if end.tables == LogOffset.from_json(start).tables and not self._concerns(now, end):
+        if end.tables == LogOffset.from_json(start).tables and (self._gathers(end) or not self._concerns(now, end)):
             return start
         return end.to_json()
 
@@ -136,6 +139,15 @@ class PostgresFollower:
         refs = self._journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
         full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
         return refs[-1].last if refs and full else upto
+
+    def _gathers(self, end: LogOffset) -> bool:
+        """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
+        full = end.log < self._journal.head()
+        if full or read_status(Path(self.source.journal)).get("gear") != "backlog":
+            self._gathers_since = None
+            return False
+        self._gathers_since = self._gathers_since or time.monotonic()
+        return time.monotonic() - self._gathers_since < GATHER_SECONDS
 
     def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
         """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""

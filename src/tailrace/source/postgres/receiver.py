@@ -154,17 +154,18 @@ class Receiver:
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)
-        return (
-            self.options.acknowledge == "journal"
-            and status.server - ahead > BACKLOG_BYTES
-            # Every step decodes from restart_lsn again, which a long open transaction holds back.
-            and ahead - status.restart < STEP_BYTES // 2
-        )
+        # Every step decodes from restart_lsn again, which a long transaction holds back: the rest must be worth it.
+        worth = max(BACKLOG_BYTES, (ahead - status.restart) // 2)
+        return self.options.acknowledge == "journal" and status.server - ahead > worth
 
     def _drain(self, status: SlotStatus) -> None:
         """One backlog step: bounded WAL, in bulk, then the slot moves on."""
         self.gear = "backlog"
-        upto = min(status.server, max(status.confirmed, self.durable) + STEP_BYTES)
+        self.publish(None)
+        ahead = max(status.confirmed, self.durable)
+        # Within a transaction larger than a step, steps grow, so that what is decoded again stays in proportion.
+        upto = min(status.server, ahead + max(STEP_BYTES, 2 * (ahead - status.restart)))
+        head = self.writer.head
         query = sql.SQL(
             "SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL,"
             " 'proto_version', '1', 'publication_names', {}, 'messages', 'true')"
@@ -181,7 +182,7 @@ class Receiver:
             self.writer.note(before(upto))
             self.durable = upto
         reach("receiver.before_advance")
-        if status.server - upto > BACKLOG_BYTES:
+        if status.server - upto > BACKLOG_BYTES and self.writer.head > head:
             # A session of its own, because this may take long without anything being wrong.
             with session(self.options.dsn, "moving the slot on") as connection:
                 connection.execute(
@@ -191,6 +192,7 @@ class Receiver:
     def _stream(self) -> None:
         """The replication protocol, until stopped or so far behind that the other gear is better."""
         self.gear = "streaming"
+        self.publish(None)
         with Replication(self.options.dsn) as replication:
             stream = ReplicationStream(replication, self.options.slot, self.options.publication, self.durable)
             while not self.stopping():
@@ -212,8 +214,7 @@ class Receiver:
         # Compared with twice the bound, so that the gears do not alternate.
         return (
             self.options.acknowledge == "journal"
-            and status.server - self.durable > 2 * BACKLOG_BYTES
-            and self.durable - status.restart < STEP_BYTES // 2
+            and status.server - self.durable > max(2 * BACKLOG_BYTES, self.durable - status.restart)
         )
 
     def receive(self, messages: pa.Array[Any]) -> None:

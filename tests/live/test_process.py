@@ -1,0 +1,68 @@
+"""The command itself, as a service manager sees it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import time
+from typing import Any
+
+import pytest
+
+from tailrace.testing.runner import command, descendants
+from tailrace.testing.scenario import Scenario
+
+
+def status_of(scenario: Scenario) -> dict[str, Any]:
+    done = subprocess.run(
+        command("status", str(scenario.file), "--json"), capture_output=True, text=True, timeout=60, check=True
+    )
+    status: dict[str, Any] = json.loads(done.stdout)
+    return status
+
+
+@pytest.mark.timeout(300)
+def test_a_run_prints_lines_tells_its_status_and_drains_at_sigterm(scenario: Scenario) -> None:
+    scenario.sql(
+        "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
+        "INSERT INTO keyed SELECT i, 'row' FROM generate_series(1, 1000) i",
+    )
+    with scenario.run() as run:
+        scenario.catch_up(run)
+        running = status_of(scenario)
+        assert running["runner"]["pid"] == run.pid
+        assert {table["name"]: table["state"] for table in running["tables"]} == {
+            "public.fence": "Ready",
+            "public.keyed": "Ready",
+        }
+        assert {table["name"]: table["rows_copied"] for table in running["tables"]}["public.keyed"] == 1000
+
+        scenario.sql("UPDATE keyed SET v = 'drained' WHERE id <= 500")
+        below = descendants(run.pid)
+        started = time.monotonic()
+        run.terminate()
+        assert run.wait(30) == 0
+        assert time.monotonic() - started < 20
+        assert below
+
+        said = run.log_file.read_text()
+        assert "Traceback" not in said
+        assert "\x1b" not in said
+        lines = [line for line in said.splitlines() if line.startswith("at=")]
+        assert any(re.search(r"event=table table=public.keyed state=Ready", line) for line in lines)
+
+    ended = status_of(scenario)
+    assert ended["runner"] is None
+    assert len(ended["tables"]) == 2
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+def test_asking_for_the_status_of_a_pipeline_that_never_ran_says_so(scenario: Scenario) -> None:
+    done = subprocess.run(
+        command("status", str(scenario.file)), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 2
+    assert "has not run yet" in done.stderr
