@@ -1,6 +1,6 @@
 """Follow one table as a typed Spark stream: revenue by currency, from the changes themselves.
 
-    SHOP_DSN=postgresql://… python examples/follow_orders.py examples/shop.yaml
+SHOP_DSN=postgresql://… python examples/follow_orders.py examples/shop.yaml
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import functions as fn
 
 
 def orders(spark: SparkSession, config: str) -> DataFrame:
@@ -18,8 +18,8 @@ def orders(spark: SparkSession, config: str) -> DataFrame:
 
 def revenue(changes: DataFrame) -> DataFrame:
     """What came in with new orders, by currency."""
-    placed = changes.where(F.col("_tailrace_op").isin("read", "insert"))
-    return placed.groupBy("currency").agg(F.count("*").alias("orders"), F.sum("total").alias("total"))
+    placed = changes.where(fn.col("_tailrace_op").isin("read", "insert"))
+    return placed.groupBy("currency").agg(fn.count("*").alias("orders"), fn.sum("total").alias("total"))
 
 
 def main(config: str) -> None:

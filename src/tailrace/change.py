@@ -166,18 +166,16 @@ class Changes:
         width = (len(self.table.columns) + 7) // 8
         dense = pc.fill_null(bitmap, bytes(width)).cast(pa.binary(width))
         bits = np.frombuffer(dense.buffers()[1], np.uint8, len(bitmap) * width, dense.offset * width)
-        return np.unpackbits(
-            bits.reshape(-1, width), axis=1, count=len(self.table.columns), bitorder="little"
-        ).astype(bool)
+        return np.unpackbits(bits.reshape(-1, width), axis=1, count=len(self.table.columns), bitorder="little").astype(
+            bool
+        )
 
 
 def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     """The `unchanged` column for a (rows, columns) mask; rows without a set bit become null."""
     packed = np.packbits(mask, axis=1, bitorder="little")
     width = packed.shape[1]
-    fixed = pa.Array.from_buffers(
-        pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))]
-    )
+    fixed = pa.Array.from_buffers(pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))])
     return pc.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
 
 

@@ -116,9 +116,7 @@ class TableSchema:
                 "version": self.version,
                 "upstream_id": self.upstream_id,
                 "key": list(self.key),
-                "columns": [
-                    [c.name, c.nullable, c.upstream_type, c.number] for c in self.columns
-                ],
+                "columns": [[c.name, c.nullable, c.upstream_type, c.number] for c in self.columns],
                 # Arrow's own serialisation of the types: complete for nested ones, and not pickle.
                 "arrow": base64.b64encode(
                     pa.schema([pa.field(str(i), c.type) for i, c in enumerate(self.columns)]).serialize()

@@ -131,9 +131,9 @@ class JournalWriter:
     def retain(self) -> list[str]:
         """Delete the segments that every cursor has passed, and return their names. Without a cursor all stay.
 
-        Never the one that is written to; but when that one is full and passed too, a new one is begun, since a journal at
-        its bound gets no append that would begin it. Interrupted or repeated it does no harm. Raises UnavailableError when the
-        disk fails, DamagedError when a cursor cannot be read.
+        Never the one that is written to; but when that one is full and passed too, a new one is begun, since a
+        journal at its bound gets no append that would begin it. Interrupted or repeated it does no harm. Raises
+        UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
         """
         positions = cursors(self.path).values()
         if not positions:

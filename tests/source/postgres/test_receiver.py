@@ -23,7 +23,9 @@ from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.lsn import before, parse_lsn
 from tailrace.source.postgres.pgoutput import decode
 from tailrace.source.postgres.receiver import Receiver, ReceiverOptions, read_status
+from tailrace.source.postgres.slot import look
 from tailrace.source.postgres.source import PostgresSource
+from tailrace.source.postgres.stream import ReplicationStream
 from tailrace.testing.database import Database
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
@@ -148,7 +150,12 @@ def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
     monkeypatch.setattr(receiver, "STEP_BYTES", 2_000_000)
     gears: set[str] = set()
     publish = Receiver.publish
-    monkeypatch.setattr(Receiver, "publish", lambda self, error: (gears.add(self.gear), publish(self, error))[1])
+
+    def publish_and_note(self: Receiver, error: TailraceError | None) -> None:
+        gears.add(self.gear)
+        publish(self, error)
+
+    monkeypatch.setattr(Receiver, "publish", publish_and_note)
     for start in range(0, 20_000, 500):
         session.execute(
             "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i", [start, start + 499]
@@ -172,7 +179,7 @@ def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(
         with receiving(source.receiver_options()):
             arrived(session, source)
         session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(10000, 12999) i")
-        status = receiver.look(session, source.slot)
+        status = look(session, source.slot)
         assert status is not None
         assert status.rewind > 500_000
         with receiving(source.receiver_options()) as made:
@@ -318,6 +325,6 @@ def test_a_slot_somebody_else_reads_is_refused(
 ) -> None:
     monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)
     with Replication(source.dsn) as other:
-        receiver.ReplicationStream(other, source.slot, source.publication, 0)
+        ReplicationStream(other, source.slot, source.publication, 0)
         with pytest.raises(OwnedError, match="is read by process"), receiving(source.receiver_options(), fails=True):
             pass

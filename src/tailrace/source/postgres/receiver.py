@@ -212,9 +212,8 @@ class Receiver:
 
     def _falls_behind(self, status: SlotStatus) -> bool:
         # Compared with twice the bound, so that the gears do not alternate.
-        return (
-            self.options.acknowledge == "journal"
-            and status.server - self.durable > max(2 * BACKLOG_BYTES, self.durable - status.restart)
+        return self.options.acknowledge == "journal" and status.server - self.durable > max(
+            2 * BACKLOG_BYTES, self.durable - status.restart
         )
 
     def receive(self, messages: pa.Array[Any]) -> None:
