@@ -25,13 +25,16 @@ MAY_IMPORT = {
     "state": MODEL,
     "source": MODEL | {"journal", "option", "selection"},
     "destination": MODEL | {"journal", "option"},
+    "preflight": MODEL | {"source", "destination"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
     "config": MODEL | CONFIGURATION,
     "status": MODEL | {"state"},
     "view": MODEL | {"state", "status"},
-    "stream": MODEL | CONFIGURATION | {"java", "journal", "state", "source", "destination", "status"},
+    "stream": MODEL | CONFIGURATION | {"preflight", "java", "journal", "state", "source", "destination", "status"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
-    "cli": MODEL | CONFIGURATION | {"java", "state", "source", "destination", "status", "view", "stream", "testing"},
+    "cli": MODEL
+    | CONFIGURATION
+    | {"preflight", "java", "state", "source", "destination", "status", "view", "stream", "testing"},
 }
 """For each part (a module or package right below `tailrace`), the other parts it may know of."""
 

@@ -16,6 +16,7 @@ Messages never contain row values or secrets.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -109,3 +110,11 @@ class Finding:
     subject: str
     message: str
     fix: str | None = None
+
+
+def require(findings: Sequence[Finding]) -> None:
+    """Raises PreflightError that lists every error among the findings, with all their fixes."""
+    bad = [finding for finding in findings if finding.level == "error"]
+    if bad:
+        fixes = "\n       ".join(finding.fix for finding in bad if finding.fix)
+        raise PreflightError("; ".join(f"{finding.subject}: {finding.message}" for finding in bad), fix=fixes or None)

@@ -67,7 +67,7 @@ def test_a_wrong_password_is_refused_without_showing_it(
 
 def test_a_server_that_does_not_answer_is_refused(refused: Callable[..., tuple[int, str]]) -> None:
     code, said = refused("postgresql://postgres@127.0.0.1:1/postgres")
-    assert code in (3, 4)
+    assert code == 4
     assert "127.0.0.1" in said
 
 
@@ -150,6 +150,6 @@ def test_the_canary_is_in_no_file_of_a_refused_pipeline(tmp_path: Path) -> None:
 
 def test_a_dsn_that_is_none_is_refused_without_showing_it(refused: Callable[..., tuple[int, str]]) -> None:
     code, said = refused(f"host is {PASSWORD}")
-    assert code in (2, 3)
+    assert code == 2
     assert "connection string" in said
     assert PASSWORD not in said

@@ -26,14 +26,10 @@ _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
-    """Everything the source and the destination find. Nothing is changed there."""
+    from tailrace.preflight import check
     from tailrace.registry import open_destination, open_source
 
-    source, destination = open_source(config), open_destination(config)
-    findings = source.check()
-    # The tables of a source that is not ready cannot be asked for; where they would go can be looked at all the same.
-    ready = not any(finding.level == "error" for finding in findings)
-    return findings + destination.check(source.tables() if ready else [])
+    return check(open_source(config), open_destination(config))
 
 
 def print_findings(findings: list[Finding], *, as_json: bool) -> None:

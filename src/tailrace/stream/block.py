@@ -1,4 +1,4 @@
-"""Rows that cross Spark: a block of changes or where to read them, a receipt for staged rows, or a table's error."""
+"""Rows that cross Spark: where the changes of some tables are to be read, receipts for staged rows, tables' errors."""
 
 from __future__ import annotations
 
@@ -8,17 +8,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
-from tailrace.change import Block, Changes, decode_payload
 from tailrace.destination import Staged
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 
 # The order is that in which a table's rows must be looked at.
-ERROR, STAGED, LOG, CHANGES = 0, 1, 2, 3
+ERROR, STAGED, LOG = 0, 1, 2
 
 LAYOUT = pa.schema(
     [
@@ -26,13 +24,10 @@ LAYOUT = pa.schema(
         ("table", pa.string()),
         ("kind", pa.int32()),
         ("first", pa.string()),
-        ("last", pa.string()),
-        ("changes", pa.int64()),
-        ("version", pa.int32()),
         ("payload", pa.binary()),
     ]
 )
-SCHEMA = "lane INT, table STRING, kind INT, first STRING, last STRING, changes BIGINT, version INT, payload BINARY"
+SCHEMA = "lane INT, table STRING, kind INT, first STRING, payload BINARY"
 
 
 @dataclass(frozen=True)
@@ -43,9 +38,6 @@ class BlockRow:
     kind: int
     first: str
     payload: pa.Buffer
-
-    def changes(self) -> Iterator[Changes]:
-        return decode_payload(self.payload)
 
     def log(self) -> Split:
         """Where the changes of some tables are to be read."""
@@ -63,44 +55,32 @@ class BlockRow:
         return raw
 
 
-def changes_row(changes: Changes, lane: int) -> pa.RecordBatch:
-    block = Block.encode(changes)
-    return _row(lane, block.table, CHANGES, block.first, block.last, block.changes, block.version, block.payload)
-
-
 def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:
     """A split by reference: the bytes stay in the journal until the lane that applies them reads them there."""
-    return _row(lane, "", LOG, f"{number:08}", "", 0, 0, pickle.dumps(split))
+    return _row(lane, "", LOG, f"{number:08}", pickle.dumps(split))
 
 
 def staged_row(table: TableSchema, staged: Staged, lane: int, *, starts: bool) -> pa.RecordBatch:
     receipt = {"table": table.to_json(), "staged": asdict(staged), "starts": starts}
-    return _row(lane, str(table.table), STAGED, "", "", staged.rows, table.version, json.dumps(receipt).encode())
+    return _row(lane, str(table.table), STAGED, "", json.dumps(receipt).encode())
 
 
 def error_row(error: TableError, lane: int) -> pa.RecordBatch:
-    return _row(lane, error.table or "", ERROR, "", "", 0, 0, json.dumps(describe(error)).encode())
+    return _row(lane, error.table or "", ERROR, "", json.dumps(describe(error)).encode())
 
 
 def describe(error: TableError) -> dict[str, Any]:
     return {"kind": type(error).__name__, "message": error.message, "fix": error.fix, "position": error.position}
 
 
-def _row(
-    lane: int, table: str, kind: int, first: str, last: str, changes: int, version: int, payload: bytes | pa.Buffer
-) -> pa.RecordBatch:
-    buffer = pa.py_buffer(payload)
-    bounds = pa.py_buffer(np.array([0, buffer.size], np.int32))
+def _row(lane: int, table: str, kind: int, first: str, payload: bytes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([lane], pa.int32()),
             pa.array([table], pa.string()),
             pa.array([kind], pa.int32()),
             pa.array([first], pa.string()),
-            pa.array([last], pa.string()),
-            pa.array([changes], pa.int64()),
-            pa.array([version], pa.int32()),
-            pa.Array.from_buffers(pa.binary(), 1, [None, bounds, buffer]),
+            pa.array([payload], pa.binary()),
         ],
         schema=LAYOUT,
     )

@@ -22,7 +22,7 @@ from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
 from tailrace.state import StateStore, TableState
-from tailrace.stream.block import SCHEMA, changes_row, error_row, log_row, staged_row
+from tailrace.stream.block import SCHEMA, error_row, log_row, staged_row
 from tailrace.stream.sealed import Sealed
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
@@ -130,22 +130,17 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from partition.rows()
             return
         assert isinstance(partition, BlockPartition)
-        split, lanes, feed = partition.split, partition.lanes, self.feed
-        changes = feed.source.read(split)
+        split, destination = partition.split, self.feed.destination
+        assert split.copies is not None
+        assert destination is not None
+        lane = partition.lanes[str(split.copies.table)]
         try:
-            if split.copies is not None and feed.destination is not None:
-                staged = feed.destination.open().write_rows(split.copies, changes)
-                give_back_memory()
-                reach("stream.staged")
-                lane = lanes[str(split.copies.table)]
-                yield staged_row(split.copies, staged, lane, starts=split.starts)
-            else:
-                for each in changes:
-                    yield changes_row(each, lanes[str(each.table.table)])
+            staged = destination.open().write_rows(split.copies, self.feed.source.read(split))
+            give_back_memory()
+            reach("stream.staged")
+            yield staged_row(split.copies, staged, lane, starts=split.starts)
         except TableError as error:
-            if feed.destination is None or error.table is None:
-                raise
-            yield error_row(error, lanes[error.table])
+            yield error_row(error, lane)
 
     def stop(self) -> None:
         if self._follower is not None:

@@ -116,12 +116,15 @@ class Applier:
         errors: list[TableError] = []
         while split.weights:
             try:
-                return [chunk for chunk in self.source.read(split) if str(chunk.table.table) in split.weights], errors
+                found = [chunk for chunk in self.source.read(split) if str(chunk.table.table) in split.weights]
             except TableError as error:
                 if error.table not in split.weights:
                     raise
                 errors.append(error)
                 split = split.only(split.weights.keys() - {error.table})
+            else:
+                give_back_memory()
+                return found, errors
         return [], errors
 
     def _apply_table(self, work: _Work, batch: Batch) -> dict[str, Any]:

@@ -18,8 +18,9 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tailrace import config as configuration
 from tailrace.config import PipelineConfig
 from tailrace.destination import Batch
-from tailrace.errors import Finding, LostError, PreflightError, UnavailableError
+from tailrace.errors import Finding, LostError, UnavailableError, require
 from tailrace.failpoint import reach
+from tailrace.preflight import check
 from tailrace.registry import open_destination, open_source
 from tailrace.source import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
@@ -87,10 +88,7 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Everything that stands in the way, without changing anything."""
-        findings = self.source.check()
-        if not any(finding.level == "error" for finding in findings):
-            findings += self.destination.check(self.source.tables())
-        return findings
+        return check(self.source, self.destination)
 
     def status(self) -> Status:
         """What the state store says; needs neither Spark nor the upstream."""
@@ -112,7 +110,7 @@ class Pipeline:
 
         What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
         """
-        self._require_ready()
+        require(self.check())
         with ExitStack() as stack:
             stack.enter_context(RunnerLock(self.config.state))
             store = stack.enter_context(
@@ -133,14 +131,6 @@ class Pipeline:
             self._keep_running(Run(session, ledger, listener, once, on_progress))
 
     # -- before the first batch ---------------------------------------------------------------------------
-
-    def _require_ready(self) -> None:
-        bad = [finding for finding in self.check() if finding.level == "error"]
-        if bad:
-            raise PreflightError(
-                "; ".join(f"{finding.subject}: {finding.message}" for finding in bad),
-                fix="\n       ".join(finding.fix for finding in bad if finding.fix) or None,
-            )
 
     @property
     def _checkpoint(self) -> Path:

@@ -33,6 +33,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # Batches come and go whole: the system's allocator gives their memory back, Arrow's own keeps half of it.
+    "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
     "spark.sql.adaptive.enabled": "false",
 }

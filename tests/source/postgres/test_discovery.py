@@ -10,7 +10,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tailrace.errors import Finding, PreflightError
+from tailrace.errors import Finding, PreflightError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
@@ -126,10 +126,11 @@ def test_every_error_of_the_check_comes_with_sql_that_mends_it(database: Databas
     database.run("DROP OWNED BY weak", "DROP ROLE weak")
 
 
-def test_a_server_that_cannot_be_reached_is_a_finding(source: PostgresSource) -> None:
-    found = errors(replace(source, dsn="postgresql://nobody:hunter2@127.0.0.1:1/none"))
-    assert "connection" in found
-    assert "hunter2" not in str(found)
+def test_a_server_that_cannot_be_reached_is_unavailable_and_its_password_stays_secret(source: PostgresSource) -> None:
+    with pytest.raises(UnavailableError) as caught:
+        replace(source, dsn="postgresql://nobody:hunter2@127.0.0.1:1/none").check()
+    assert "hunter2" not in str(caught.value)
+    assert caught.value.fix
 
 
 def test_a_pattern_that_matches_nothing_names_what_there_is(database: Database, source: PostgresSource) -> None:

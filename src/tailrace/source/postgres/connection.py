@@ -17,7 +17,7 @@ import adbc_driver_manager
 import psycopg
 from psycopg import conninfo, pq
 
-from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.source.postgres.mapping import SESSION, session_for
 
 CONNECT_TIMEOUT_SECONDS = 10
@@ -31,7 +31,7 @@ def connection_string(dsn: str, settings: Mapping[str, str] = SESSION, **extra: 
         given = conninfo.conninfo_to_dict(dsn)
     except psycopg.ProgrammingError:
         # The driver's message may quote the DSN, and with it the password.
-        raise PreflightError(
+        raise ConfigError(
             "the source's dsn is not a Postgres connection string",
             fix="use postgresql://user:password@host:5432/database or host=… dbname=… user=…",
         ) from None
@@ -84,7 +84,8 @@ def translate(error: Exception, doing: str) -> TailraceError:
     if state == "42501" or "permission denied" in text or "must be superuser" in text:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
     if isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError) or _looks_down(text):
-        return UnavailableError(f"Postgres does not answer, while {doing}: {text}")
+        fix = "start the server, or correct host and port in the dsn"
+        return UnavailableError(f"Postgres does not answer, while {doing}: {text}", fix=fix)
     return TailraceError(f"Postgres failed while {doing}: {text}")
 
 

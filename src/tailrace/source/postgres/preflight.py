@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 from psycopg import sql
 
-from tailrace.errors import Finding, PreflightError, TailraceError
+from tailrace.errors import Finding, PreflightError
 from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.slot import look, publication_exists, publication_sql, waiting_for
@@ -40,7 +40,10 @@ def _stands_alone(relation: Relation, *, via_root: bool) -> bool:
 
 
 def check(source: PostgresSource) -> list[Finding]:
-    """Everything that would stop the pipeline or surprise its user. A server that cannot be reached is a finding."""
+    """Everything that would stop the pipeline or surprise its user; a refused login is a finding like the others.
+
+    Raises UnavailableError when the server does not answer.
+    """
     try:
         with session(source.dsn, "checking the source") as connection:
             return [
@@ -50,19 +53,8 @@ def check(source: PostgresSource) -> list[Finding]:
                 *_slot(connection, source),
                 *_tables(connection, source),
             ]
-    except TailraceError as error:
-        if error.retried or isinstance(error, PreflightError):
-            fix = error.fix or "start the server or correct host and port in the dsn"
-            return [Finding("error", "connection", error.message, fix)]
-        raise
-
-
-def require(findings: Sequence[Finding]) -> None:
-    """Raises PreflightError that lists every error among the findings."""
-    bad = [finding for finding in findings if finding.level == "error"]
-    if bad:
-        fixes = "\n       ".join(finding.fix for finding in bad if finding.fix)
-        raise PreflightError("; ".join(f"{finding.subject}: {finding.message}" for finding in bad), fix=fixes or None)
+    except PreflightError as error:
+        return [Finding("error", "connection", error.message, error.fix)]
 
 
 def _value(connection: Session, query: str, *values: Any) -> Any:

@@ -163,8 +163,9 @@ class Receiver:
         self.gear = "backlog"
         self.publish(None)
         ahead = max(status.confirmed, self.durable)
-        # Within a transaction larger than a step, steps grow, so that what is decoded again stays in proportion.
-        upto = min(status.server, ahead + max(STEP_BYTES, 2 * (ahead - status.restart)))
+        # Steps grow with what each decodes again, and none is made for a small rest.
+        step = max(STEP_BYTES, 2 * (ahead - status.restart))
+        upto = status.server if status.server - ahead < step * 3 // 2 else ahead + step
         head = self.writer.head
         query = sql.SQL(
             "SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL,"

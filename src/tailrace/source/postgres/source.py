@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
+from tailrace import errors
 from tailrace.change import START, Changes
 from tailrace.errors import Finding, LostError
 from tailrace.failpoint import reach
@@ -91,7 +92,7 @@ class PostgresSource:
 
         Raises PreflightError with every finding that stands in the way, before anything was made.
         """
-        preflight.require(self.check())
+        errors.require(self.check())
         journal = JournalReader(self.journal)
         with session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
