@@ -77,6 +77,11 @@ class Collapsed:
     def truncated(self) -> bool:
         return len(self.truncate_marks) > 0
 
+    @property
+    def has_exact(self) -> bool:
+        """Whether a row holds a value that its column's type cannot."""
+        return bool(self.marks.exact.null_count < len(self.marks.exact))
+
 
 def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bool = False) -> Collapsed:
     """Keep the last change per key. `table` is the version to end at; older changes are fitted to it.

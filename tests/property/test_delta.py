@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.destination import Batch
+from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
 
 from .replay import Key, Row, as_changes, histories, replay, table_of
@@ -25,8 +28,25 @@ def rows_of(path: str, destination: DeltaDestination, names: list[str]) -> list[
     "kind", ["dense int64", "int64", "two texts", "text", "decimal", "instant", "clock", "binary", "float", "date"]
 )
 @settings(max_examples=15, deadline=None)
-@given(data=st.data(), partitioned=st.booleans())
-def test_a_delta_table_equals_replaying_whatever_the_batches_hold(kind: str, data: Any, partitioned: bool) -> None:
+@given(data=st.data(), partitioned=st.booleans(), in_parts=st.booleans())
+def test_a_delta_table_equals_replaying_whatever_the_batches_hold(
+    kind: str, data: Any, partitioned: bool, in_parts: bool
+) -> None:
+    with parts_of(1 if in_parts else delta.PART_BYTES):
+        check_replay(kind, data, partitioned)
+
+
+@contextmanager
+def parts_of(size: int) -> Iterator[None]:
+    """Within the block a batch is written in parts of this many bytes: as if it were larger than memory."""
+    before, delta.PART_BYTES = delta.PART_BYTES, size
+    try:
+        yield
+    finally:
+        delta.PART_BYTES = before
+
+
+def check_replay(kind: str, data: Any, partitioned: bool) -> None:
     types, keys = KINDS[kind]
     table = table_of(*types)
     expected: dict[Key, Row] = {}

@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace import errors
 from tailrace.destination import Staged
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
@@ -50,9 +51,12 @@ class BlockRow:
         raw = json.loads(self.payload.to_pybytes())
         return TableSchema.from_json(raw["table"]), Staged(**raw["staged"]), raw["starts"]
 
-    def error(self) -> dict[str, Any]:
-        raw: dict[str, Any] = json.loads(self.payload.to_pybytes())
-        return raw
+    def error(self) -> TableError:
+        """The error that stopped the copy of a table."""
+        raw = json.loads(self.payload.to_pybytes())
+        kind = getattr(errors, raw["kind"], TableError)
+        found: TableError = kind(raw["message"], fix=raw["fix"], table=self.table, position=raw["position"])
+        return found
 
 
 def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:

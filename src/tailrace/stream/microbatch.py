@@ -6,11 +6,11 @@ import json
 import os
 import time
 import zlib
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
@@ -25,6 +25,8 @@ from tailrace.source import Source, Split
 from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
+TOGETHER_BYTES = 64 * 1024 * 1024
+"""How much of the log is decoded for several tables at once."""
 UPKEEP_BATCHES = 20
 """How often a table's housekeeping is looked at; it is cheap when nothing is due."""
 
@@ -86,30 +88,25 @@ class Applier:
         """One lane: its tables one after the other. An error of one table leaves the others going."""
         freeze_imports()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
-        logs = [row.log() for row in rows if row.kind == LOG]
-        works: dict[str, _Work] = {}
-        for row in rows:
-            if row.kind != LOG:
-                works.setdefault(row.table, _Work()).take(row)
-        for changes, errors in self._read(logs):
-            for chunk in changes:
-                works.setdefault(str(chunk.table.table), _Work()).add(chunk)
-            for error in errors:
-                works.setdefault(error.table or "", _Work()).error = describe(error)
-        for name in sorted(works):
-            give_back_memory()
-            started = time.monotonic()
-            result = self._apply_table(works.pop(name), batch)
-            yield _row({**result, "table": name, "seconds": time.monotonic() - started})
-        give_back_memory()
+        for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table):
+            yield self._apply(table, _Work.of_copy(receipts), batch)
+        splits = [row.log() for row in rows if row.kind == LOG]
+        for tables in sittings(splits):
+            read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
+            for table, work in _works(tables, read):
+                yield self._apply(table, work, batch)
 
     def _read(self, splits: Sequence[Split]) -> Iterator[tuple[list[Changes], list[TableError]]]:
-        if len(splits) < 2:
-            yield from map(self._read_split, splits)
-            return
-        # Decoding is native code for the most part, so that threads share it among the cores.
-        with ThreadPoolExecutor(min(len(splits), os.cpu_count() or 1)) as pool:
-            yield from pool.map(self._read_split, splits)
+        """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
+        workers = os.cpu_count() or 1
+        with ThreadPoolExecutor(workers) as pool:
+            ahead: deque[Future[tuple[list[Changes], list[TableError]]]] = deque()
+            for split in splits:
+                ahead.append(pool.submit(self._read_split, split))
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
 
     def _read_split(self, split: Split) -> tuple[list[Changes], list[TableError]]:
         """The changes of the split's tables. A table that cannot be read is left out, and all others are read whole."""
@@ -127,26 +124,29 @@ class Applier:
                 return found, errors
         return [], errors
 
-    def _apply_table(self, work: _Work, batch: Batch) -> dict[str, Any]:
-        table = work.table
-        known = {"upstream_id": table.upstream_id} if table is not None else {}
-        if work.error is not None or table is None:
-            return {**known, "error": json.dumps(work.error)}
+    def _apply(self, name: str, work: _Work, batch: Batch) -> pa.RecordBatch:
+        started = time.monotonic()
+        result: dict[str, Any] = {"table": name}
         try:
+            table = work.find_table()
+            if table is None:
+                return _row(result)
+            result["upstream_id"] = table.upstream_id
             written = self._write(table, work, batch)
-            if _due(str(table.table), batch):
+            if _due(name, batch):
                 self.destination.maintain(table.table)
+            result |= {
+                "copied": sum(receipt.rows for receipt in work.staged),
+                "changes": work.count,
+                "upserts": written.upserts,
+                "deletes": written.deletes,
+                "repeated": written.repeated,
+                "committed_at": work.committed_at,
+            }
         except TableError as error:
-            return {**known, "error": json.dumps(describe(error))}
-        return {
-            **known,
-            "copied": sum(receipt.rows for receipt in work.staged),
-            "changes": work.count,
-            "upserts": written.upserts,
-            "deletes": written.deletes,
-            "repeated": written.repeated,
-            "committed_at": work.committed_at,
-        }
+            result["error"] = json.dumps(describe(error))
+        give_back_memory()
+        return _row({**result, "seconds": time.monotonic() - started})
 
     def _write(self, table: TableSchema, work: _Work, batch: Batch) -> Written:
         reach("stream.before_write")
@@ -162,39 +162,87 @@ def _due(table: str, batch: Batch) -> bool:
     return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
 
 
-class _Work:
-    """What one batch holds for one table."""
+def sittings(splits: Sequence[Split]) -> list[frozenset[str]]:
+    """Tables to be read together: the small ones in one go, a large one alone, so that it can flow. Pure."""
+    weights: Counter[str] = Counter()
+    for split in splits:
+        weights.update(split.weights)
+    found: list[frozenset[str]] = []
+    together: list[str] = []
+    for table in sorted(weights, key=lambda name: (weights[name], name)):
+        if together and sum(weights[name] for name in together) + weights[table] > TOGETHER_BYTES:
+            found.append(frozenset(together))
+            together = []
+        together.append(table)
+    return [*found, frozenset(together)] if together else found
 
-    def __init__(self) -> None:
-        self.table: TableSchema | None = None
+
+def _works(
+    tables: frozenset[str], read: Iterator[tuple[list[Changes], list[TableError]]]
+) -> Iterator[tuple[str, _Work]]:
+    """What was read, by table. A single table is passed on as it is read; several are gathered first."""
+    if len(tables) == 1:
+        [table] = tables
+        yield table, _Work(_flow(read))
+        return
+    gathered: dict[str, list[Changes]] = {}
+    failed: dict[str, TableError] = {}
+    for changes, errors in read:
+        for chunk in changes:
+            gathered.setdefault(str(chunk.table.table), []).append(chunk)
+        failed.update((error.table or "", error) for error in errors)
+    for table in sorted(gathered.keys() | failed.keys()):
+        flow = iter([([], [failed[table]])]) if table in failed else iter([(gathered.pop(table), [])])
+        yield table, _Work(_flow(flow))
+
+
+def _flow(read: Iterator[tuple[list[Changes], list[TableError]]]) -> Iterator[Changes]:
+    """The changes, each given away as it is asked for. Raises the table's error where it comes."""
+    for changes, errors in read:
+        if errors:
+            raise errors[0]
+        while changes:
+            yield changes.pop(0)
+
+
+class _Work:
+    """What one batch holds for one table: receipts of copied rows, or changes of the log, counted as they are used."""
+
+    def __init__(self, changes: Iterator[Changes]) -> None:
         self.staged: list[Staged] = []
         self.starts = False
-        self.error: dict[str, Any] | None = None
         self.count = 0
         self.committed_at: int | None = None
-        self._chunks: deque[Changes] = deque()
+        self._changes = changes
+        self._table: TableSchema | None = None
+        self._error: TableError | None = None
 
-    def take(self, row: BlockRow) -> None:
-        """A receipt of copied rows, or the error that stopped the copy."""
-        if row.kind == ERROR:
-            self.error = row.error()
-            return
-        self.table, receipt, starts = row.staged()
-        self.staged.append(receipt)
-        self.starts |= starts
+    @classmethod
+    def of_copy(cls, rows: Iterable[BlockRow]) -> _Work:
+        work = cls(iter(()))
+        for row in rows:
+            if row.kind == ERROR:
+                work._error = row.error()
+            else:
+                work._table, receipt, starts = row.staged()
+                work.staged.append(receipt)
+                work.starts |= starts
+        return work
 
-    def add(self, changes: Changes) -> None:
-        """Changes of the log, in order."""
-        self.table = self.table or changes.table
-        self.count += len(changes)
-        at = changes.batch.column("committed_at").cast(pa.int64())[-1].as_py()
-        self.committed_at = at if at is not None else self.committed_at
-        self._chunks.append(changes)
+    def find_table(self) -> TableSchema | None:
+        """The table, learned from the first change; None when there is no change. Raises what stopped the table."""
+        if self._error is not None:
+            raise self._error
+        if self._table is None and (first := next(self._changes, None)) is not None:
+            self._table, self._changes = first.table, chain([first], self._changes)
+        return self._table
 
     def changes(self) -> Iterator[Changes]:
-        """The changes, each given away as it is asked for."""
-        while self._chunks:
-            yield self._chunks.popleft()
+        for chunk in self._changes:
+            self.count += len(chunk)
+            at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
+            self.committed_at = at if at is not None else self.committed_at
+            yield chunk
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:

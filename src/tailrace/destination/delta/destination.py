@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from tailrace import failpoint
-from tailrace.change import Changes
+from tailrace.change import Changes, Position
 from tailrace.collapse import Collapsed, collapse, fit
 from tailrace.destination import Batch, Refetch, Staged, Written
 from tailrace.destination.delta import engine, preflight, upkeep
@@ -22,13 +23,15 @@ from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reac
 from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.errors import Finding, TableError
+from tailrace.errors import Finding, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
     from tailrace.destination.delta.option import DeltaOptions
 
 _TRIES = 5
+PART_BYTES = 192 << 20
+"""How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
 
 
 @dataclass(frozen=True)
@@ -128,82 +131,90 @@ class DeltaDestination:
                 return Written(repeated=True)
             receipts = [json.loads(one.receipt) for one in staged]
             staged_files = [DataFile.from_json(file, table.key) for receipt in receipts for file in receipt["files"]]
-            exact = any(receipt["exact"] for receipt in receipts)
-            work: _Log | Collapsed
-            if table.key:
-                work = collapse(changes, table, keep_deleted=self.deletes == "soft")
-                exact = exact or work.marks.exact.null_count < len(work.marks.exact)
-            else:
-                work = _Log([fit(chunk, table) for chunk in changes if len(chunk)])
-                exact = exact or _has_exact(work.chunks)
-            if not (starts or staged_files or work.changes):
+            layout = self._layout(table, exact=any(receipt["exact"] for receipt in receipts))
+            parts = _parts(changes)
+            part = next(parts, [])
+            if not (starts or staged_files or part):
                 return Written()
             place.make()
-            layout = self._layout(table, exact=exact)
-            for _ in range(_TRIES):
+            works: Iterable[_Log | Collapsed] = [self._work(part, table)]
+            tries = _TRIES
+            if _size(part) >= PART_BYTES:
+                # Each part is gone once it is written, so the batch cannot be tried again from here.
+                works = chain(_given_away(list(works)), (self._work(part, table) for part in parts))
+                tries = 1
+            del part
+            for _ in range(tries):
                 try:
-                    return self._write(place, layout, before, work, staged_files, batch, starts, refetch)
+                    return self._write(place, layout, before, works, staged_files, batch, starts, refetch)
                 except ConflictError as conflict:
                     problem = conflict
                     before = Snapshot.load(place, name)
-        raise TableError(
-            f"another writer changed the Delta table {_TRIES} times while batch {batch.id} was written: {problem}",
-            table=name,
-            fix=f"stop the other writer of {place.base}",
-        )
+        message = f"another writer changed the Delta table while batch {batch.id} was written: {problem}"
+        if tries == 1:
+            raise UnavailableError(f"{message}; the batch is done again", table=name)
+        raise TableError(message, table=name, fix=f"stop the other writer of {place.base}")
+
+    def _work(self, chunks: list[Changes], table: TableSchema) -> _Log | Collapsed:
+        if table.key:
+            return collapse(chunks, table, keep_deleted=self.deletes == "soft")
+        return _Log([fit(chunk, table) for chunk in chunks])
 
     def _write(
         self,
         place: Place,
         layout: Layout,
         before: Snapshot | None,
-        work: _Log | Collapsed,
+        works: Iterable[_Log | Collapsed],
         staged: list[DataFile],
         batch: Batch,
         starts: bool,
         refetch: Refetch | None,
     ) -> Written:
+        """Write the files of one part after the other, each on top of those before it, then commit once."""
         name = str(layout.table.table)
-        fresh = before is None or starts
-        if fresh:
-            evolution = Evolution(layout.schema, (), {}, False)
-        else:
-            assert before is not None
-            if before.partition_by != layout.partition_by:
-                raise TableError(
-                    f"the table is partitioned by {list(before.partition_by)}, not {list(layout.partition_by)}",
-                    table=name,
-                    fix=f"set partition_by back, or tailrace resync {name}",
-                )
-            if EXACT in before.schema.names:
-                layout = replace(layout, exact=True)
-            evolution = evolve(before.schema, before.numbers(), layout)
-            if evolution.added and not evolution.rewrite:
-                before = before.add_columns(evolution.added)
-        files = before.files(layout.table.key) if before is not None and not starts else []
-        target = Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
         now = _now()
-        if isinstance(work, Collapsed):
-            outcome = engine.apply(target, work, now, refetch)
-        else:
-            rows = (layout.rows_of(chunk, now) for chunk in work.chunks)
-            outcome = engine.log(target, rows, work.changes)
+        written = Written()
+        target: Target | None = None
+        layout, before, evolution = _evolve(layout, before, starts)
+        rewritten = evolution.rewrite
+        known = before.files(layout.table.key) if before is not None and not starts else []
+        files = known
+        for work in works:
+            if work.has_exact and not layout.exact:
+                layout, before, evolution = _evolve(replace(layout, exact=True), before, starts)
+                rewritten |= evolution.rewrite
+            if target is None:
+                target = Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
+            else:
+                target = Target(place, layout, evolution.schema, files)
+            if isinstance(work, Collapsed):
+                outcome = engine.apply(target, work, now, refetch)
+            else:
+                rows = (layout.rows_of(chunk, now) for chunk in work.chunks)
+                outcome = engine.log(target, rows, work.changes)
+            gone = {file.path for file in outcome.removes}
+            files = [*(file for file in files if file.path not in gone), *outcome.adds]
+            written = Written(
+                written.changes + work.changes, written.upserts + outcome.upserts, written.deletes + outcome.deletes
+            )
         place.sync()
         failpoint.reach("delta.before_commit")
-        replaces = before is not None and (starts or evolution.rewrite)
+        replaces = before is not None and (starts or rewritten)
+        old, new = {file.path for file in known}, {file.path for file in files}
         commit(
             place,
             name,
             before,
             evolution.schema,
             layout.partition_by,
-            [file.add() for file in outcome.adds],
-            [] if replaces else [file.remove() for file in outcome.removes],
+            [file.add() for file in files if replaces or file.path not in old],
+            [] if replaces else [file.remove() for file in known if file.path not in new],
             batch,
             replace=replaces,
         )
         failpoint.reach("delta.committed")
-        return Written(work.changes, outcome.upserts, outcome.deletes)
+        return written
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
         """Remove the table's directory, and with it what it knows of batches. A repeat finds nothing and does nothing.
@@ -237,6 +248,53 @@ class DeltaDestination:
         return Layout(table, metadata, self.deletes == "soft", partition_by, exact)
 
 
+def _evolve(layout: Layout, before: Snapshot | None, starts: bool) -> tuple[Layout, Snapshot | None, Evolution]:
+    """The columns the table has after the batch; new ones are added at once, which a repeat finds done."""
+    if before is None or starts:
+        return layout, before, Evolution(layout.schema, (), {}, False)
+    if before.partition_by != layout.partition_by:
+        raise TableError(
+            f"the table is partitioned by {list(before.partition_by)}, not {list(layout.partition_by)}",
+            table=str(layout.table.table),
+            fix=f"set partition_by back, or tailrace resync {layout.table.table}",
+        )
+    if EXACT in before.schema.names:
+        layout = replace(layout, exact=True)
+    evolution = evolve(before.schema, before.numbers(), layout)
+    if evolution.added and not evolution.rewrite:
+        before = before.add_columns(evolution.added)
+    return layout, before, evolution
+
+
+def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:
+    """The changes in pieces that fit into memory together with what is made of them."""
+    part: list[Changes] = []
+    for chunk in changes:
+        if not len(chunk):
+            continue
+        if _size(part) >= PART_BYTES and not _belong_together(part[-1], chunk):
+            yield part
+            part = []
+        part.append(chunk)
+    if part:
+        yield part
+
+
+def _belong_together(before: Changes, after: Changes) -> bool:
+    """Whether a changed key lies between them: its delete, and the insert that needs values of the deleted row."""
+    last = before.last
+    return after.first == Position(last.commit, last.ordinal + 1)
+
+
+def _size(chunks: Iterable[Changes]) -> int:
+    return sum(chunk.batch.nbytes for chunk in chunks)
+
+
+def _given_away(works: list[_Log | Collapsed]) -> Iterator[_Log | Collapsed]:
+    while works:
+        yield works.pop(0)
+
+
 @dataclass(frozen=True)
 class _Log:
     """The changes of a table without a key."""
@@ -246,6 +304,10 @@ class _Log:
     @property
     def changes(self) -> int:
         return sum(map(len, self.chunks))
+
+    @property
+    def has_exact(self) -> bool:
+        return _has_exact(self.chunks)
 
 
 def _has_exact(chunks: Iterable[Changes]) -> bool:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 PAGE_BYTES = 8192
 SPLIT_BYTES = 4 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
+MOST_SPLIT_BYTES = 24 * 1024 * 1024
+"""What one split holds is decoded at once, so a huge transaction is many of them."""
 TAKE_OVER_SECONDS = 1.0
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
@@ -255,7 +257,7 @@ class PostgresFollower:
         )
         concerned = [ref for ref in refs if self._wanted_of(ref, wanted)]
         size = sum(ref.length for ref in concerned)
-        share = max(SPLIT_BYTES, math.ceil(size / (2 * self.source.parallel)))
+        share = min(max(SPLIT_BYTES, math.ceil(size / (2 * self.source.parallel))), MOST_SPLIT_BYTES)
         splits: list[Split] = []
         group: list[FrameRef] = []
         for ref in concerned:
