@@ -1,12 +1,11 @@
-"""What happened upstream, in columns: positions, operations, changes, blocks.
+"""What happened upstream, in columns: positions, operations, changes.
 
-A `Changes` holds many changes of one table at one schema version as one Arrow record batch; there is no
-object per row. A `Block` is the same thing on its way through Spark: one Spark row with the batch as bytes.
+A `Changes` holds many changes of one table at one schema version as one Arrow record batch; there is no object per
+row, from the wire to the destination.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -177,44 +176,3 @@ def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     width = packed.shape[1]
     fixed = pa.Array.from_buffers(pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))])
     return pc.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
-
-
-@dataclass(frozen=True)
-class Block:
-    """The unit that crosses Spark: some changes of one table, self-describing (`payload` carries the TableSchema)."""
-
-    table: str
-    version: int
-    first: str
-    last: str
-    changes: int
-    payload: pa.Buffer
-
-    @classmethod
-    def encode(cls, changes: Changes) -> Block:
-        sink = pa.BufferOutputStream()
-        layout = changes.batch.schema.with_metadata({_TABLE: changes.table.to_json().encode()})
-        with pa.ipc.new_stream(sink, layout) as writer:
-            writer.write_batch(changes.batch.replace_schema_metadata(layout.metadata))
-        return cls(
-            str(changes.table.table),
-            changes.table.version,
-            str(changes.first),
-            str(changes.last),
-            len(changes),
-            sink.getvalue(),
-        )
-
-    def decode(self) -> Iterator[Changes]:
-        return decode_payload(self.payload)
-
-
-_TABLE = b"tailrace.table"
-
-
-def decode_payload(payload: bytes | pa.Buffer) -> Iterator[Changes]:
-    """The changes inside a block's payload, without copying them."""
-    with pa.ipc.open_stream(pa.py_buffer(payload)) as reader:
-        table = TableSchema.from_json(reader.schema.metadata[_TABLE])
-        for batch in reader:
-            yield Changes(table, batch.replace_schema_metadata(None))

@@ -1,4 +1,9 @@
-"""Rows that cross Spark: where the changes of some tables are to be read, receipts for staged rows, tables' errors."""
+"""Blocks, the rows that cross Spark. Each stands for many changes and holds none of them.
+
+A block says where the changes of some tables are to be read (the journal keeps the bytes), is the receipt of copied
+rows that are staged at the destination, or carries the error that stopped a table. docs/decisions/0004-references.md
+says why.
+"""
 
 from __future__ import annotations
 
