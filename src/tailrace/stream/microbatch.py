@@ -25,7 +25,7 @@ from tailrace.source import Source, Split
 from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
-TOGETHER_BYTES = 64 * 1024 * 1024
+TOGETHER_BYTES = 128 * 1024 * 1024
 """How much of the log is decoded for several tables at once."""
 UPKEEP_BATCHES = 20
 """How often a table's housekeeping is looked at; it is cheap when nothing is due."""
