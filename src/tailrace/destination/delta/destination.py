@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from tailrace.destination.delta.option import DeltaOptions
 
 _TRIES = 5
-PART_BYTES = 192 << 20
+PART_BYTES = 128 << 20
 """How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
 
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 PAGE_BYTES = 8192
 SPLIT_BYTES = 4 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
-MOST_SPLIT_BYTES = 24 * 1024 * 1024
+MOST_SPLIT_BYTES = 12 * 1024 * 1024
 """What one split holds is decoded at once, so a huge transaction is many of them."""
 TAKE_OVER_SECONDS = 1.0
 GATHER_SECONDS = 5.0
