@@ -176,3 +176,24 @@ def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     width = packed.shape[1]
     fixed = pa.Array.from_buffers(pa.binary(width), len(packed), [None, pa.py_buffer(np.ascontiguousarray(packed))])
     return pc.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
+
+
+_OP_NAMES = pa.array([None, *(op.name.lower() for op in Op)], pa.string())
+
+
+def op_names(op: npt.NDArray[np.int8]) -> pa.Array[Any]:
+    """What people call the operations: `insert`, `update`, …"""
+    return _OP_NAMES.take(pa.array(op))
+
+
+def position_texts(commit: npt.NDArray[np.int64], ordinal: npt.NDArray[np.int64]) -> pa.Array[Any]:
+    """`str(Position)` of every row at once."""
+    pairs = np.empty((len(commit), 2), ">i8")
+    pairs[:, 0], pairs[:, 1] = commit, ordinal
+    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
+    octets = pairs.view(np.uint8).reshape(len(commit), 16)
+    text = np.empty((len(commit), 32), np.uint8)
+    text[:, 0::2], text[:, 1::2] = digits[octets >> 4], digits[octets & 15]
+    offsets = np.arange(len(commit) + 1, dtype=np.int64) * 32
+    wide = pa.LargeStringArray.from_buffers(len(commit), pa.py_buffer(offsets), pa.py_buffer(text))
+    return wide.cast(pa.string())

@@ -16,7 +16,7 @@ Messages never contain row values or secrets.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -40,6 +40,16 @@ class TailraceError(Exception):
         places = (("table", self.table), ("at", self.position))
         where = "".join(f" [{label} {value}]" for label, value in places if value)
         return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
+
+    def describe(self) -> dict[str, str | None]:
+        """The error as JSON values, for another process; `revive` makes it an error again."""
+        return {
+            "kind": type(self).__name__,
+            "message": self.message,
+            "fix": self.fix,
+            "table": self.table,
+            "position": self.position,
+        }
 
     def __reduce__(self) -> tuple[object, ...]:
         return _rebuild, (type(self), self.message, self.fix, self.table, self.position)
@@ -100,6 +110,19 @@ class SchemaChangedError(TableError):
 
 class UnfitError(TableError):
     """A value does not fit the column's type at the destination and may not be altered."""
+
+
+def revive(described: Mapping[str, str | None]) -> TailraceError:
+    """The error behind what `describe` gave; a plain TailraceError where its kind is not known here."""
+    kind = globals().get(described["kind"] or "")
+    if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
+        kind = TailraceError
+    return kind(
+        described["message"] or "",
+        fix=described.get("fix"),
+        table=described.get("table"),
+        position=described.get("position"),
+    )
 
 
 @dataclass(frozen=True)

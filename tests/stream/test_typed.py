@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pyarrow as pa
 
-from tailrace.change import Changes, Op, Position, pack_unchanged
+from tailrace.change import Changes, Op, Position, pack_unchanged, position_texts
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.stream.typed import json_rows, position_texts, typed_rows
+from tailrace.stream.typed import json_rows, typed_rows
 
 TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
 
@@ -29,8 +29,9 @@ def changes() -> Changes:
 
 def test_positions_are_written_as_the_model_writes_them() -> None:
     given = changes()
-    pairs = zip(given.numpy("commit").tolist(), given.numpy("ordinal").tolist(), strict=True)
-    assert position_texts(given).to_pylist() == [str(Position(*pair)) for pair in pairs]
+    commit, ordinal = given.numpy("commit"), given.numpy("ordinal")
+    pairs = zip(commit.tolist(), ordinal.tolist(), strict=True)
+    assert position_texts(commit, ordinal).to_pylist() == [str(Position(*pair)) for pair in pairs]
 
 
 def test_a_typed_row_names_the_columns_the_log_left_out() -> None:

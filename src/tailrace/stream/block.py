@@ -11,13 +11,11 @@ import json
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import pyarrow as pa
 
-from tailrace import errors
 from tailrace.destination import Staged
-from tailrace.errors import TableError
+from tailrace.errors import TableError, revive
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 
@@ -58,9 +56,8 @@ class BlockRow:
 
     def error(self) -> TableError:
         """The error that stopped the copy of a table."""
-        raw = json.loads(self.payload.to_pybytes())
-        kind = getattr(errors, raw["kind"], TableError)
-        found: TableError = kind(raw["message"], fix=raw["fix"], table=self.table, position=raw["position"])
+        found = revive(json.loads(self.payload.to_pybytes()))
+        assert isinstance(found, TableError)
         return found
 
 
@@ -75,11 +72,7 @@ def staged_row(table: TableSchema, staged: Staged, lane: int, *, starts: bool) -
 
 
 def error_row(error: TableError, lane: int) -> pa.RecordBatch:
-    return _row(lane, error.table or "", ERROR, "", json.dumps(describe(error)).encode())
-
-
-def describe(error: TableError) -> dict[str, Any]:
-    return {"kind": type(error).__name__, "message": error.message, "fix": error.fix, "position": error.position}
+    return _row(lane, error.table or "", ERROR, "", json.dumps(error.describe()).encode())
 
 
 def _row(lane: int, table: str, kind: int, first: str, payload: bytes) -> pa.RecordBatch:

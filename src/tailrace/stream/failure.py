@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import re
 
-from tailrace import errors
-from tailrace.errors import TailraceError, UnavailableError
+from tailrace.errors import TailraceError, UnavailableError, revive
 
 _RAISED = re.compile(
     r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==)|\Z)", re.S
@@ -24,9 +23,8 @@ def recognise(error: Exception) -> Exception:
     found = _RAISED.findall(text)
     if found:
         name, message = found[-1]
-        kind = getattr(errors, name, TailraceError)
         message, _, fix = message.strip().partition("\n  fix: ")
-        return kind(message.strip(), fix=fix.strip() or None)
+        return revive({"kind": name, "message": message.strip(), "fix": fix.strip() or None})
     if _LOST_WORKER.search(text):
         return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
     return error

@@ -22,7 +22,7 @@ from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
 from tailrace.source import Source, Split
-from tailrace.stream.block import ERROR, LOG, BlockRow, describe, rows_of
+from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
 TOGETHER_BYTES = 128 * 1024 * 1024
@@ -144,7 +144,7 @@ class Applier:
                 "committed_at": work.committed_at,
             }
         except TableError as error:
-            result["error"] = json.dumps(describe(error))
+            result["error"] = json.dumps(error.describe())
         give_back_memory()
         return _row({**result, "seconds": time.monotonic() - started})
 

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tailrace.change import Changes, Op
+from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.config import load
 from tailrace.errors import ConfigError
 from tailrace.registry import open_source
@@ -47,7 +47,6 @@ _EVERY = pa.schema(
         ("after", pa.string()),
     ]
 )
-_OP_NAMES = pa.array([None] + [op.name.lower() for op in Op])
 
 
 @dataclass(frozen=True)
@@ -111,8 +110,8 @@ def typed_rows(changes: Changes, layout: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             *changes.row.flatten(),
-            op_names(changes),
-            position_texts(changes),
+            op_names(changes.numpy("op")),
+            position_texts(changes.numpy("commit"), changes.numpy("ordinal")),
             batch.column("txn"),
             batch.column("committed_at"),
             _unchanged_names(changes),
@@ -137,8 +136,8 @@ def json_rows(changes: Changes) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(
         [
             pa.array([str(table.table)] * len(changes), pa.string()),
-            op_names(changes),
-            position_texts(changes),
+            op_names(changes.numpy("op")),
+            position_texts(changes.numpy("commit"), changes.numpy("ordinal")),
             batch.column("txn"),
             batch.column("committed_at"),
             pc.if_else(pa.array(op == Op.TRUNCATE), None, key),
@@ -147,21 +146,6 @@ def json_rows(changes: Changes) -> pa.RecordBatch:
         ],
         schema=_EVERY,
     )
-
-
-def op_names(changes: Changes) -> pa.Array[Any]:
-    return _OP_NAMES.take(changes.batch.column("op").cast(pa.int64()))
-
-
-def position_texts(changes: Changes) -> pa.Array[Any]:
-    """`str(Position)` for every row: sixteen hex digits of the commit, sixteen of the ordinal."""
-    pair = np.stack([changes.numpy("commit"), changes.numpy("ordinal")], axis=1).astype(">u8")
-    octets = pair.view(np.uint8)
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    text = np.empty((len(octets), 32), np.uint8)
-    text[:, 0::2], text[:, 1::2] = digits[octets >> 4], digits[octets & 15]
-    fixed = pa.Array.from_buffers(pa.binary(32), len(text), [None, pa.py_buffer(text)])
-    return fixed.cast(pa.binary()).cast(pa.string())
 
 
 def _unchanged_names(changes: Changes) -> pa.Array[Any]:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import key as keys
-from tailrace.change import Op
+from tailrace.change import Op, position_texts
 from tailrace.collapse import Collapsed
 from tailrace.destination import Refetch
 from tailrace.destination.delta.completion import complete
@@ -31,7 +31,6 @@ from tailrace.destination.delta.layout import (
     Layout,
     conform,
     delta_type,
-    position_text,
     to_delta,
 )
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
@@ -152,7 +151,7 @@ class _Wipe:
             {
                 DELETED_AT: at if at.is_valid else now,
                 OP: pa.scalar("truncate"),
-                POSITION: position_text(marks.commit, marks.ordinal)[0],
+                POSITION: position_texts(marks.commit, marks.ordinal)[0],
                 COMMITTED_AT: at,
             }
         )

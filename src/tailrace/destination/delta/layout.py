@@ -16,12 +16,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import Changes, Op
+from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
 from tailrace.errors import UnfitError
 from tailrace.schema import TableSchema
@@ -39,7 +37,6 @@ METADATA = {
     "op": pa.field(OP, pa.string()),
     "committed_at": pa.field(COMMITTED_AT, pa.timestamp("us", "UTC")),
 }
-_OP_NAMES = pa.array([None, *(op.name.lower() for op in Op)], pa.string())
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType:
@@ -138,8 +135,8 @@ class Layout:
             for column, values in zip(self.table.columns, columns, strict=True)
         ]
         own = {
-            POSITION: lambda: position_text(marks.commit, marks.ordinal),
-            OP: lambda: _OP_NAMES.take(pa.array(marks.op)),
+            POSITION: lambda: position_texts(marks.commit, marks.ordinal),
+            OP: lambda: op_names(marks.op),
             COMMITTED_AT: lambda: marks.committed_at,
             DELETED_AT: lambda: pc.if_else(
                 pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None
@@ -160,19 +157,6 @@ class Layout:
             pa.chunked_array([batch.column("exact")]),
         )
         return self.rows(changes.row.flatten(), marks, now)
-
-
-def position_text(commit: npt.NDArray[np.int64], ordinal: npt.NDArray[np.int64]) -> pa.Array[Any]:
-    """`str(Position)` of every row at once."""
-    pairs = np.empty((len(commit), 2), ">i8")
-    pairs[:, 0], pairs[:, 1] = commit, ordinal
-    digits = np.frombuffer(b"0123456789abcdef", np.uint8)
-    octets = pairs.view(np.uint8).reshape(len(commit), 16)
-    text = np.empty((len(commit), 32), np.uint8)
-    text[:, 0::2], text[:, 1::2] = digits[octets >> 4], digits[octets & 15]
-    offsets = np.arange(len(commit) + 1, dtype=np.int64) * 32
-    wide = pa.LargeStringArray.from_buffers(len(commit), pa.py_buffer(offsets), pa.py_buffer(text))
-    return wide.cast(pa.string())
 
 
 def conform(batch: pa.Table, schema: pa.Schema, renamed: dict[str, str] | None = None) -> pa.Table:

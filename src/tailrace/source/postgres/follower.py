@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace import errors
 from tailrace.change import START, Position
-from tailrace.errors import LostError, TailraceError, UnavailableError
+from tailrace.errors import LostError, UnavailableError, revive
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split
@@ -348,8 +347,7 @@ class ReceiverProcess:
         status = read_status(self._journal)
         error = status.get("error") if status.get("at", 0) >= self._started else None
         if error:
-            kind = getattr(errors, error["kind"], TailraceError)
-            raise kind(error["message"], fix=error["fix"])
+            raise revive(error)
         raise UnavailableError(f"the receiver ended with code {code}; its log is {self._journal / 'receiver.log'}")
 
     def stop(self) -> None:

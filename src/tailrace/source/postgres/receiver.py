@@ -301,15 +301,9 @@ class Receiver:
                 "confirmed": slot.confirmed if slot else None,
                 "restart": slot.restart if slot else None,
                 "journal_bytes": self.writer.size(),
-                "error": describe(error),
+                "error": error.describe() if error else None,
             },
         )
-
-
-def describe(error: TailraceError | None) -> dict[str, Any] | None:
-    if error is None:
-        return None
-    return {"kind": type(error).__name__, "message": error.message, "fix": error.fix}
 
 
 def write_status(journal: Path, status: dict[str, Any]) -> None:
