@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tailrace.change import Changes, Op, pack_unchanged
-from tailrace.collapse import collapse
+from tailrace.collapse import collapse, fit
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
+from tailrace.testing.destination import (
+    ITEMS,
+    TRUNCATE,
+    Change,
+    altered,
+    changes_of,
+    delete,
+    insert,
+    moved,
+    read,
+    update,
+    with_columns,
+)
 
 
 def test_no_changes_leave_nothing() -> None:
@@ -125,3 +138,84 @@ def test_a_row_changed_a_hundred_thousand_times_keeps_the_value_sent_once() -> N
 def test_copied_rows_are_upserted_like_inserted_ones() -> None:
     collapsed = collapse(changes_of(ITEMS, read(id=1, name="a", price=1)), ITEMS)
     assert collapsed.marks.op.tolist() == [Op.READ]
+
+
+def image(table: TableSchema, op: Op, row: dict[str, object], **more: Any) -> Changes:
+    """One change, with its old image and exact texts."""
+    before = more.pop("before", None)
+    return Changes.build(
+        table,
+        pa.array([row], table.row_type),
+        op=op,
+        commit=1,
+        before=pa.array([before], table.row_type),
+        exact=pa.array([more.pop("exact", None)], pa.string()),
+    )
+
+
+def fitted(changes: Changes, table: TableSchema) -> dict[str, Any]:
+    found: dict[str, Any] = fit(changes, table).batch.to_pylist()[0]
+    return found
+
+
+NEWER = with_columns(
+    altered(ITEMS, name=Column("title", pa.string(), number=2), price=None),
+    Column("price", pa.string(), number=4, initial=pa.scalar("?")),
+)
+
+
+def test_old_images_and_exact_texts_are_fitted_with_their_rows() -> None:
+    old = {"id": 1, "name": "a", "price": 1}
+    change = image(ITEMS, Op.UPDATE, old, before=old, exact='{"name": "n", "price": "p"}')
+    found = fitted(change, NEWER)
+    assert found["row"] == {"id": 1, "title": "a", "price": None}
+    assert found["before"] == {"id": 1, "title": "a", "price": "?"}
+    assert found["exact"] == '{"title": "n"}'
+    assert fit(change, NEWER).unchanged_mask().tolist() == [[False, False, True]]  # type: ignore[union-attr]
+    assert fitted(image(ITEMS, Op.INSERT, old, exact='{"price": "p"}'), NEWER)["exact"] is None
+
+
+def test_a_new_row_of_an_older_version_has_the_initial_value_of_a_column_added_later() -> None:
+    for op in (Op.INSERT, Op.READ):
+        change = image(ITEMS, op, {"id": 1, "name": "a", "price": 1})
+        assert fitted(change, NEWER)["row"] == {"id": 1, "title": "a", "price": "?"}
+        assert fitted(change, NEWER)["before"] is None
+        assert fit(change, NEWER).unchanged_mask() is None
+
+
+def test_changes_of_a_newer_version_fit_an_older_one_without_what_that_lacks() -> None:
+    older = with_columns(ITEMS, Column("gone", pa.int64(), number=7, initial=pa.scalar(5)))
+    newer = with_columns(altered(NEWER, title=Column("label", pa.string(), number=2)), Column("more", pa.int8()))
+    row = {"id": 1, "label": "a", "price": "x", "more": 1}
+    change = image(newer, Op.INSERT, row, exact='{"label": "l", "more": "m"}')
+    found = fitted(change, older)
+    assert found["row"] == {"id": 1, "name": "a", "price": None, "gone": None}
+    assert found["exact"] == '{"name": "l"}'
+    updated = fit(image(newer, Op.UPDATE, row), older)
+    assert updated.unchanged_mask().tolist() == [[False, False, True, True]]  # type: ignore[union-attr]
+
+
+def test_a_column_added_again_under_its_old_name_and_type_is_not_the_old_one() -> None:
+    again = altered(ITEMS, price=Column("price", pa.int32(), number=4))
+    assert fitted(image(ITEMS, Op.INSERT, {"id": 1, "name": "a", "price": 1}), again)["row"]["price"] is None
+
+
+def test_columns_without_numbers_are_known_by_their_names() -> None:
+    plain = TableSchema(ITEMS.table, tuple(replace(column, number=0) for column in ITEMS.columns), ("id",), 2)
+    row = {"id": 1, "name": "a", "price": 1}
+    assert fitted(image(ITEMS, Op.INSERT, row), plain)["row"] == row
+    assert fitted(image(plain, Op.INSERT, row), ITEMS)["row"] == row
+
+
+def test_changes_whose_key_is_made_of_other_columns_stop_the_table() -> None:
+    other = TableSchema(ITEMS.table, ITEMS.columns[:2], ("id", "name"), 2)
+    same = TableSchema(ITEMS.table, ITEMS.columns, ("id", "name"), 2)
+    for old, new in (
+        (ITEMS, same),
+        (ITEMS, other),
+        (other, ITEMS),
+        (ITEMS, replace(ITEMS, columns=ITEMS.columns[:2], key=())),
+    ):
+        with pytest.raises(SchemaChangedError, match="key") as caught:
+            fit(image(old, Op.DELETE, {"id": 1}), new)
+        assert caught.value.fix

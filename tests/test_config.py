@@ -260,7 +260,8 @@ def test_a_setting_of_a_table_that_nothing_honours_is_refused(tmp_path: Path) ->
 
 def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
-    assert set(schema["properties"]) == {"name", "source", "tables", "destination", "state", "batch", "spark"}
+    keys = {"name", "source", "tables", "destination", "state", "store", "batch", "spark"}
+    assert set(schema["properties"]) == keys
     assert schema["required"] == ["name", "source", "destination"]
     assert {"dsn", "publication", "copy"} <= set(schema["$defs"]["PostgresOptions"]["properties"])
     assert schema["$defs"]["PostgresOptions"]["additionalProperties"] is False

@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
-MODEL = frozenset({"errors", "schema", "change", "key", "collapse", "failpoint"})
+MODEL = frozenset({"errors", "advice", "schema", "change", "key", "collapse", "failpoint"})
 CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})
 JOINING = frozenset({"stream", "cli", "testing"})
 
@@ -22,12 +22,13 @@ MAY_IMPORT = {
     "document": MODEL,
     "selection": MODEL | {"option"},
     "journal": MODEL,
+    "sqlite": MODEL | {"option"},
     "state": MODEL,
     "source": MODEL | {"journal", "option", "selection"},
     "destination": MODEL | {"journal", "option"},
     "preflight": MODEL | {"source", "destination"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
-    "config": MODEL | CONFIGURATION,
+    "config": MODEL | CONFIGURATION | {"state"},
     "status": MODEL | {"state"},
     "view": MODEL | {"state", "status"},
     "stream": MODEL | CONFIGURATION | {"preflight", "java", "journal", "state", "source", "destination", "status"},

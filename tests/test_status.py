@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from tailrace.change import end_of
-from tailrace.state import BatchRecord, RunnerLock, SourceStatus, StateStore, TableState, TableUpdate
+from tailrace.state import BatchRecord, Owner, RunnerLock, SourceStatus, StateStore, TableState, TableUpdate
 from tailrace.state.machine import WAY
 from tailrace.status import Status
 from tailrace.view import LineView, LiveView, draw, format_bytes
@@ -102,6 +103,42 @@ def test_an_error_is_shown_with_its_fix_and_markup_in_it_stays_text(store: State
     assert "column [bold]x[/bold] is gone" in text
     assert "fix: ALTER TABLE …" in text
     assert "is not running" in text
+
+
+def test_a_pause_and_the_next_try_are_shown(store: StateStore) -> None:
+    store.pause_table("1")
+    store.add_table("2", "public.b")
+    store.fail_table("2", "the disk is full", retry="timed", attempts=3, next_try=NOW)
+    status = Status.read(store)
+    assert "Init, paused" in shown(status)
+    assert "tried again at 12:00:00 UTC, after 3 attempts" in shown(status)
+    told = status.to_dict()["tables"][0]
+    assert (told["name"], told["retry"], told["attempts"]) == ("public.b", "timed", 3)
+    assert datetime.fromisoformat(told["next_try"]) == NOW
+
+
+def test_a_pause_is_a_line_of_its_own(store: StateStore) -> None:
+    lines = list[str]()
+    view = LineView(lines.append)
+    view.show(Status.read(store))
+    store.pause_table("1")
+    view.show(Status.read(store))
+    view.show(Status.read(store))
+    assert [("event=table" in line, "paused_at=" in line) for line in lines] == [
+        (True, False),
+        (False, False),
+        (True, True),
+    ]
+
+
+def test_a_runner_on_another_machine_is_shown_with_it(store: StateStore) -> None:
+    status = replace(Status.read(store), runner=Owner(7, "another-host", NOW))
+    assert "shop · runs as process 7 on another-host" in shown(status)
+
+
+def test_a_request_is_shown_with_its_argument(store: StateStore) -> None:
+    store.ask("skip", "public.orders", "12")
+    assert Status.read(store).requests == ("skip public.orders 12",)
 
 
 def test_lines_are_written_for_changes_of_state_and_now_and_then(store: StateStore) -> None:

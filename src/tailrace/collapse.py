@@ -8,13 +8,14 @@ look up in the row it has now (`unchanged`, `lookup`).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace import key as keys
 from tailrace.change import Changes, Op, pack_unchanged
@@ -104,7 +105,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     gone = op == Op.DELETE
     kept = last if keep_deleted else last[~gone[last]]
     dropped = last[:0] if keep_deleted else last[gone[last]]
-    deletes = _taken(chunks, dropped, [table.arrow.get_field_index(name) for name in table.key], table)
+    deletes = _taken(chunks, dropped, _key_columns(table), table)
     delete_marks = _marks(chunks, dropped)
     unchanged: Mask | None = None
     incomplete = np.zeros(0, np.int64)
@@ -123,51 +124,110 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     return Collapsed(table, rows, marks, unchanged, incomplete, lookups, deletes, delete_marks, truncate_marks, count)
 
 
-def fit(changes: Changes, table: TableSchema) -> Changes:
-    """Changes of an older version as changes of `table`; columns are found by their number, or else their name.
+def origins(old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> list[int | None]:
+    """For each new column (name, number) which of the old ones it is; None when it is none of them.
 
-    A column the older version lacks is null in a new row, and unchanged in an updated one: the destination may
-    already hold a value that was copied later.
+    Numbers decide where both have one, so that a column dropped and added again is another one; names elsewhere.
     """
-    if changes.table.row_type.equals(table.row_type):
-        return changes if changes.table is table else Changes(table, changes.batch)
-    old = {(c.number or c.name): i for i, c in enumerate(changes.table.columns)}
-    found = [old.get(c.number or c.name) for c in table.columns]
-    fields = changes.row.flatten()
-    arrays: list[pa.Array[Any]] = []
-    for column, at in zip(table.columns, found, strict=True):
-        if at is None:
-            arrays.append(pa.nulls(len(changes), column.type))
-            continue
-        try:
-            arrays.append(fields[at].cast(column.type))
-        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
-            raise SchemaChangedError(
-                f"a {fields[at].type} of an older version does not fit column {column.name} of type {column.type}",
-                table=str(table.table),
-                position=str(changes.first),
-                fix=f"tailrace resync {table.table}",
-            ) from error
+    numbered = {number: at for at, (_, number) in enumerate(old) if number}
+    named = {name: at for at, (name, _) in enumerate(old)}
+    found: list[int | None] = []
+    for name, number in new:
+        at = numbered.get(number) if number else None
+        if at is None and name in named and not (number and old[named[name]][1]):
+            at = named[name]
+        found.append(at)
+    return found
+
+
+def fit(changes: Changes, table: TableSchema) -> Changes:
+    """Changes of another version of the table as changes of `table`.
+
+    A column that the changes' version lacks is unchanged in an updated row: the destination may already hold a value
+    that was copied later. In a new row it has its initial value if it was added since, and is null if it was dropped.
+    Columns that `table` lacks are left out. Raises SchemaChangedError when the key is another one, or a value does not
+    fit the type it has in `table`.
+    """
+    if changes.table is table:
+        return changes
+    theirs = [(column.name, column.number) for column in changes.table.columns]
+    found = origins(theirs, [(column.name, column.number) for column in table.columns])
+    if {found[at] for at in _key_columns(table)} != set(_key_columns(changes.table)):
+        raise SchemaChangedError(
+            "the key is no longer made of the same columns",
+            table=str(table.table),
+            position=str(changes.first),
+            fix=f"tailrace resync {table.table}",
+        )
+    if found == list(range(len(theirs))) and changes.table.row_type.equals(table.row_type):
+        return Changes(table, changes.batch)
+    op, batch, before = changes.numpy("op"), changes.batch, changes.batch.column("before")
     given = changes.unchanged_mask()
     mask = np.zeros((len(changes), len(found)), bool)
-    updated = changes.numpy("op") == Op.UPDATE
     for index, at in enumerate(found):
         if at is None:
-            mask[:, index] = updated
+            mask[:, index] = (op == Op.UPDATE) & bool(table.key)
         elif given is not None:
             mask[:, index] = given[:, at]
-    batch = changes.batch
+    # Without a key a deleted row stands for itself, so it must look like the row that was inserted.
+    whole = pa.array((op == Op.INSERT) | (op == Op.READ) | ((op <= Op.READ) & (not table.key)))
     return Changes.build(
         table,
-        pa.StructArray.from_arrays(arrays, fields=list(table.row_type)),
-        op=changes.numpy("op"),
+        _fitted(changes, changes.row, found, table, whole),
+        op=op,
         commit=changes.numpy("commit"),
         ordinal=changes.numpy("ordinal"),
         txn=batch.column("txn"),
         committed_at=batch.column("committed_at"),
         unchanged=pack_unchanged(mask),
-        exact=batch.column("exact"),
+        exact=renamed_exact(batch.column("exact"), _new_names(theirs, found, table)),
+        before=None if before.null_count == len(before) else _fitted(changes, before, found, table, before.is_valid()),
     )
+
+
+def _key_columns(table: TableSchema) -> list[int]:
+    return [table.arrow.get_field_index(name) for name in table.key]
+
+
+def _new_names(theirs: Sequence[tuple[str, int]], found: list[int | None], table: TableSchema) -> dict[str, str]:
+    return {theirs[at][0]: column.name for column, at in zip(table.columns, found, strict=True) if at is not None}
+
+
+def _fitted(
+    changes: Changes, images: pa.StructArray, found: list[int | None], table: TableSchema, whole: pa.Array[Any]
+) -> pa.StructArray:
+    """Row images with the columns of `table`. Those that are `whole` hold the initial values of columns added since."""
+    fields = images.flatten()
+    arrays: list[pa.Array[Any]] = []
+    for column, at in zip(table.columns, found, strict=True):
+        if at is not None:
+            try:
+                arrays.append(fields[at].cast(column.type))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise SchemaChangedError(
+                    f"a {fields[at].type} of another version does not fit column {column.name} of type {column.type}",
+                    table=str(table.table),
+                    position=str(changes.first),
+                    fix=f"tailrace resync {table.table}",
+                ) from error
+        elif column.initial is not None and changes.table.version <= table.version:
+            nothing = pa.scalar(None, column.type)
+            arrays.append(pc.if_else(whole, column.initial.cast(column.type), nothing))
+        else:
+            arrays.append(pa.nulls(len(images), column.type))
+    return pa.StructArray.from_arrays(arrays, fields=list(table.row_type), mask=images.is_null())
+
+
+def renamed_exact(exact: pa.Array[Any], names: Mapping[str, str]) -> pa.Array[Any]:
+    """Texts of unfit values under new column names (`names`: old to new); those of columns it lacks are gone."""
+    if exact.null_count == len(exact):
+        return exact
+    # Values that no type holds are rare: row by row is fine here.
+    texts = exact.to_pylist()
+    for row in np.flatnonzero(exact.is_valid().to_numpy(zero_copy_only=False)):
+        kept = {names[name]: text for name, text in json.loads(texts[row]).items() if name in names}
+        texts[row] = json.dumps(kept, ensure_ascii=False) if kept else None
+    return pa.array(texts, pa.string())
 
 
 @dataclass(frozen=True)
@@ -192,7 +252,7 @@ class _History:
     ) -> _History | None:
         found: list[Index] = []
         masks: list[Mask] = []
-        key_columns = [table.arrow.get_field_index(name) for name in table.key]
+        key_columns = _key_columns(table)
         start = 0
         for chunk in chunks:
             mask = chunk.unchanged_mask()

@@ -5,6 +5,7 @@
     tables: {include: ["public.*"]}
     destination: {type: delta, path: ./lake}
     state: ./.tailrace/shop
+    store: {type: sqlite}
 
 The sections `source` and `destination` belong to their types (see `tailrace.registry`). Neither Spark nor a driver
 is imported here.
@@ -17,7 +18,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Union
+from typing import Annotated, Any, Literal, Self, Union
 
 from pydantic import (
     BeforeValidator,
@@ -26,14 +27,16 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     create_model,
+    model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from tailrace.document import Document, Problem, parse, refuse, substitute
 from tailrace.errors import ConfigError
-from tailrace.option import Duration, FilePath, Options, Place, Size, TypedOptions
+from tailrace.option import Dsn, Duration, FilePath, Options, Place, Size, TypedOptions
 from tailrace.registry import DESTINATIONS, SOURCES, Registry, suggest
 from tailrace.selection import TableOptions
+from tailrace.state.address import SCHEMA, StoreAddress
 
 
 class BatchOptions(Options):
@@ -53,6 +56,24 @@ class SparkOptions(Options):
     )
 
 
+class StoreOptions(Options):
+    """Where table states and progress are kept: a file in the `state` folder, or a database for several machines."""
+
+    type: Literal["sqlite", "postgres"] = "sqlite"
+    dsn: Dsn | None = Field(default=None, description="postgres: the database that keeps the state")
+    schema_name: str = Field(
+        default=SCHEMA, alias="schema", min_length=1, max_length=63, description="postgres: made on first use"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.type == "postgres" and self.dsn is None:
+            raise ValueError("of type postgres needs a dsn; add `dsn: ${STATE_DSN}`")
+        if self.type == "sqlite" and (self.dsn is not None or self.schema_name != SCHEMA):
+            raise ValueError("of type sqlite has no dsn and no schema; write `type: postgres` or remove them")
+        return self
+
+
 def _state(value: object, info: ValidationInfo) -> object:
     return Place.of(info).state if value is None else value
 
@@ -69,8 +90,15 @@ class PipelineConfig(Options):
         validate_default=True,
         description="the folder of the pipeline's state; default: .tailrace/<name>",
     )
+    store: StoreOptions = Field(default_factory=StoreOptions)
     batch: BatchOptions = Field(default_factory=BatchOptions)
     spark: SparkOptions = Field(default_factory=SparkOptions)
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where the pipeline's state is; any process of the pipeline can open it."""
+        dsn = self.store.dsn.reveal() if self.store.dsn else None
+        return StoreAddress(self.name, self.state, self.store.type, dsn, self.store.schema_name)
 
     @property
     def fingerprint(self) -> str:
@@ -205,4 +233,13 @@ def _models_in(annotation: Any) -> list[type[Options]]:
     return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
 
 
-__all__ = ["BatchOptions", "PipelineConfig", "SparkOptions", "TableOptions", "from_dict", "json_schema", "load"]
+__all__ = [
+    "BatchOptions",
+    "PipelineConfig",
+    "SparkOptions",
+    "StoreOptions",
+    "TableOptions",
+    "from_dict",
+    "json_schema",
+    "load",
+]

@@ -9,13 +9,15 @@
     ├── DamagedError                 stored bytes fail their checksum; they are never served
     └── TableError                   one table cannot go on; every other table does
         ├── SchemaChangedError       the table's columns are not those of the stored version
-        └── UnfitError               a value that the destination's type cannot hold
+        ├── UnfitError               a value that the destination's type cannot hold
+        └── StaleCopyError           the table changed under its copy, which begins again by itself
 
 Messages never contain row values or secrets.
 """
 
 from __future__ import annotations
 
+import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -26,6 +28,9 @@ class TailraceError(Exception):
 
     exit_code: ClassVar[int] = 1
     retried: ClassVar[bool] = False
+
+    raw: bytes | None = None
+    """The change that could not be read, as its upstream sent it, for the dead letter. Never in a message."""
 
     def __init__(
         self, message: str, *, fix: str | None = None, table: str | None = None, position: str | None = None
@@ -49,16 +54,11 @@ class TailraceError(Exception):
             "fix": self.fix,
             "table": self.table,
             "position": self.position,
+            "raw": base64.b64encode(self.raw).decode() if self.raw is not None else None,
         }
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.message, self.fix, self.table, self.position)
-
-
-def _rebuild(
-    kind: type[TailraceError], message: str, fix: str | None, table: str | None, position: str | None
-) -> TailraceError:
-    return kind(message, fix=fix, table=table, position=position)
+        return revive, (self.describe(),)
 
 
 class ConfigError(TailraceError):
@@ -112,17 +112,24 @@ class UnfitError(TableError):
     """A value does not fit the column's type at the destination and may not be altered."""
 
 
+class StaleCopyError(TableError):
+    """What was copied so far and what is left do not belong together any more."""
+
+
 def revive(described: Mapping[str, str | None]) -> TailraceError:
     """The error behind what `describe` gave; a plain TailraceError where its kind is not known here."""
     kind = globals().get(described["kind"] or "")
     if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
         kind = TailraceError
-    return kind(
+    error: TailraceError = kind(
         described["message"] or "",
         fix=described.get("fix"),
         table=described.get("table"),
         position=described.get("position"),
     )
+    if raw := described.get("raw"):
+        error.raw = base64.b64decode(raw)
+    return error
 
 
 @dataclass(frozen=True)

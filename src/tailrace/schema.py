@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -59,6 +60,7 @@ class Column:
     """One column: its Arrow type and, for people, the type its upstream declares (`numeric(10,2)`).
 
     `number` is the upstream's own identity of the column (Postgres: attnum), which survives a rename.
+    `initial` is what rows that are older than the column hold in it; None means null.
     """
 
     name: str
@@ -66,6 +68,7 @@ class Column:
     nullable: bool = True
     upstream_type: str = ""
     number: int = 0
+    initial: pa.Scalar[Any] | None = None
 
     @property
     def field(self) -> pa.Field[Any]:
@@ -121,6 +124,7 @@ class TableSchema:
                 "arrow": base64.b64encode(
                     pa.schema([pa.field(str(i), c.type) for i, c in enumerate(self.columns)]).serialize()
                 ).decode(),
+                "initial": _initial_json({i: c.initial for i, c in enumerate(self.columns) if c.initial is not None}),
             },
             ensure_ascii=False,
         )
@@ -129,13 +133,33 @@ class TableSchema:
     def from_json(cls, text: str | bytes) -> TableSchema:
         raw = json.loads(text)
         types = pa.ipc.read_schema(pa.py_buffer(base64.b64decode(raw["arrow"])))
+        initial = _initial_of(raw.get("initial"))
         return cls(
             TableName(*raw["table"]),
             tuple(
-                Column(name, field.type, nullable, upstream_type, number)
+                Column(name, field.type, nullable, upstream_type, number, initial.get(field.name))
                 for (name, nullable, upstream_type, number), field in zip(raw["columns"], types, strict=True)
             ),
             tuple(raw["key"]),
             raw["version"],
             raw["upstream_id"],
         )
+
+
+def _initial_json(values: Mapping[int, pa.Scalar[Any]]) -> str | None:
+    """Initial values as text: one row of Arrow IPC, which keeps every type exactly."""
+    if not values:
+        return None
+    row = pa.record_batch([pa.array([value]) for value in values.values()], names=[str(index) for index in values])
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, row.schema) as writer:
+        writer.write_batch(row)
+    return base64.b64encode(sink.getvalue()).decode()
+
+
+def _initial_of(text: str | None) -> dict[str, pa.Scalar[Any]]:
+    if text is None:
+        return {}
+    with pa.ipc.open_stream(pa.py_buffer(base64.b64decode(text))) as reader:
+        row = reader.read_next_batch()
+    return {name: row.column(name)[0] for name in row.schema.names}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import AfterValidator, Field
 
-from tailrace.option import Options
+from tailrace.option import Duration, Options
 
 Name = TypeVar("Name")
 
@@ -23,8 +23,27 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 """A glob over `schema.table`, as `TableName` writes it: names with dots or quotes stand in double quotes."""
 
 
+class ErrorOptions(Options):
+    """What happens to a table that cannot go on. The others go on in any case."""
+
+    retry: Literal["timed", "manual", "none"] = Field(
+        default="timed", description="try again by itself, when told to, or only with a new copy"
+    )
+    attempts: int = Field(default=5, ge=1, description="how often it is tried before it waits for somebody")
+    backoff: Duration = Field(default=5.0, description="the wait before the first new attempt; doubles with each")
+    hold: Duration = Field(
+        default=86_400.0, description="how long its part of the log is kept; after that it needs a new copy"
+    )
+
+
 class TableSettings(Options):
-    """What one table wants differently. A key belongs here once something honours it; any other is refused."""
+    """How tables are kept: for all of them in `defaults`, for single ones in `settings`."""
+
+    schema_changes: Literal["evolve", "ignore", "stop"] = Field(
+        default="evolve", description="follow the columns upstream, keep those of the copy, or stop the table"
+    )
+    truncate: Literal["apply", "ignore"] = Field(default="apply", description="empty the table, or keep its rows")
+    errors: ErrorOptions = Field(default_factory=ErrorOptions)
 
 
 class TableOptions(Options):
@@ -32,7 +51,15 @@ class TableOptions(Options):
 
     include: list[Pattern] = Field(default=["*.*"], min_length=1, description="patterns such as public.*")
     exclude: list[Pattern] = Field(default=[], description="patterns taken out again")
+    defaults: TableSettings = Field(default_factory=TableSettings, description="what every table wants")
     settings: dict[str, TableSettings] = Field(default={}, description="what single tables want differently")
+
+    def settings_of(self, name: str) -> TableSettings:
+        """What holds for one table: its own keys where it has them, else the defaults."""
+        own = self.settings.get(name)
+        if own is None:
+            return self.defaults
+        return self.defaults.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
 
     def select(self, names: Iterable[Name]) -> list[Name]:
         """Those of the names that are followed, in their order. Names are matched by their text."""

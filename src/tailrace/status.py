@@ -1,4 +1,4 @@
-"""How a pipeline stands, derived from its state store alone: no Spark, no connection to anything."""
+"""How a pipeline stands, derived from its state store alone: no Spark, no connection to anything else."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState
-from tailrace.state.lock import Owner, find_owner
+from tailrace.state.lock import Owner
 
 _RATE_BATCHES = 50
 _RATE_SECONDS = 60.0
@@ -36,6 +36,10 @@ class TableStatus:
     reason: str | None = None
     fix: str | None = None
     retry: str | None = None
+    attempts: int = 0
+    next_try: datetime | None = None
+    paused_at: datetime | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Status:
         return cls(
             pipeline=store.pipeline().name,
             at=at,
-            runner=find_owner(store.state_dir),
+            runner=store.runner(),
             tables=tuple(
                 _status_of(table, applied, source, at, before.get(str(table.name)), seconds) for table in store.tables()
             ),
@@ -73,12 +77,17 @@ class Status:
             rows_per_second=_rate(batches, at),
             lag_bytes=_distance(source.server if source else None, applied),
             source=source,
-            requests=tuple(f"{request.kind} {request.table}" for request in store.open_requests()),
+            requests=tuple(
+                " ".join(filter(None, (request.kind, request.table, request.argument)))
+                for request in store.open_requests()
+            ),
         )
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: times are ISO 8601 in UTC."""
         values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=datetime.isoformat))
+        if values["runner"]:
+            del values["runner"]["machine"]  # tells people nothing
         return values
 
     @property
@@ -116,6 +125,10 @@ def _status_of(
         reason=table.reason,
         fix=table.fix,
         retry=table.retry,
+        attempts=table.attempts,
+        next_try=table.next_try,
+        paused_at=table.paused_at,
+        version=table.version,
     )
 
 

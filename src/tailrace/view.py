@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from tailrace.state import TableState
+from tailrace.state import Owner, TableState
 from tailrace.status import Status, TableStatus
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class LiveView:
 
 
 class LineView:
-    """Lines for logs: one for each change of a table's state, and one for the pipeline every few seconds.
+    """Lines for logs: one for each change of a table's state or pause, and one for the pipeline every few seconds.
 
     `key=value` text, or JSON objects with `as_json`. Keys are stable; their order is, too.
     """
@@ -69,13 +70,14 @@ class LineView:
         self._write = write
         self._as_json = as_json
         self._clock = clock
-        self._states: dict[str, TableState] = {}
+        self._states: dict[str, tuple[TableState, bool]] = {}
         self._next = float("-inf")
 
     def show(self, status: Status) -> None:
         for table in status.tables:
-            if self._states.get(table.name) is not table.state:
-                self._states[table.name] = table.state
+            standing = (table.state, table.paused_at is not None)
+            if self._states.get(table.name) != standing:
+                self._states[table.name] = standing
                 self._line(status, {"event": "table", **_table_values(table)})
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
@@ -103,6 +105,8 @@ def _table_values(table: TableStatus) -> dict[str, object]:
         "changes_applied": table.changes_applied,
         "reason": table.reason,
         "fix": table.fix,
+        "next_try": table.next_try.isoformat(timespec="seconds") if table.next_try else None,
+        "paused_at": table.paused_at.isoformat(timespec="seconds") if table.paused_at else None,
     }
 
 
@@ -142,13 +146,15 @@ def draw(status: Status) -> Group:
         table.add_column(column, justify="right", no_wrap=True)
     for row in status.tables:
         style = _STYLES.get(row.state, "cyan")
-        state = Text(str(row.state), style)
+        state = Text(f"{row.state}, paused" if row.paused_at else str(row.state), style)
         table.add_row(escape(row.name), state, _copied(row), f"{row.changes_applied:,}", _rate(row), _lag(row))
     parts: list[Table | Text] = [Text(_headline(status), "bold"), table]
     for row in status.errored:
         parts.append(Text(f"{row.name}: {row.reason or 'no reason was recorded'}", "red"))
         if row.fix:
             parts.append(Text(f"  fix: {row.fix}"))
+        if row.next_try:
+            parts.append(Text(f"  tried again at {row.next_try:%H:%M:%S} UTC, after {row.attempts} attempts"))
     if status.source and status.source.error:
         parts.append(Text(f"source: {status.source.error}", "red"))
         if status.source.fix:
@@ -159,7 +165,7 @@ def draw(status: Status) -> Group:
 
 def _headline(status: Status) -> str:
     source = status.source
-    parts = [status.pipeline, f"runs as process {status.runner.pid}" if status.runner else "is not running"]
+    parts = [status.pipeline, _running(status.runner) if status.runner else "is not running"]
     if source and source.gear:
         parts.append(source.gear)
     if source and source.journal_bytes is not None:
@@ -168,6 +174,11 @@ def _headline(status: Status) -> str:
         parts.append(f"lag {format_bytes(status.lag_bytes)}")
     parts.append(f"{status.rows_per_second:,.0f} rows/s")
     return " · ".join(parts)
+
+
+def _running(owner: Owner) -> str:
+    elsewhere = f" on {owner.host}" if owner.host != socket.gethostname() else ""
+    return f"runs as process {owner.pid}{elsewhere}"
 
 
 def _copied(table: TableStatus) -> str:

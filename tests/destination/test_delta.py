@@ -188,7 +188,7 @@ def test_a_copy_that_starts_may_change_every_column(lake: Path) -> None:
     other = TableSchema(ITEMS.table, (Column("id", pa.string(), False), Column("at", pa.timestamp("us"))), ("id",), 2)
     row = {"id": "x", "at": datetime.datetime(2024, 1, 1, 0, 0, 0, 1)}  # noqa: DTZ001
     staged = destination.write_rows(other, changes_of(other, read(**row)))
-    write(destination, 1, table=other, staged=[staged], starts=True)
+    write(destination, 1, table=other, staged=[staged], starts=True, completes=True)
     assert rows_at(lake, other) == [row]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -152,3 +152,126 @@ def replay(table: TableSchema, events: list[Event], rows: dict[Key, Row]) -> dic
             old = moved if event.follows else rows.get(key, {})
             rows[key] = {name: old[name] if name in event.left_out else event.row[name] for name in event.row}
     return rows
+
+
+@dataclass(frozen=True)
+class Step:
+    """What happened to a table at one version."""
+
+    table: TableSchema
+    events: list[Event]
+
+
+WIDER = {pa.int16(): pa.int32(), pa.int32(): pa.int64()}
+NAMES = ["a", "b", "c", "d"]
+SHIFTING = TableSchema(
+    TableName("public", "t"),
+    (
+        Column("p", pa.int32(), number=1),
+        Column("k0", pa.int64(), False, number=2),
+        Column("a", pa.int16(), number=3),
+        Column("b", pa.string(), number=4),
+    ),
+    ("k0",),
+)
+"""Its columns come and go, but for the first, which a destination may partition by."""
+
+
+def migrate(rows: dict[Key, Row], old: TableSchema, new: TableSchema) -> dict[Key, Row]:
+    """The rows as they are once the table has its new columns: those added since hold their initial value."""
+    names = {column.number: column.name for column in old.columns}
+    initial = {column.number: column.initial.as_py() if column.initial else None for column in new.columns}
+    return {
+        key: {
+            column.name: row[names[column.number]] if column.number in names else initial[column.number]
+            for column in new.columns
+        }
+        for key, row in rows.items()
+    }
+
+
+def replay_steps(steps: list[Step], table: TableSchema, rows: dict[Key, Row]) -> dict[Key, Row]:
+    """Apply the steps one by one to the rows of a table that had the columns of `table`."""
+    for step in steps:
+        rows = replay(step.table, step.events, migrate(rows, table, step.table))
+        table = step.table
+    return rows
+
+
+def step_changes(steps: list[Step], size: int, first_commit: int = 1) -> list[Changes]:
+    """The steps as changes, cut into chunks of `size` that hold one version each."""
+    result: list[Changes] = []
+    for step in steps:
+        result += as_changes(step.table, step.events, size, first_commit)
+        first_commit += len(step.events) + 1
+    return result
+
+
+def values_of(kind: pa.DataType) -> st.SearchStrategy[Any]:
+    return st.none() | (st.text("xyé", max_size=3) if kind == pa.string() else st.integers(-5, 5))
+
+
+@st.composite
+def alterations(draw: st.DrawFn, table: TableSchema) -> TableSchema:
+    """The next version of a table."""
+    columns = list(table.columns)
+    movable = [at for at, column in enumerate(columns) if column.name not in (*table.key, "p")]
+    action = draw(st.sampled_from(["add", "drop", "add again", "rename", "swap", "widen", "rename key"]))
+    if action == "add again" and movable:
+        name = columns.pop(draw(st.sampled_from(movable))).name
+        free, action = [name], "add"
+    else:
+        free = [name for name in NAMES if name not in table.arrow.names]
+    if action == "add" and free:
+        kind = draw(st.sampled_from([pa.int16(), pa.int32(), pa.string()]))
+        initial = draw(values_of(kind))
+        number = 100 + table.version
+        scalar = None if initial is None else pa.scalar(initial, kind)
+        columns.append(Column(draw(st.sampled_from(free)), kind, number=number, initial=scalar))
+    elif action == "drop" and movable:
+        columns.pop(draw(st.sampled_from(movable)))
+    elif action == "rename" and movable and free:
+        at = draw(st.sampled_from(movable))
+        columns[at] = replace(columns[at], name=draw(st.sampled_from(free)))
+    elif action == "swap" and len(movable) > 1:
+        one, two = draw(st.permutations(movable))[:2]
+        names = columns[one].name, columns[two].name
+        columns[one], columns[two] = replace(columns[one], name=names[1]), replace(columns[two], name=names[0])
+    elif action == "widen":
+        for at in movable:
+            columns[at] = replace(columns[at], type=WIDER.get(columns[at].type, columns[at].type))
+    key = table.key
+    if action == "rename key":
+        key = ("k1",) if table.key == ("k0",) else ("k0",)
+        columns = [replace(column, name=key[0]) if column.name in table.key else column for column in columns]
+    return TableSchema(table.table, tuple(columns), key, table.version + 1)
+
+
+@st.composite
+def shifting_histories(draw: st.DrawFn, cuts: int) -> list[list[Step]]:
+    """What happened to a table whose columns change too, in `cuts` batches; each ends at its last step's version."""
+    upstream = Upstream(SHIFTING)
+    some_key = st.sampled_from([(1,), (2,), (3,), (4,)])
+    batches: list[list[Step]] = []
+    for _ in range(cuts):
+        upstream.events = []
+        steps = [Step(upstream.table, upstream.events)]
+        for _ in range(draw(st.integers(0, 12))):
+            values = st.fixed_dictionaries({c.name: values_of(c.type) for c in upstream.table.columns})
+            left_out = st.frozensets(st.sampled_from(upstream.others))
+            action = draw(st.sampled_from("uuuudmmtaaa"))
+            if action == "u":
+                upstream.upsert(draw(some_key), draw(values), draw(left_out))
+            elif action == "d":
+                upstream.delete(draw(some_key))
+            elif action == "m":
+                upstream.move(draw(some_key), draw(some_key), draw(values), draw(left_out))
+            elif action == "t" and draw(st.integers(0, 3)) == 0:
+                upstream.truncate()
+            elif action == "a":
+                table = draw(alterations(upstream.table))
+                upstream.rows, upstream.events = migrate(upstream.rows, upstream.table, table), []
+                upstream.table = table
+                steps.append(Step(table, upstream.events))
+        batches.append(steps)
+    return batches

@@ -13,7 +13,19 @@ from hypothesis import strategies as st
 
 from tailrace.collapse import Collapsed, collapse
 
-from .replay import Key, Row, as_changes, histories, replay, table_of
+from .replay import (
+    SHIFTING,
+    Key,
+    Row,
+    as_changes,
+    histories,
+    migrate,
+    replay,
+    replay_steps,
+    shifting_histories,
+    step_changes,
+    table_of,
+)
 
 UTC = datetime.UTC
 KINDS: dict[str, tuple[tuple[pa.DataType, ...], list[Key]]] = {
@@ -82,3 +94,14 @@ def test_collapsing_keeps_deleted_rows_with_their_last_values_when_asked(data: A
     assert not collapsed.deletes.num_rows
     if collapsed.unchanged is None:
         assert {(row["k0"],): row for row in collapsed.rows.to_pylist()} == last
+
+
+@settings(max_examples=300, deadline=None)
+@given(batches=shifting_histories(cuts=2), size=st.integers(1, 9))
+def test_changes_of_many_versions_collapse_to_what_replaying_them_gives(batches: Any, size: int) -> None:
+    first, second = batches
+    table = second[-1].table
+    before = replay_steps(first, SHIFTING, {})
+    collapsed = collapse(step_changes(second, size), table)
+    at_destination = migrate(before, first[-1].table, table)
+    assert apply(collapsed, at_destination) == replay_steps(second, first[-1].table, before)

@@ -16,7 +16,18 @@ from tailrace.destination import Batch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
 
-from .replay import Key, Row, as_changes, histories, replay, table_of
+from .replay import (
+    SHIFTING,
+    Key,
+    Row,
+    as_changes,
+    histories,
+    replay,
+    replay_steps,
+    shifting_histories,
+    step_changes,
+    table_of,
+)
 from .test_collapse import KINDS
 
 
@@ -86,3 +97,30 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
         gone = {(row["k0"],) for row in found if row.pop("_tailrace_deleted_at") is not None}
         assert {(row["k0"],): row for row in found} == ever
         assert gone == set(ever) - set(alive)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=shifting_histories(cuts=4), partitioned=st.booleans(), soft=st.booleans(), in_parts=st.booleans())
+def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
+    batches: Any, partitioned: bool, soft: bool, in_parts: bool
+) -> None:
+    table, expected = SHIFTING, dict[Key, Row]()
+    with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
+        destination = DeltaDestination(
+            path, deletes="soft" if soft else "hard", partition_by={"public.t": ["p"]} if partitioned else {}
+        )
+        exists = False
+        for number, steps in enumerate(batches):
+            expected = replay_steps(steps, table, expected)
+            table = steps[-1].table
+            changes = step_changes(steps, 5, first_commit=100 * number)
+            for _ in range(2):
+                destination.write_changes(table, changes, Batch("p", number))
+            exists = exists or bool(changes)
+            if not exists:
+                continue
+            found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()
+            alive = [row for row in found if row.get("_tailrace_deleted_at") is None]
+            rows = [{name: row[name] for name in table.arrow.names} for row in alive]
+            assert {tuple(row[name] for name in table.key): row for row in rows} == expected
+            assert len(rows) == len(expected)

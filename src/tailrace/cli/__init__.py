@@ -6,11 +6,15 @@ Imports are inside the commands: help must come at once, and only `run` and `dem
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tailrace.cli import letter
 from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
+
+if TYPE_CHECKING:
+    from tailrace.state.record import RequestKind
 
 app = typer.Typer(
     name="tailrace",
@@ -23,6 +27,11 @@ app = typer.Typer(
 )
 
 File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
+OneTable = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as schema.table.", show_default=False)]
+AnyTable = Annotated[
+    str | None,
+    typer.Argument(metavar="[TABLE]", help="The table, as schema.table; all without it.", show_default=False),
+]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the live view.")]
 
 
@@ -68,10 +77,9 @@ def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
     """
     from tailrace.cli.inspect import print_status
     from tailrace.config import load
-    from tailrace.state import StateStore
     from tailrace.status import Status
 
-    with StateStore.open_reading(load(file, connects=False).state) as store:
+    with load(file, connects=False).store_address.open_reading() as store:
         print_status(Status.read(store), as_json=as_json)
 
 
@@ -86,19 +94,94 @@ def tables(file: File, as_json: Json = False, debug: Debug = False) -> None:
     print_tables(open_source(load(file)).tables(), as_json=as_json)
 
 
-@app.command(epilog="Example: tailrace resync shop.yaml public.orders")
+@app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
 @reported
-def resync(
+def prepare(
     file: File,
-    table: Annotated[str, typer.Argument(metavar="TABLE", help="The table, as schema.table.", show_default=False)],
+    print_sql: Annotated[
+        bool, typer.Option("--print-sql", help="Print the statements instead of running them.")
+    ] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Take it out again.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Ask for a table to be copied again from nothing. The running pipeline does it, or else the next run."""
-    from tailrace.cli.request import ask_resync
+    """Install what makes schema changes exact: in Postgres an event trigger, which needs a superuser or its like.
+
+    Without it they are derived from the log, which suffices for most; docs/schema-changes.md has the difference.
+    """
+    from tailrace.cli.setup import prepare_source
     from tailrace.config import load
 
-    ask_resync(load(file, connects=False), table, as_json=as_json)
+    prepare_source(load(file), print_sql=print_sql, remove=remove, as_json=as_json)
+
+
+@app.command(epilog="Example: tailrace resync shop.yaml public.orders")
+@reported
+def resync(file: File, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+    """Copy a table again from nothing, beside the others. Its old rows stay until the new copy can replace them.
+
+    The running pipeline does it, or else the next run.
+    """
+    _ask(file, "resync", table, as_json)
+
+
+@app.command(epilog="Example: tailrace pause shop.yaml public.orders")
+@reported
+def pause(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Let a table (or all) rest. Its changes are kept in the journal, up to the journal's bound."""
+    _ask(file, "pause", table, as_json)
+
+
+@app.command(epilog="Example: tailrace resume shop.yaml public.orders")
+@reported
+def resume(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Let a paused table (or all) go on where it was."""
+    _ask(file, "resume", table, as_json)
+
+
+@app.command(epilog="Example: tailrace retry shop.yaml public.orders")
+@reported
+def retry(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+    """Try a table in error (or all) again, from where it stopped."""
+    _ask(file, "retry", table, as_json)
+
+
+@app.command(epilog="Example: tailrace skip shop.yaml public.orders")
+@reported
+def skip(file: File, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+    """Let a table in error go on without the change that stopped it, which stays among the dead letters."""
+    _ask(file, "skip", table, as_json)
+
+
+def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> None:
+    from tailrace.cli.request import ask
+    from tailrace.config import load
+
+    ask(load(file, connects=False), kind, table, as_json=as_json)
+
+
+@app.command(epilog="Example: tailrace reset shop.yaml --yes")
+@reported
+def reset(
+    file: File,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Begin again: drop the slot, the journal and the state, so that the next run copies every table anew.
+
+    For when the upstream or the journal lost what was needed. The destination keeps its rows until then.
+    """
+    from tailrace.cli.setup import reset_pipeline
+    from tailrace.config import load
+
+    config = load(file)
+    if not yes:
+        typer.confirm(f"Forget how far pipeline {config.name} has come, and copy every table anew?", abort=True)
+    reset_pipeline(config, as_json=as_json)
+
+
+app.add_typer(letter.app, name="errors")
 
 
 @app.command(epilog="Example: tailrace demo --seconds 60")

@@ -11,29 +11,45 @@ from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.config import PipelineConfig
+    from tailrace.state.record import RequestKind
+
+_DOES: dict[str, str] = {
+    "resync": "will be copied again; its old rows stay until the new copy is complete",
+    "pause": "will be paused; its changes are kept until it is resumed",
+    "resume": "will go on where it was paused",
+    "retry": "will be tried again",
+    "skip": "will go on without the changes that stopped it, which are kept as dead letters",
+}
 
 
-def ask_resync(config: PipelineConfig, table: str, *, as_json: bool) -> None:
-    """Record the request and say who will do it. Raises ConfigError for a table the pipeline does not know."""
+def ask(
+    config: PipelineConfig, kind: RequestKind, table: str | None, *, argument: str | None = None, as_json: bool
+) -> None:
+    """Record a request for a table, or for all of them, and say who will do it.
+
+    Raises ConfigError for a table the pipeline does not know.
+    """
     from tailrace.registry import suggest
-    from tailrace.state import StateStore
-    from tailrace.state.lock import find_owner
 
-    with StateStore.open_reading(config.state) as reader:
+    with config.store_address.open_reading() as reader:
         known = [record.name for record in reader.tables()]
-    if table not in known:
+    if table is not None and table not in known:
         raise ConfigError(
             f"pipeline {config.name} has no table {table}{suggest(table, known)}",
             fix="`tailrace status FILE` lists its tables",
         )
-    with StateStore.open(config.state, name=config.name) as store:
-        request = store.ask("resync", table)
-    owner = find_owner(config.state)
+    with config.store_address.open() as store:
+        requests = [store.ask(kind, name, argument) for name in ([table] if table is not None else known)]
+        owner = store.runner()
     if as_json:
-        print_json(
-            {"request": request.id, "kind": request.kind, "table": table, "runner": owner.pid if owner else None}
-        )
-    elif owner:
-        typer.echo(f"{table} will be copied again; process {owner.pid} picks that up with its next batch")
-    else:
-        typer.echo(f"{table} will be copied again when the pipeline runs next; it does not run now")
+        runner = owner.pid if owner else None
+        values = [{"request": one.id, "kind": kind, "table": one.table, "runner": runner} for one in requests]
+        print_json(values[0] if table is not None else {"requests": values})
+        return
+    when = (
+        f"process {owner.pid} does it before its next batch"
+        if owner
+        else "the pipeline does not run now: at its next start"
+    )
+    for request in requests:
+        typer.echo(f"{request.table} {_DOES[kind]} ({when})")

@@ -71,12 +71,15 @@ class Destination(Protocol):
         *,
         staged: Sequence[Staged] = (),
         starts: bool = False,
+        completes: bool = False,
         refetch: Refetch | None = None,
     ) -> Written:
         """Make the batch visible in one commit: the staged rows, then the changes in order.
 
-        `starts` begins a copy: whatever the table held before goes in the same commit. Called once per table
-        and batch, possibly again for the same batch after a crash.
+        `table` is the version the table has afterwards, also when no change came with it: the destination evolves to
+        it in the same commit, and changes of older versions are fitted to it. `starts` begins a copy, `completes` ends
+        it. A copy into a table that holds rows replaces them: they stay as they are until the batch that completes
+        it, and go in its commit. Called once per table and batch, possibly again for the same batch after a crash.
         """
         ...
 

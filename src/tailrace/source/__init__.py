@@ -6,7 +6,7 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -33,44 +33,78 @@ class Split:
     """A repeatable piece of a micro-batch, read by one task. Sources subclass it; it is pickled to executors.
 
     `copies` is set when the split reads rows of one table for its initial copy (every change is `Op.READ`);
-    `starts` when it belongs to the first chunk of that copy, so the destination begins with an empty table.
-    `weights` says how many bytes of log it holds for which table, so that tables can be spread over tasks.
+    `starts` when it belongs to a batch with the first chunk of that copy, `completes` to one with the last.
+    `weights` says how many bytes of log it holds for which table, so that tables can be spread over tasks; `schemas`
+    holds those tables at the version they have at the end of the batch, which may be one without changes of its own.
     """
 
     copies: TableSchema | None = None
     starts: bool = False
+    completes: bool = False
     weights: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[str, TableSchema] = field(default_factory=dict)
 
     def only(self, tables: Collection[str]) -> Self:
         """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
         return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
 
 
+Phase = Literal["init", "copy", "catchup", "ready", "stopped"]
+"""`init`: waits for a copy to begin; `stopped`: not read, in error or paused."""
+
+
 @dataclass(frozen=True)
 class TableProgress:
     """Where one table stands at an offset. Up to `position` the destination has its log changes.
 
-    `request` is the last resync that was begun for it, 0 when there was none.
+    `request` is the last resync that was begun for it, 0 when there was none. `copy` tells one copy of it from the
+    next, 0 before the first. `catching_up`: it reads the log behind the others.
     """
 
     upstream_id: str
-    phase: Literal["copy", "catchup", "ready", "stopped"]
+    phase: Phase
     position: Position
     chunks_done: int = 0
     chunks_total: int = 0
     request: int = 0
+    copy: int = 0
+    catching_up: bool = False
 
 
 @dataclass(frozen=True)
 class Orders:
     """What errors and operators ask of a follower, by the tables' upstream ids.
 
-    `stopped` tables are not read; their text position is where they will go on (None: with a new copy).
-    `resync` tables are copied anew, once for each request id; this comes before `stopped`.
+    `stopped` tables are not read; their text position is where they will go on (None: with a new copy), and until then
+    nothing behind it is released. `paused` tables are not read either, and go on where they are. `resync` tables are
+    copied anew, once for each request id; this comes before both. `skips` are text positions of changes to pass over.
     """
 
     stopped: Mapping[str, str | None] = field(default_factory=dict)
+    paused: Collection[str] = ()
     resync: Mapping[str, int] = field(default_factory=dict)
+    skips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+class Versions(Protocol):
+    """Which columns a table had at which position. Whoever runs the follower keeps them, durably if it needs to."""
+
+    def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
+        """From `position` on the table has this schema; it comes back with its version number.
+
+        One that holds there already changes nothing; another one stored for the same position is replaced.
+        """
+        ...
+
+    def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
+        """The version that holds at a position; without one, the newest."""
+        ...
+
+    def schemas_between(
+        self, upstream_id: str, after: Position, upto: Position
+    ) -> Sequence[tuple[Position, TableSchema]]:
+        """The version that holds at `after`, then those that begin in (after, upto], by position."""
+        ...
 
 
 class Follower(Protocol):
@@ -119,8 +153,16 @@ class Source(Protocol):
         """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise."""
         ...
 
-    def follow(self) -> Follower:
-        """Begin to follow, in the process that will call the follower."""
+    def reset(self) -> None:
+        """Forget how far this source was read, and let the upstream forget it too. Repeating it changes nothing."""
+        ...
+
+    def follow(self, versions: Versions | None = None) -> Follower:
+        """Begin to follow, in the process that will call the follower.
+
+        A new version of a table is put into `versions` before an offset is given away that reaches its rows. Without
+        them the source keeps the versions itself, as it keeps the reader's place.
+        """
         ...
 
     def read(self, split: Split) -> Iterator[Changes]:

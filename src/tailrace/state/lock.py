@@ -7,7 +7,7 @@ import json
 import os
 import socket
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -27,6 +27,35 @@ class Owner:
     pid: int
     host: str
     started: datetime
+    machine: str = field(default="", repr=False)
+    """Where process ids mean the same: one boot of a machine and, in it, one container. Empty: not known."""
+
+    @classmethod
+    def here(cls) -> Owner:
+        """This process, from now on."""
+        return cls(os.getpid(), socket.gethostname(), datetime.now(UTC), _machine())
+
+    @property
+    def gone(self) -> bool:
+        """Whether it is certain that it runs no more: its id belongs to no process here, or to this one."""
+        # Host names are not enough: two containers, or a pod and its successor elsewhere, may share one.
+        if not self.machine or self.machine != _machine():
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            return False
+        return self.pid == os.getpid()
+
+
+def _machine() -> str:
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
+    except OSError:
+        return ""
 
 
 class RunnerLock:
@@ -51,7 +80,8 @@ class RunnerLock:
                 f"{self._path.parent} is run by {held}",
                 fix=f"{stop}, or give this pipeline a `state` folder of its own",
             )
-        text = {"pid": os.getpid(), "host": socket.gethostname(), "started": datetime.now(UTC).isoformat()}
+        here = Owner.here()
+        text = {"pid": here.pid, "host": here.host, "started": here.started.isoformat()}
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(text).encode(), 0)
         self._descriptor = descriptor

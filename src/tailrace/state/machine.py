@@ -2,6 +2,7 @@
 
 Init → DataSync → FinishedCopy → SyncWait → Catchup → SyncDone → Ready is the way of every table. Any state may fail;
 an Errored table goes back to where it was or starts over. Starting over (a resync) is possible from everywhere.
+Whether a table is paused is no state: a paused table stays where it is.
 """
 
 from __future__ import annotations
@@ -12,15 +13,27 @@ from enum import StrEnum
 class TableState(StrEnum):
     """What people see. The texts are stored; they never change their meaning."""
 
-    INIT = "Init"  # known, nothing copied
-    DATA_SYNC = "DataSync"  # its rows are being copied
-    FINISHED_COPY = "FinishedCopy"  # every row of the snapshot is at the destination
-    SYNC_WAIT = "SyncWait"  # waits for a batch that may read its part of the log
-    CATCHUP = "Catchup"  # reads its changes since the snapshot
-    SYNC_DONE = "SyncDone"  # has met the position of the other tables
-    READY = "Ready"  # follows the log with them
-    ERRORED = "Errored"  # stopped, with a reason and a fix
+    INIT = "Init"
+    DATA_SYNC = "DataSync"
+    FINISHED_COPY = "FinishedCopy"
+    SYNC_WAIT = "SyncWait"
+    CATCHUP = "Catchup"
+    SYNC_DONE = "SyncDone"
+    READY = "Ready"
+    ERRORED = "Errored"
 
+
+MEANINGS = {
+    TableState.INIT: "The table is known and nothing of it is copied.",
+    TableState.DATA_SYNC: "Its rows are being copied.",
+    TableState.FINISHED_COPY: "Every row of the snapshot is at the destination.",
+    TableState.SYNC_WAIT: "It waits for a batch that may read its part of the log.",
+    TableState.CATCHUP: "It reads its changes since the snapshot.",
+    TableState.SYNC_DONE: "It has met the position of the other tables.",
+    TableState.READY: "It follows the log with the other tables.",
+    TableState.ERRORED: "It is stopped, with a reason and a fix; the other tables go on.",
+}
+"""Each state in a sentence, for people."""
 
 WAY = (
     TableState.INIT,
@@ -32,6 +45,9 @@ WAY = (
     TableState.READY,
 )
 
+PASSING = frozenset({TableState.SYNC_WAIT, TableState.CATCHUP})
+"""States that only a runner's memory knows: whoever starts anew begins the catch-up anew, from FinishedCopy."""
+
 TRANSITIONS: dict[TableState, frozenset[TableState]] = {
     TableState.INIT: frozenset({TableState.DATA_SYNC, TableState.ERRORED}),
     TableState.DATA_SYNC: frozenset({TableState.FINISHED_COPY, TableState.INIT, TableState.ERRORED}),
@@ -40,7 +56,7 @@ TRANSITIONS: dict[TableState, frozenset[TableState]] = {
     TableState.CATCHUP: frozenset({TableState.SYNC_DONE, TableState.INIT, TableState.ERRORED}),
     TableState.SYNC_DONE: frozenset({TableState.READY, TableState.INIT, TableState.ERRORED}),
     TableState.READY: frozenset({TableState.INIT, TableState.ERRORED}),
-    TableState.ERRORED: frozenset(WAY),
+    TableState.ERRORED: frozenset(WAY) - PASSING,
 }
 
 
@@ -53,6 +69,11 @@ def check_move(start: TableState, end: TableState) -> None:
     if end not in TRANSITIONS[start]:
         allowed = ", ".join(sorted(TRANSITIONS[start]))
         raise TransitionError(f"a table in {start} cannot become {end}; from there it can become {allowed}")
+
+
+def durable(state: TableState) -> TableState:
+    """What is stored for a table in `state`."""
+    return TableState.FINISHED_COPY if state in PASSING else state
 
 
 def draw_mermaid() -> str:

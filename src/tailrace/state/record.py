@@ -7,26 +7,44 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from tailrace.advice import Retry as Retry
+from tailrace.state.lock import Owner
 from tailrace.state.machine import TableState
 
-Retry = Literal["automatic", "manual"]
-"""Whether an errored table is tried again by itself or waits for somebody to mend it."""
+RETRIES: Mapping[Retry, str] = {
+    "timed": "It is tried again by itself at `next_try`, each time after a longer wait.",
+    "manual": "It waits for somebody to mend the cause and to ask for a retry.",
+    "none": "A retry cannot help; the table has to be copied anew.",
+}
+
+RequestKind = Literal["resync", "pause", "resume", "retry", "skip"]
+LetterStatus = Literal["waiting", "skipped", "resolved"]
 
 
 @dataclass(frozen=True)
 class PipelineRecord:
-    """The pipeline that owns the state. `epoch` tells one life of it from the next; `run` counts its runners."""
+    """The pipeline that owns the state. `epoch` tells one life of it from the next; `run` counts its runners.
+
+    `owner` took the lease last and has it until `lease_until`, by the clock of the store; None once it let go.
+    """
 
     name: str
     created_at: datetime
     epoch: str
     fingerprint: str
     run: int
+    owner: Owner | None = None
+    lease_until: datetime | None = None
 
 
 @dataclass(frozen=True)
 class TableRecord:
-    """Everything known about one table. `since` holds when each state was last entered."""
+    """Everything known about one table. `since` holds when each state was last entered.
+
+    `attempts` counts failures since a batch of the table last succeeded, `next_try` is when a timed retry is due.
+    `paused_at` is set while the table is paused. `version` is that of its newest schema. `resume` is the position
+    where it goes on after the fix, `failed_in` the state it goes back to.
+    """
 
     upstream_id: str
     name: str
@@ -35,6 +53,9 @@ class TableRecord:
     reason: str | None = None
     fix: str | None = None
     retry: Retry | None = None
+    attempts: int = 0
+    next_try: datetime | None = None
+    paused_at: datetime | None = None
     resume: str | None = None
     failed_in: TableState | None = None
     rows_copied: int = 0
@@ -45,13 +66,15 @@ class TableRecord:
     position: str | None = None
     last_change_committed_at: datetime | None = None
     last_applied_at: datetime | None = None
+    version: int | None = None
 
 
 @dataclass(frozen=True)
 class TableUpdate:
     """What one batch did to one table: counts are added, the rest replaces what was there unless it is None.
 
-    `steps` are states the table went through, in order. `total` values are those of the whole copy.
+    Rows or changes are a success: they set the table's `attempts` back to 0. `steps` are states the table went
+    through, in order. `total` values are those of the whole copy.
     """
 
     upstream_id: str
@@ -95,10 +118,34 @@ class SourceStatus:
 
 @dataclass(frozen=True)
 class Request:
-    """Something an operator asked of the runner. `table` is its name."""
+    """Something an operator asked of the runner. `table` is its name, `outcome` what came of it."""
 
     id: int
-    kind: Literal["resync"]
+    kind: RequestKind
     table: str
     at: datetime
-    done_at: datetime | None = field(default=None)
+    argument: str | None = None
+    done_at: datetime | None = None
+    outcome: str | None = None
+
+
+@dataclass(frozen=True)
+class Letter:
+    """A change that could not be applied, kept as its upstream sent it. `version` is the schema it was read with.
+
+    `raw` holds row values: it is stored and handed out, never shown.
+    """
+
+    id: int
+    upstream_id: str
+    table: str
+    position: str
+    kind: str
+    reason: str
+    fix: str | None
+    raw: bytes | None = field(repr=False)
+    version: int | None
+    tries: int
+    first_at: datetime
+    last_at: datetime
+    status: LetterStatus = "waiting"

@@ -35,6 +35,16 @@ SCHEMA = "lane INT, table STRING, kind INT, first STRING, payload BINARY"
 
 
 @dataclass(frozen=True)
+class Receipt:
+    """Copied rows of a table, staged at the destination, and whether their batch starts or completes its copy."""
+
+    table: TableSchema
+    staged: Staged
+    starts: bool
+    completes: bool
+
+
+@dataclass(frozen=True)
 class BlockRow:
     """One row on the executor that applies it. `payload` stays where Spark put it until it is decoded."""
 
@@ -49,10 +59,11 @@ class BlockRow:
         assert isinstance(split, Split)
         return split
 
-    def staged(self) -> tuple[TableSchema, Staged, bool]:
-        """The receipt of a copied chunk, and whether it is the copy's first."""
+    def receipt(self) -> Receipt:
+        """The receipt of a copied chunk."""
         raw = json.loads(self.payload.to_pybytes())
-        return TableSchema.from_json(raw["table"]), Staged(**raw["staged"]), raw["starts"]
+        table, staged = TableSchema.from_json(raw["table"]), Staged(**raw["staged"])
+        return Receipt(table, staged, raw["starts"], raw["completes"])
 
     def error(self) -> TableError:
         """The error that stopped the copy of a table."""
@@ -66,9 +77,14 @@ def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:
     return _row(lane, "", LOG, f"{number:08}", pickle.dumps(split))
 
 
-def staged_row(table: TableSchema, staged: Staged, lane: int, *, starts: bool) -> pa.RecordBatch:
-    receipt = {"table": table.to_json(), "staged": asdict(staged), "starts": starts}
-    return _row(lane, str(table.table), STAGED, "", json.dumps(receipt).encode())
+def staged_row(receipt: Receipt, lane: int) -> pa.RecordBatch:
+    raw = {
+        "table": receipt.table.to_json(),
+        "staged": asdict(receipt.staged),
+        "starts": receipt.starts,
+        "completes": receipt.completes,
+    }
+    return _row(lane, str(receipt.table.table), STAGED, "", json.dumps(raw).encode())
 
 
 def error_row(error: TableError, lane: int) -> pa.RecordBatch:

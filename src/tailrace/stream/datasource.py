@@ -21,8 +21,8 @@ from tailrace.destination import Destination
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
 from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
-from tailrace.state import StateStore, TableState
-from tailrace.stream.block import SCHEMA, error_row, log_row, staged_row
+from tailrace.state import StateStore, StoreAddress, TableState
+from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
 from tailrace.stream.sealed import Sealed
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
@@ -32,14 +32,15 @@ POLL_SECONDS = 0.02
 @dataclass(frozen=True)
 class Feed:
     """What a stream is made of. With a `destination`, copied rows are staged there by the task that reads them, and
-    only their receipts cross Spark; changes cross it as references to where they are. `state_dir` is where errors and
-    requests of operators are found."""
+    only their receipts cross Spark; changes cross it as references to where they are. `state` is where errors, requests
+    of operators and schema versions are, and `run` the number of the run that may write there."""
 
     source: Source
     limit: Limit
     lanes: int
     destination: Sealed[Destination] | None = None
-    state_dir: Path | None = None
+    state: StoreAddress | None = None
+    run: int = 0
 
 
 @dataclass
@@ -81,8 +82,13 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def follower(self) -> Follower:
         if self._follower is None:
-            self._follower = self.feed.source.follow()
+            self._follower = self.feed.source.follow(self._open_store())
         return self._follower
+
+    def _open_store(self) -> StateStore | None:
+        if self._store is None and self.feed.state is not None:
+            self._store = self.feed.state.join(self.feed.run)
+        return self._store
 
     def initialOffset(self) -> Offset:
         return self.follower.start()
@@ -96,7 +102,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         while True:
-            if self.feed.state_dir is not None and drain_file(self.feed.state_dir).exists():
+            if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
                 return start
             end = self.follower.latest(start, self.feed.limit, self._orders())
             if end != start or self._target is None or self.follower.done(start, self._target):
@@ -105,14 +111,20 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(POLL_SECONDS)
 
     def _orders(self) -> Orders:
-        if self.feed.state_dir is None:
+        store = self._open_store()
+        if store is None:
             return Orders()
-        self._store = self._store or StateStore.open_reading(self.feed.state_dir)
-        tables = self._store.tables()
+        tables = store.tables()
         ids = {table.name: table.upstream_id for table in tables}
         return Orders(
-            {table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
-            {ids[request.table]: request.id for request in self._store.open_requests() if request.table in ids},
+            stopped={table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
+            paused=[table.upstream_id for table in tables if table.paused_at is not None],
+            resync={
+                ids[request.table]: request.id
+                for request in store.open_requests()
+                if request.kind == "resync" and request.table in ids
+            },
+            skips=store.skips(),
         )
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
@@ -138,7 +150,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             staged = destination.open().write_rows(split.copies, self.feed.source.read(split))
             give_back_memory()
             reach("stream.staged")
-            yield staged_row(split.copies, staged, lane, starts=split.starts)
+            yield staged_row(Receipt(split.copies, staged, split.starts, split.completes), lane)
         except TableError as error:
             yield error_row(error, lane)
 

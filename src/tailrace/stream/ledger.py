@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Sequence
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tailrace.errors import TailraceError
+from tailrace.advice import advice_for
+from tailrace.change import Position
+from tailrace.errors import TailraceError, revive
 from tailrace.schema import TableSchema
+from tailrace.selection import TableOptions
 from tailrace.source import Offset, Source, TableProgress
 from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState, TableUpdate
 from tailrace.state.machine import WAY
@@ -17,8 +20,12 @@ from tailrace.status import Status
 from tailrace.stream.microbatch import Result
 
 EVENT_SECONDS = 10.0
+PRUNE_BATCHES = 50
+"""How often versions that nobody needs any more are looked for."""
+LONGEST_WAIT_SECONDS = 3600.0
 
 _STATE_OF = {
+    "init": TableState.INIT,
     "copy": TableState.DATA_SYNC,
     "catchup": TableState.FINISHED_COPY,
     "ready": TableState.READY,
@@ -29,14 +36,16 @@ _STATE_OF = {
 class Ledger:
     """`applied` is called when a batch is durable at the destination, `committed` once Spark has logged it."""
 
-    def __init__(self, store: StateStore, source: Source) -> None:
+    def __init__(self, store: StateStore, source: Source, tables: TableOptions) -> None:
         self._store = store
         self._source = source
+        self._tables = tables
         self._lock = threading.Lock()
         self._results: dict[int, list[Result]] = {}
         self._previous: Status | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
+        self._standing: Mapping[str, TableProgress] = _by_id(source.progress(dict(last.offset)) if last else [])
 
     @property
     def unconfirmed(self) -> bool:
@@ -45,12 +54,13 @@ class Ledger:
             return bool(self._results)
 
     def open_tables(self, tables: Sequence[TableSchema]) -> None:
-        """Make the tables known, with their schema as it is now."""
-        from tailrace.change import START
-
+        """Make the tables of now known; forget those that left while nobody ran."""
+        wanted = {table.upstream_id for table in tables}
+        for known in self._store.tables():
+            if known.upstream_id not in wanted and known.upstream_id not in self._standing:
+                self._store.forget_table(known.upstream_id)
         for table in tables:
             self._store.add_table(table.upstream_id, str(table.table))
-            self._store.put_schema(table, START)
 
     def require_owner(self) -> None:
         """Raises OwnedError when another runner has taken the pipeline over."""
@@ -74,44 +84,118 @@ class Ledger:
     def _fail(self, results: Sequence[Result]) -> None:
         known = {table.name: table for table in self._store.tables()}
         for result in results:
-            table, error = known[result.table], result.error or {}
-            copying = table.state in (TableState.INIT, TableState.DATA_SYNC)
-            self._store.fail_table(
+            error = revive(result.error or {"kind": "TableError", "message": "it could not be applied"})
+            self._fail_table(known[result.table], error)
+
+    def _fail_table(self, table: TableRecord, error: TailraceError) -> None:
+        advice, settings = advice_for(type(error)), self._tables.settings_of(table.name).errors
+        attempts = table.attempts + 1
+        retry = advice.retry if settings.retry == "timed" else settings.retry
+        if retry == "timed" and not advice.anew and attempts >= settings.attempts:
+            retry = "manual"
+        wait = 0.0 if advice.anew else min(settings.backoff * 2 ** (attempts - 1), LONGEST_WAIT_SECONDS)
+        copying = table.state in (TableState.INIT, TableState.DATA_SYNC)
+        if error.raw is not None and error.position is not None:
+            self._store.keep_letter(
                 table.upstream_id,
-                error.get("message", "it could not be applied"),
-                fix=error.get("fix"),
-                resume=None if copying else table.position,
+                table.name,
+                error.position,
+                kind=type(error).__name__,
+                reason=error.message,
+                fix=error.fix,
+                raw=error.raw,
+                version=table.version,
             )
+        self._store.fail_table(
+            table.upstream_id,
+            error.message,
+            fix=error.fix or advice.text,
+            retry=retry,
+            resume=None if copying or advice.anew or retry == "none" else self._reached(table.upstream_id),
+            attempts=attempts,
+            next_try=datetime.now(UTC) + timedelta(seconds=wait) if retry == "timed" else None,
+        )
+
+    def _reached(self, upstream_id: str) -> str | None:
+        """Where the batch before this one had brought the table."""
+        standing = self._standing.get(upstream_id)
+        return str(standing.position) if standing is not None else None
 
     def committed(self, batch_id: int, offset: Offset, seconds: float) -> None:
         """Record the batch and let the upstream forget it. Called again for the same batch it does nothing new."""
         with self._lock:
             results = self._results.pop(batch_id, [])
         by_id = {result.upstream_id: result for result in results}
-        known = {table.upstream_id: table for table in self._store.tables()}
-        standing = self._source.progress(offset)
-        begun = {request.id for request in self._store.open_requests()} & {table.request for table in standing}
+        standing = _by_id(self._source.progress(offset))
+        known = self._meet(standing)
+        begun = {request.id for request in self._store.open_requests() if request.kind == "resync"}
+        begun &= {table.request for table in standing.values()}
         updates = [
-            _update(known[table.upstream_id], table, by_id.get(table.upstream_id), anew=table.request in begun)
-            for table in standing
-            if table.upstream_id in known
+            _update(known[each], now, by_id.get(each), anew=self._is_anew(now, begun))
+            for each, now in standing.items()
+            # A table that stays level with the log is where the whole batch is: there is nothing to write for it.
+            if each in known
+            and not (now.phase == "ready" and known[each].state is TableState.READY and each not in by_id)
         ]
         record = BatchRecord(
             batch_id,
             offset,
-            str(max((table.position for table in standing), default=None) or "") or None,
+            str(max((table.position for table in standing.values()), default=None) or "") or None,
             rows=sum(result.copied + result.changes for result in results),
             seconds=seconds,
             at=datetime.now(UTC),
         )
         self._store.apply_batch(record, updates)
+        for gone in self._standing.keys() - standing.keys():
+            self._store.forget_table(gone)
         for request in begun:
-            self._store.finish_request(request)
+            self._store.finish_request(request, "the copy has begun")
+        self._standing = standing
+        self._show_passing(standing)
+        if batch_id % PRUNE_BATCHES == 0 and standing:
+            self._prune(min(table.position for table in standing.values()))
         self._source.release(offset)
         self.last_batch = batch_id
 
-    def note_source(self) -> None:
-        self._store.put_source_status(SourceStatus(**self._source.status()))
+    def _meet(self, standing: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
+        """The records of the tables, made for those that joined and renamed for those that were."""
+        known = {table.upstream_id: table for table in self._store.tables()}
+        for upstream_id in standing:
+            schema = self._store.schema_at(upstream_id)
+            if schema is not None and (upstream_id not in known or known[upstream_id].name != str(schema.table)):
+                known[upstream_id] = self._store.add_table(upstream_id, str(schema.table))
+        return known
+
+    def _is_anew(self, now: TableProgress, begun: set[int]) -> bool:
+        """Whether a new copy of the table began with this batch, or waits to begin."""
+        before = self._standing.get(now.upstream_id)
+        if now.request in begun:
+            return True
+        return before is not None and (
+            before.copy != now.copy or (now.phase == "init" and before.phase not in ("init", "stopped"))
+        )
+
+    def _show_passing(self, standing: Mapping[str, TableProgress]) -> None:
+        """Between its copy and the log a table waits, then catches up: seen by who looks now, not stored."""
+        for upstream_id, now in standing.items():
+            passing = None
+            if now.phase == "catchup":
+                passing = TableState.CATCHUP if now.catching_up else TableState.SYNC_WAIT
+            self._store.overlay(upstream_id, passing)
+
+    def _prune(self, upto: Position) -> None:
+        kept = [table.upstream_id for table in self._store.tables() if self._pinned(table)]
+        self._store.prune_schemas(upto, keep=kept)
+
+    def _pinned(self, table: TableRecord) -> bool:
+        # The destination keeps the columns of the copy, which only the version of then can tell.
+        return self._tables.settings_of(table.name).schema_changes == "ignore"
+
+    def note_source(self) -> str | None:
+        """Store what the receiving half says of itself; its gear."""
+        status = SourceStatus(**self._source.status())
+        self._store.put_source_status(status)
+        return status.gear
 
     def waiting(self, error: TailraceError) -> None:
         """Something is unavailable: say so in the status until it is over."""
@@ -121,6 +205,10 @@ class Ledger:
     def status(self) -> Status:
         self._previous = Status.read(self._store, previous=self._previous)
         return self._previous
+
+
+def _by_id(standing: Sequence[TableProgress]) -> dict[str, TableProgress]:
+    return {table.upstream_id: table for table in standing}
 
 
 def _update(known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool) -> TableUpdate:
@@ -133,15 +221,16 @@ def _update(known: TableRecord, now: TableProgress, result: Result | None, *, an
         changes_applied=result.changes if counted and result else 0,
         chunks_done=now.chunks_done if anew else max(0, now.chunks_done - known.chunks_done),
         chunks_total=now.chunks_total or None,
-        position=str(now.position),
+        position=str(now.position) if now.phase != "init" else None,
         last_change_committed_at=datetime.fromtimestamp(committed_at / 1e6, UTC) if committed_at else None,
     )
 
 
 def _steps(start: TableState, end: TableState, *, anew: bool) -> tuple[TableState, ...]:
     """The states on the way; none when the table is there already or further. A new copy begins at Init."""
-    if anew:
-        return WAY[: WAY.index(end) + 1] if end is not TableState.ERRORED else ()
+    if anew and end is not TableState.ERRORED:
+        way = WAY[: WAY.index(end) + 1]
+        return way[1:] if start is TableState.INIT else way
     if start == end or TableState.ERRORED in (start, end):
         return ()
     first, last = WAY.index(start), WAY.index(end)

@@ -91,12 +91,13 @@ class Applier:
         for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table):
             yield self._apply(table, _Work.of_copy(receipts), batch)
         splits = [row.log() for row in rows if row.kind == LOG]
+        schemas = {name: schema for split in splits for name, schema in split.schemas.items()}
         for tables in sittings(splits):
             read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
-            for table, work in _works(tables, read):
-                yield self._apply(table, work, batch)
+            for table, flow in _flows(tables, read):
+                yield self._apply(table, _Work(schemas[table], flow), batch)
 
-    def _read(self, splits: Sequence[Split]) -> Iterator[tuple[list[Changes], list[TableError]]]:
+    def _read(self, splits: Sequence[Split]) -> Read:
         """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
         workers = os.cpu_count() or 1
         with ThreadPoolExecutor(workers) as pool:
@@ -128,9 +129,7 @@ class Applier:
         started = time.monotonic()
         result: dict[str, Any] = {"table": name}
         try:
-            table = work.find_table()
-            if table is None:
-                return _row(result)
+            table = work.require_table()
             result["upstream_id"] = table.upstream_id
             written = self._write(table, work, batch)
             if _due(name, batch):
@@ -151,7 +150,13 @@ class Applier:
     def _write(self, table: TableSchema, work: _Work, batch: Batch) -> Written:
         reach("stream.before_write")
         written = self.destination.write_changes(
-            table, work.changes(), batch, staged=work.staged, starts=work.starts, refetch=self.source.refetch
+            table,
+            work.changes(),
+            batch,
+            staged=work.staged,
+            starts=work.starts,
+            completes=work.completes,
+            refetch=self.source.refetch,
         )
         reach("stream.written")
         return written
@@ -177,13 +182,14 @@ def sittings(splits: Sequence[Split]) -> list[frozenset[str]]:
     return [*found, frozenset(together)] if together else found
 
 
-def _works(
-    tables: frozenset[str], read: Iterator[tuple[list[Changes], list[TableError]]]
-) -> Iterator[tuple[str, _Work]]:
+Read = Iterator[tuple[list[Changes], list[TableError]]]
+
+
+def _flows(tables: frozenset[str], read: Read) -> Iterator[tuple[str, Iterator[Changes]]]:
     """What was read, by table. A single table is passed on as it is read; several are gathered first."""
     if len(tables) == 1:
         [table] = tables
-        yield table, _Work(_flow(read))
+        yield table, _flow(read)
         return
     gathered: dict[str, list[Changes]] = {}
     failed: dict[str, TableError] = {}
@@ -191,12 +197,12 @@ def _works(
         for chunk in changes:
             gathered.setdefault(str(chunk.table.table), []).append(chunk)
         failed.update((error.table or "", error) for error in errors)
-    for table in sorted(gathered.keys() | failed.keys()):
-        flow = iter([([], [failed[table]])]) if table in failed else iter([(gathered.pop(table), [])])
-        yield table, _Work(_flow(flow))
+    for table in sorted(tables):
+        flow = iter([([], [failed[table]])]) if table in failed else iter([(gathered.pop(table, []), [])])
+        yield table, _flow(flow)
 
 
-def _flow(read: Iterator[tuple[list[Changes], list[TableError]]]) -> Iterator[Changes]:
+def _flow(read: Read) -> Iterator[Changes]:
     """The changes, each given away as it is asked for. Raises the table's error where it comes."""
     for changes, errors in read:
         if errors:
@@ -206,35 +212,39 @@ def _flow(read: Iterator[tuple[list[Changes], list[TableError]]]) -> Iterator[Ch
 
 
 class _Work:
-    """What one batch holds for one table: receipts of copied rows, or changes of the log, counted as they are used."""
+    """What one batch holds for one table: receipts of copied rows, or changes of the log, counted as they are used.
 
-    def __init__(self, changes: Iterator[Changes]) -> None:
+    `table` is the version it ends with; None when not even that could be told.
+    """
+
+    def __init__(self, table: TableSchema | None, changes: Iterator[Changes]) -> None:
         self.staged: list[Staged] = []
         self.starts = False
+        self.completes = False
         self.count = 0
         self.committed_at: int | None = None
         self._changes = changes
-        self._table: TableSchema | None = None
+        self._table = table
         self._error: TableError | None = None
 
     @classmethod
     def of_copy(cls, rows: Iterable[BlockRow]) -> _Work:
-        work = cls(iter(()))
+        work = cls(None, iter(()))
         for row in rows:
             if row.kind == ERROR:
                 work._error = row.error()
             else:
-                work._table, receipt, starts = row.staged()
-                work.staged.append(receipt)
-                work.starts |= starts
+                receipt = row.receipt()
+                work._table = receipt.table
+                work.staged.append(receipt.staged)
+                work.starts, work.completes = receipt.starts, receipt.completes
         return work
 
-    def find_table(self) -> TableSchema | None:
-        """The table, learned from the first change; None when there is no change. Raises what stopped the table."""
+    def require_table(self) -> TableSchema:
+        """The table at the version it ends with. Raises what stopped its copy."""
         if self._error is not None:
             raise self._error
-        if self._table is None and (first := next(self._changes, None)) is not None:
-            self._table, self._changes = first.table, chain([first], self._changes)
+        assert self._table is not None
         return self._table
 
     def changes(self) -> Iterator[Changes]:

@@ -25,6 +25,7 @@ from tailrace.registry import open_destination, open_source
 from tailrace.source import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
 from tailrace.status import Status
+from tailrace.stream.attendant import Attendant
 from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import recognise
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
@@ -47,7 +48,10 @@ class Run:
     """What one call of `Pipeline.run` works with."""
 
     session: SparkSession
+    store: StateStore
+    number: int
     ledger: Ledger
+    attendant: Attendant
     listener: CommitListener
     once: bool
     on_progress: OnProgress | None
@@ -55,6 +59,13 @@ class Run:
     def show(self) -> None:
         if self.on_progress is not None:
             self.on_progress(self.ledger.status())
+
+    def tend(self) -> None:
+        """Between batches: keep the lease, look after the tables, say how things stand."""
+        self.store.renew_lease()
+        gear = self.ledger.note_source()
+        self.attendant.tend(is_full=gear == "full")
+        self.show()
 
 
 class Pipeline:
@@ -92,7 +103,7 @@ class Pipeline:
 
     def status(self) -> Status:
         """What the state store says; needs neither Spark nor the upstream."""
-        with StateStore.open_reading(self.config.state) as store:
+        with self.config.store_address.open_reading() as store:
             return Status.read(store)
 
     def drain(self) -> None:
@@ -113,22 +124,24 @@ class Pipeline:
         require(self.check())
         with ExitStack() as stack:
             stack.enter_context(RunnerLock(self.config.state))
-            store = stack.enter_context(
-                StateStore.open(self.config.state, name=self.config.name, fingerprint=self.config.fingerprint)
-            )
+            store = stack.enter_context(self.config.store_address.open(self.config.fingerprint))
             self._require_checkpoint(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
-            store.claim_run()
+            # Who holds the folder's lock knows that nobody else on this machine runs the pipeline.
+            number = store.claim_run(takes_over=self.config.store.type == "sqlite")
+            stack.callback(store.release_lease)
             self.source.prepare()
             reach("pipeline.prepared")
-            ledger = Ledger(store, self.source)
+            ledger = Ledger(store, self.source, self.config.tables)
             ledger.open_tables(self.source.tables())
+            attendant = Attendant(store, self.config.tables)
+            attendant.tend()
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
             listener = CommitListener(partial(self._committed, ledger))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
-            self._keep_running(Run(session, ledger, listener, once, on_progress))
+            self._keep_running(Run(session, store, number, ledger, attendant, listener, once, on_progress))
 
     # -- before the first batch ---------------------------------------------------------------------------
 
@@ -157,9 +170,11 @@ class Pipeline:
                 attempt = 0 if run.ledger.last_batch != applied else attempt + 1
                 if run.once and attempt >= ONCE_ATTEMPTS:
                     raise
-                run.ledger.waiting(error)
-                run.show()
-                self._draining.wait(BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)])
+                until = time.monotonic() + BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
+                while time.monotonic() < until and not self._draining.wait(min(STATUS_SECONDS, BACKOFF_SECONDS[0])):
+                    run.store.renew_lease()
+                    run.ledger.waiting(error)
+                    run.show()
             else:
                 return
 
@@ -168,9 +183,11 @@ class Pipeline:
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         format_name = f"tailrace_{config.name}"
-        feed = Feed(self.source, limit, lanes, Sealed.of(self.destination), Path(config.state))
+        feed = Feed(self.source, limit, lanes, Sealed.of(self.destination), config.store_address, run.number)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes)
+        # Another life of the same pipeline counts its batches anew.
+        life = f"{config.name}/{run.store.pipeline().epoch}"
 
         def apply(blocks: DataFrame, batch_id: int) -> None:
             self._in_batch.set()
@@ -178,7 +195,7 @@ class Pipeline:
                 ledger.require_owner()
                 sync_log(self._checkpoint, "offsets", batch_id)
                 reach("pipeline.before_apply")
-                ledger.applied(batch_id, applier.apply(blocks, Batch(config.name, batch_id)))
+                ledger.applied(batch_id, applier.apply(blocks, Batch(life, batch_id)))
                 reach("pipeline.applied")
             finally:
                 self._in_batch.clear()
@@ -211,8 +228,7 @@ class Pipeline:
         while query.isActive and not self._draining.wait(0.05):
             run.listener.raise_failure()
             if time.monotonic() - shown > STATUS_SECONDS:
-                run.ledger.note_source()
-                run.show()
+                run.tend()
                 shown = time.monotonic()
         if self._draining.is_set():
             self._settle(query, run.ledger)

@@ -19,6 +19,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tailrace.change import Changes, Op, op_names, position_texts
+from tailrace.collapse import fit
 from tailrace.config import load
 from tailrace.errors import ConfigError
 from tailrace.registry import open_source
@@ -96,9 +97,10 @@ class ChangeReader(BlockReader):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, BlockPartition)
-        typed = self.request.table is not None
+        table = self.request.table
         for changes in self.feed.source.read(partition.split):
-            yield typed_rows(changes, self.request.layout()) if typed else json_rows(changes)
+            # The columns of a stream are those the table had when it was opened.
+            yield json_rows(changes) if table is None else typed_rows(fit(changes, table), self.request.layout())
 
     def commit(self, end: Offset) -> None:
         self.feed.source.release(end)

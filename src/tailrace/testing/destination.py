@@ -22,8 +22,8 @@ import pyarrow as pa
 import pytest
 
 from tailrace.change import Changes, Op, pack_unchanged
-from tailrace.destination import Batch, Destination
-from tailrace.errors import TableError
+from tailrace.destination import Batch, Destination, Staged
+from tailrace.errors import SchemaChangedError, TableError
 from tailrace.schema import Column, TableName, TableSchema
 
 Row = dict[str, Any]
@@ -90,6 +90,19 @@ ITEMS = TableSchema(
     ),
     ("id",),
 )
+PLAIN = TableSchema(TableName("shop", "plain"), ITEMS.columns, ("id",))
+"""The same under another name: for tests that drop and rename columns a destination may be told to partition by."""
+
+
+def with_columns(table: TableSchema, *columns: Column) -> TableSchema:
+    """The next version of a table, with these columns added."""
+    return TableSchema(table.table, (*table.columns, *columns), table.key, table.version + 1)
+
+
+def altered(table: TableSchema, **columns: Column | None) -> TableSchema:
+    """The next version of a table, with other columns in place of the named ones; None drops one."""
+    kept = (columns.get(column.name, column) for column in table.columns)
+    return TableSchema(table.table, tuple(filter(None, kept)), table.key, table.version + 1)
 
 
 class DestinationContract:
@@ -203,18 +216,99 @@ class DestinationContract:
         self.write(destination, 1, staged=[second])
         assert self.rows(destination) == [{"id": 1, "name": "new", "price": 1}, {"id": 2, "name": "b", "price": 2}]
 
-    def test_a_copy_that_starts_replaces_all_there_was(self, destination: Destination) -> None:
+    def test_a_copy_in_one_batch_replaces_all_there_was(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1))
         staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2)))
-        self.write(destination, 1, staged=[staged], starts=True)
+        self.write(destination, 1, staged=[staged], starts=True, completes=True)
         assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
-        assert self.write(destination, 1, staged=[staged], starts=True).repeated
+        assert self.write(destination, 1, staged=[staged], starts=True, completes=True).repeated
 
     def test_a_copy_of_an_empty_table_leaves_an_empty_table(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1))
         staged = destination.write_rows(ITEMS, [])
-        self.write(destination, 1, staged=[staged], starts=True)
+        self.write(destination, 1, staged=[staged], starts=True, completes=True)
         assert self.rows(destination) == []
+
+    def copied(self, destination: Destination, *ids: int, table: TableSchema = ITEMS) -> list[Staged]:
+        return [destination.write_rows(table, changes_of(table, *(read(id=number) for number in ids)))]
+
+    def ids(self, destination: Destination, table: TableSchema = ITEMS) -> list[int]:
+        return sorted(row["id"] for row in self.rows(destination, table))
+
+    def test_a_first_copy_shows_its_rows_batch_by_batch(self, destination: Destination) -> None:
+        self.write(destination, 0, staged=self.copied(destination, 1), starts=True)
+        assert self.ids(destination) == [1]
+        self.write(destination, 1, staged=self.copied(destination, 2))
+        assert self.ids(destination) == [1, 2]
+        self.write(destination, 2, staged=self.copied(destination, 3), completes=True)
+        assert self.ids(destination) == [1, 2, 3]
+
+    def test_a_copy_into_a_table_with_rows_shows_none_before_all(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
+        self.write(destination, 2, staged=self.copied(destination, 2, 3))
+        assert self.ids(destination) == [9]
+        self.write(destination, 3, delete(id=3), staged=self.copied(destination, 4), completes=True)
+        assert self.ids(destination) == [1, 2, 4]
+        self.write(destination, 4, update(id=1, price=5), insert(id=5, name="e", price=5))
+        assert self.ids(destination) == [1, 2, 4, 5]
+
+    def test_a_copy_may_end_with_a_batch_that_copies_nothing(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
+        self.write(destination, 2, completes=True)
+        assert self.ids(destination) == [1]
+
+    def test_batches_of_a_copy_that_are_repeated_are_there_once(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        for _ in range(2):
+            self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
+        for _ in range(2):
+            self.write(destination, 2, staged=self.copied(destination, 2))
+        for attempt in range(2):
+            last = self.write(destination, 3, staged=self.copied(destination, 3), completes=True)
+            assert last.repeated == bool(attempt)
+        assert self.ids(destination) == [1, 2, 3]
+
+    def test_a_copy_that_begins_again_forgets_what_it_copied_before(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
+        self.write(destination, 2, staged=self.copied(destination, 2))
+        self.write(destination, 3, staged=self.copied(destination, 3), starts=True)
+        assert self.ids(destination) == [9]
+        self.write(destination, 4, staged=self.copied(destination, 4), completes=True)
+        assert self.ids(destination) == [3, 4]
+
+    def test_a_table_whose_copy_is_underway_is_kept_by_housekeeping_and_dropped_whole(
+        self, destination: Destination
+    ) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
+        destination.maintain(ITEMS.table)
+        self.write(destination, 2, staged=self.copied(destination, 2), completes=True)
+        assert self.ids(destination) == [1, 2]
+        self.write(destination, 3, staged=self.copied(destination, 3), starts=True)
+        destination.drop_table_for_copy(ITEMS)
+        self.write(destination, 4, staged=self.copied(destination, 4))
+        assert self.ids(destination) == [4]
+
+    def test_a_copy_may_bring_another_table_and_span_versions(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9), table=PLAIN)
+        first = altered(PLAIN, price=Column("label", pa.string(), number=7))
+        second = altered(first, label=Column("tag", pa.string(), number=7), name=None)
+        last = with_columns(second, Column("size", pa.int64(), number=8, initial=pa.scalar(4)))
+        self.write(destination, 1, table=first, staged=self.staged(destination, first, id=1, label="x"), starts=True)
+        self.write(destination, 2, table=second, staged=self.staged(destination, second, id=2, tag="y"))
+        staged = self.staged(destination, last, id=3, tag="z", size=5)
+        self.write(destination, 3, table=last, staged=staged, completes=True)
+        assert self.rows(destination, last) == [
+            {"id": 1, "tag": "x", "size": 4},
+            {"id": 2, "tag": "y", "size": 4},
+            {"id": 3, "tag": "z", "size": 5},
+        ]
+
+    def staged(self, destination: Destination, table: TableSchema, **row: Any) -> list[Staged]:
+        return [destination.write_rows(table, changes_of(table, read(**row)))]
 
     def test_a_dropped_table_forgets_its_rows_and_its_batches(self, destination: Destination) -> None:
         self.write(destination, 3, insert(id=1, name="a", price=1))
@@ -231,6 +325,87 @@ class DestinationContract:
         new = changes_of(wider, insert(id=3, name="c", price=3, size=30), commit=9)
         destination.write_changes(wider, [*old, *new], Batch("contract", 1))
         assert [row["size"] for row in self.rows(destination, wider)] == [None, None, 30]
+
+    def test_a_table_follows_its_schema_without_any_change(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        wider = with_columns(ITEMS, Column("size", pa.int64(), number=4))
+        assert not self.write(destination, 1, table=wider).repeated
+        assert self.rows(destination, wider) == [{"id": 1, "name": "a", "price": 1, "size": None}]
+        assert self.write(destination, 1, table=wider).repeated
+        assert not self.write(destination, 2, table=wider).repeated
+        assert not self.write(destination, 2, table=wider).repeated
+
+    def test_a_new_column_has_its_initial_value_in_every_older_row(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+        wider = with_columns(ITEMS, Column("size", pa.int64(), number=4, initial=pa.scalar(7)))
+        old = changes_of(ITEMS, insert(id=3, name="c", price=3), update(id=2, name="B", price=2))
+        new = changes_of(wider, insert(id=4, name="d", price=4, size=40), update(id=3, price=33), commit=9)
+        destination.write_changes(wider, [*old, *new], Batch("contract", 1))
+        assert [(row["name"], row["price"], row["size"]) for row in self.rows(destination, wider)] == [
+            ("a", 1, 7),
+            ("B", 2, 7),
+            ("c", 33, 7),
+            ("d", 4, 40),
+        ]
+
+    def test_an_initial_value_comes_without_any_change(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        wider = with_columns(ITEMS, Column("size", pa.int64(), number=4, initial=pa.scalar(7)))
+        self.write(destination, 1, table=wider)
+        assert self.write(destination, 1, table=wider).repeated
+        self.write(destination, 2, update(id=1, name="b"), table=wider)
+        assert self.rows(destination, wider) == [{"id": 1, "name": "b", "price": 1, "size": 7}]
+
+    def test_rows_written_after_a_column_was_dropped_do_without_it(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1), table=PLAIN)
+        narrower = altered(PLAIN, price=None)
+        old = changes_of(PLAIN, insert(id=2, name="b", price=2))
+        new = changes_of(narrower, insert(id=3, name="c"), update(id=1, name="A"), commit=9)
+        destination.write_changes(narrower, [*old, *new], Batch("contract", 1))
+        assert [row["name"] for row in self.rows(destination, narrower)] == ["A", "b", "c"]
+
+    def test_a_column_dropped_and_added_again_is_another_column(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2), table=PLAIN)
+        again = altered(PLAIN, name=None, price=Column("price", pa.string(), number=4, initial=pa.scalar("none")))
+        new = changes_of(again, insert(id=3, price="3"), commit=9)
+        destination.write_changes(again, [*changes_of(PLAIN, update(id=2, price=22)), *new], Batch("contract", 1))
+        assert [row["price"] for row in self.rows(destination, again)] == ["none", "none", "3"]
+        third = with_columns(again, Column("name", pa.string(), number=5))
+        self.write(destination, 2, update(id=3, name="c"), table=third)
+        assert [row["name"] for row in self.rows(destination, third)] == [None, None, "c"]
+
+    def test_columns_may_be_renamed_to_each_others_names(self, destination: Destination) -> None:
+        table = altered(PLAIN, price=Column("other", pa.string(), number=3))
+        self.write(destination, 0, insert(id=1, name="n", other="o"), table=table)
+        swapped = altered(
+            table, name=Column("other", pa.string(), number=2), other=Column("name", pa.string(), number=3)
+        )
+        old = changes_of(table, insert(id=2, name="n2", other="o2"))
+        new = changes_of(swapped, update(id=1, other="N"), commit=9)
+        destination.write_changes(swapped, [*old, *new], Batch("contract", 1))
+        assert self.rows(destination, swapped) == [
+            {"id": 1, "other": "N", "name": "o"},
+            {"id": 2, "other": "n2", "name": "o2"},
+        ]
+
+    def test_a_renamed_key_still_finds_its_rows(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
+        columns = (Column("number", pa.int64(), False, number=1), *ITEMS.columns[1:])
+        renamed = TableSchema(ITEMS.table, columns, ("number",), 2)
+        old = changes_of(ITEMS, delete(id=2), insert(id=3, name="c", price=3))
+        new = changes_of(renamed, update(number=1, price=10), delete(number=3), commit=9)
+        destination.write_changes(renamed, [*old, *new], Batch("contract", 1))
+        assert self.rows(destination, renamed) == [{"number": 1, "name": "a", "price": 10}]
+
+    def test_a_type_that_cannot_hold_the_old_values_stops_the_table_and_leaves_it(
+        self, destination: Destination
+    ) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        other = altered(ITEMS, name=Column("name", pa.int32(), number=2))
+        with pytest.raises(SchemaChangedError) as caught:
+            self.write(destination, 1, table=other)
+        assert caught.value.fix
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
 
     def test_every_value_comes_back_as_it_was(self, destination: Destination) -> None:
         table, rows = values_of_every_type()

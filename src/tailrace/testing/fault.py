@@ -104,11 +104,14 @@ class FaultyDestination:
         *,
         staged: Sequence[Staged] = (),
         starts: bool = False,
+        completes: bool = False,
         refetch: Refetch | None = None,
     ) -> Written:
         return self._with_fault(
             "write_changes",
-            lambda: self.inner.write_changes(table, changes, batch, staged=staged, starts=starts, refetch=refetch),
+            lambda: self.inner.write_changes(
+                table, changes, batch, staged=staged, starts=starts, completes=completes, refetch=refetch
+            ),
         )
 
     def drop_table_for_copy(self, table: TableSchema) -> None:

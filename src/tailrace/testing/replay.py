@@ -1,7 +1,7 @@
 """A pipeline without Spark: the source's two halves, a destination in memory, crashes wherever a test wants one.
 
-It keeps what Spark and a destination keep (offsets, batches, rows), so that a test can drop everything else at any
-moment and go on. Rows are replayed one by one, the plainest reading of what changes mean.
+It keeps what Spark, a state store and a destination keep (offsets, versions, batches, rows), so that a test can drop
+everything else at any moment and go on. Rows are replayed one by one, the plainest reading of what changes mean.
 """
 
 from __future__ import annotations
@@ -9,13 +9,16 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Self
 
 import pyarrow as pa
 
 from tailrace.change import Changes, Op
+from tailrace.errors import StaleCopyError
 from tailrace.schema import TableSchema
-from tailrace.source import Follower, Limit, Offset, Orders, Source
+from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
+from tailrace.source.history import Remembered
 
 Key = tuple[Any, ...]
 Row = dict[str, Any]
@@ -36,7 +39,30 @@ class MemoryTable:
         self.rows.clear()
         self.bag.clear()
 
+    def evolve(self, schema: TableSchema) -> None:
+        """Give every row the columns of another version: found by number, new ones with what they hold initially."""
+        if schema.columns == self.schema.columns and schema.key == self.schema.key:
+            return
+        old = {column.number: column.name for column in self.schema.columns}
+
+        def fitted(row: Row) -> Row:
+            return {
+                column.name: row[old[column.number]]
+                if column.number in old
+                else (column.initial.as_py() if column.initial is not None else None)
+                for column in schema.columns
+            }
+
+        names = [column.name for column in self.schema.columns]
+        bag: Counter[tuple[Any, ...]] = Counter()
+        for values, count in self.bag.items():
+            bag[_frozen(fitted(dict(zip(names, values, strict=True))))] += count
+        rows = [fitted(row) for row in self.rows.values()]
+        self.schema, self.bag = schema, bag
+        self.rows = {self._key(row): row for row in rows}
+
     def apply(self, changes: Changes, source: Source) -> None:
+        self.evolve(changes.table)
         mask = changes.unchanged_mask()
         moved: Row = {}
         names = [column.name for column in self.schema.columns]
@@ -82,15 +108,18 @@ class Replay:
         self.offset: Offset | None = None
         self.planned: Offset | None = None
         self.tables: dict[str, MemoryTable] = {}
+        self.copies: dict[str, MemoryTable] = {}
+        self.versions = Remembered()
         self.applied: set[tuple[int, str]] = set()
         self.batch = 0
         self.orders = Orders()
+        self.stale: dict[str, bool] = {}
         self._follower: Follower | None = None
 
     @property
     def follower(self) -> Follower:
         if self._follower is None:
-            self._follower = self.source.follow()
+            self._follower = self.source.follow(self.versions)
         return self._follower
 
     def crash(self) -> None:
@@ -110,7 +139,10 @@ class Replay:
         if self.offset is None:
             self.offset = self.follower.start()
         if self.planned is None:
-            end = self.follower.latest(self.offset, self.limit, self.orders)
+            # A copy that failed because its table changed is stopped by one batch and begins again with the next.
+            stopped = dict.fromkeys([*self.orders.stopped, *self.stale])
+            end = self.follower.latest(self.offset, self.limit, replace(self.orders, stopped=stopped))
+            self.stale = dict.fromkeys(self.stale, True) if end != self.offset else self.stale
             if end == self.offset:
                 return False
             self.planned = end
@@ -121,28 +153,53 @@ class Replay:
         assert self.offset is not None
         assert self.planned is not None
         pieces: dict[str, list[Changes]] = {}
-        starts: dict[str, TableSchema] = {}
+        copies: dict[str, Split] = {}
+        schemas: dict[str, TableSchema] = {}
         for split in self.follower.plan(self.offset, self.planned):
+            schemas |= split.schemas
             if split.copies is not None:
-                pieces.setdefault(str(split.copies.table), [])
-                if split.starts:
-                    starts[str(split.copies.table)] = split.copies
-            for changes in self.source.read(split):
-                pieces.setdefault(str(changes.table.table), []).append(changes)
-        for name in sorted(pieces)[: round(len(pieces) * fraction)]:
+                name = str(split.copies.table)
+                copies[name] = split
+                pieces.setdefault(name, [])
+            try:
+                for changes in self.source.read(split):
+                    pieces.setdefault(str(changes.table.table), []).append(changes)
+            except StaleCopyError:
+                assert split.copies is not None
+                self.stale[split.copies.upstream_id] = False
+        names = sorted(pieces.keys() | schemas.keys())
+        for name in names[: round(len(names) * fraction)]:
             if (self.batch, name) not in self.applied:
-                self._apply(name, pieces[name], starts.get(name))
+                if name in copies and self._is_stale(copies[name]):
+                    continue
+                if name in copies:
+                    self._copy(name, pieces[name], copies[name])
+                else:
+                    self._apply(name, pieces.get(name, []), schemas[name])
                 self.applied.add((self.batch, name))
 
-    def _apply(self, name: str, pieces: list[Changes], starts: TableSchema | None) -> None:
-        if starts is not None:
-            self.tables[name] = MemoryTable(starts)
+    def _is_stale(self, split: Split) -> bool:
+        return split.copies is not None and split.copies.upstream_id in self.stale
+
+    def _copy(self, name: str, pieces: list[Changes], split: Split) -> None:
+        """Rows of a copy stay out of sight until it is complete."""
+        assert split.copies is not None
+        if split.starts:
+            self.copies[name] = MemoryTable(split.copies)
+        for changes in pieces:
+            self.copies[name].apply(changes, self.source)
+        if split.completes:
+            self.tables[name] = self.copies.pop(name)
+
+    def _apply(self, name: str, pieces: list[Changes], schema: TableSchema) -> None:
         for changes in sorted(pieces, key=lambda changes: changes.first):
             self.tables[name].apply(changes, self.source)
+        self.tables[name].evolve(schema)
 
     def commit(self) -> None:
         assert self.planned is not None
         self.offset, self.planned = self.planned, None
+        self.stale = {upstream_id: False for upstream_id, heeded in self.stale.items() if not heeded}
         self.batch += 1
         self.source.release(self.offset)
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.change import Changes, Op
+from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import DamagedError, SchemaChangedError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.frame import OpenTransaction
@@ -29,7 +29,7 @@ from tailrace.source.postgres.message import (
     Type,
     parse,
 )
-from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.postgres.pgoutput import decode, only
 from tailrace.source.postgres.scan import scan
 
 INT4, INT8, TEXT, NUMERIC = 23, 20, 25, 1700
@@ -102,13 +102,14 @@ def table_of(oid: int, key: tuple[str, ...] = ("id",), **more: pa.DataType) -> T
 
 def run(
     messages: Sequence[bytes],
-    *tables: TableSchema,
+    *tables: TableSchema | tuple[Position, TableSchema],
     relations: dict[int, Relation] | None = None,
     transaction: OpenTransaction | None = None,
 ) -> list[Changes]:
-    by_oid: dict[int, list[TableSchema]] = {}
-    for table in tables:
-        by_oid.setdefault(int(table.table.name[1:]), []).append(table)
+    by_oid: dict[int, list[tuple[Position, TableSchema]]] = {}
+    for each in tables:
+        begins, table = (START, each) if isinstance(each, TableSchema) else each
+        by_oid.setdefault(int(table.table.name[1:]), []).append((begins, table))
     raw = pa.array(messages, pa.binary())
     return list(decode(raw, relations=relations or {}, transaction=transaction, tables=by_oid))
 
@@ -238,7 +239,7 @@ def test_rows_on_both_sides_of_a_changed_relation_are_read_by_their_own_version(
     wider = shape_of(1, columns=(("id", INT4), ("v", TEXT), ("w", INT8)))
     messages = in_transaction(relation(shape_of(1)), insert(1, ["1", "a"]), relation(wider), insert(1, ["2", "b", "9"]))
     first, second = table_of(1), table_of(1, w=pa.int64()).at_version(2)
-    found = run(messages, first, second)
+    found = run(messages, first, (Position(100, 2), second))
     assert [changes.table.version for changes in found] == [1, 2]
     assert brief(found) == [(Op.INSERT, 0, (1, "a")), (Op.INSERT, 2, (2, "b", 9))]
 
@@ -261,7 +262,7 @@ def test_a_relation_of_no_known_version_stops_its_table_and_no_other(
         insert(1, ["1"] * len(columns)), insert(2, ["2", "b"]),
     )  # fmt: skip
     found: list[Changes] = []
-    by_oid = {1: table_of(1), 2: table_of(2)}
+    by_oid = {1: only(table_of(1)), 2: only(table_of(2))}
     stream = decode(pa.array(messages, pa.binary()), relations={}, transaction=None, tables=by_oid)
     if difference is None:
         found.extend(stream)
@@ -421,7 +422,7 @@ def _change(draw: st.DrawFn, story: Story, oid: int, identity: str | None, tell:
 @settings(max_examples=150, deadline=None)
 @given(stories(), st.booleans())
 def test_any_stream_cut_at_any_message_gives_the_same_changes(story: Story, large: bool) -> None:
-    tables = {1: table_of(1), 2: table_of(2)}
+    tables = {1: only(table_of(1)), 2: only(table_of(2))}
     raw = pa.array([b"not ours", *story.messages], pa.large_binary() if large else pa.binary())[1:]
     looked = scan(raw)
     assert looked.end is None

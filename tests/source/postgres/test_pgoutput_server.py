@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from psycopg import conninfo, sql
 
-from tailrace.change import Changes, Op
+from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog_type import read_types
+from tailrace.source.postgres.framing import FrameMeta, Framer
 from tailrace.source.postgres.mapping import Converter, select_list, session_for
 from tailrace.source.postgres.message import EPOCH_US
 from tailrace.source.postgres.pgoutput import decode
@@ -68,7 +69,14 @@ class Upstream:
                 binary=True,
             ).fetchall()
         messages = pa.array([row[0] for row in rows], pa.binary())
-        return list(decode(messages, relations={}, transaction=None, tables=versions))
+        histories = {oid: list(zip(_begins(messages, oid), tables, strict=False)) for oid, tables in versions.items()}
+        return list(decode(messages, relations={}, transaction=None, tables=histories))
+
+
+def _begins(messages: pa.Array[Any], oid: int) -> list[Position]:
+    """Where each shape of a relation begins, as the receiver notes it."""
+    shapes = [shape for frame in Framer(0).feed(messages) for shape in FrameMeta.from_bytes(frame.meta).shapes]
+    return [shape.at for shape in shapes if int.from_bytes(shape.raw[1:5], "big") == oid] or [START]
 
 
 @pytest.fixture(params=[16, 18])

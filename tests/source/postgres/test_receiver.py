@@ -21,7 +21,7 @@ from tailrace.source.postgres import framing, receiver
 from tailrace.source.postgres.connection import Replication
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.lsn import before, parse_lsn
-from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.postgres.pgoutput import decode, only
 from tailrace.source.postgres.receiver import Receiver, ReceiverOptions, read_status
 from tailrace.source.postgres.slot import look, require
 from tailrace.source.postgres.source import PostgresSource
@@ -107,7 +107,7 @@ def arrived(session: Session, source: PostgresSource) -> None:
 def ids(source: PostgresSource) -> list[int]:
     """The key of every change in the journal, in order."""
     reader = JournalReader(source.journal)
-    tables = {oid: published.schema for oid, published in source.discover().items()}
+    tables = {oid: only(published.schema) for oid, published in source.discover().items()}
     found: list[int] = []
     for ref in reader.frames(START if not reader.path.exists() else origin(source), reader.head()):
         meta = FrameMeta.from_bytes(ref.meta)
@@ -239,7 +239,7 @@ def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: P
 
 
 def _keys_behind(reader: JournalReader, after: Position, source: PostgresSource) -> set[int]:
-    tables = {oid: published.schema for oid, published in source.discover().items()}
+    tables = {oid: only(published.schema) for oid, published in source.discover().items()}
     found: set[int] = set()
     for ref in reader.frames(after, reader.head()):
         meta = FrameMeta.from_bytes(ref.meta)

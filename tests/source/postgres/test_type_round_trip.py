@@ -19,7 +19,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog_type import builtin_arrow, read_types
 from tailrace.source.postgres.mapping import SESSION, Converter, select_list
 from tailrace.source.postgres.message import EPOCH_US
-from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.postgres.pgoutput import decode, only
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
 
@@ -195,7 +195,8 @@ def read_log(session: psycopg.Connection[Any], tables: dict[int, TableSchema]) -
         binary=True,
     ).fetchall()
     messages = pa.array([row[0] for row in rows], pa.binary())
-    return list(decode(messages, relations={}, transaction=None, tables=tables))
+    histories = {oid: only(table) for oid, table in tables.items()}
+    return list(decode(messages, relations={}, transaction=None, tables=histories))
 
 
 def read_copy(dsn: str, table: TableSchema) -> tuple[pa.StructArray, list[str | None]]:

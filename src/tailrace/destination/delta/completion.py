@@ -17,7 +17,8 @@ from tailrace.collapse import Collapsed, Marks
 from tailrace.destination import Refetch
 from tailrace.destination.delta.file import read_columns
 from tailrace.destination.delta.index import Index, Wanted
-from tailrace.destination.delta.layout import EXACT, conform, delta_type, to_delta
+from tailrace.destination.delta.layout import EXACT, delta_type, to_delta
+from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
 from tailrace.errors import TableError
 
@@ -58,14 +59,9 @@ def complete(
     for number in np.unique(found[found >= 0]):
         entry = candidates[number]
         at = np.flatnonzero(found == number)
-        renamed = {} if entry.staged else dict(target.renamed)
-        read = [renamed.get(column, column) for column in old_columns]
-        whole = pa.concat_tables(
-            [
-                conform(t, old_schema, renamed)
-                for t in read_columns(target.place, entry.file, read, partition_kinds(target))
-            ]
-        )
+        read = [old for column in old_columns if (old := entry.reading.name(column)) is not None]
+        tables = read_columns(target.place, entry.file, read, partition_kinds(target, entry.file))
+        whole = pa.concat_tables([entry.reading.read(some, old_schema) for some in tables])
         pieces.append(whole.take(pa.array(home_row[where[at]])))
         order.append(at)
     lost = np.flatnonzero(found < 0)
@@ -83,7 +79,7 @@ def complete(
         piece = pa.table(
             [to_delta(fetched.column(c), target.schema.field(c).type, c, name) for c in needed], names=needed
         )
-        pieces.append(conform(piece, old_schema).take(pa.array(at)))
+        pieces.append(AS_IS.read(piece, old_schema).take(pa.array(at)))
         order.append(lost)
     filler = pa.concat_tables(pieces) if pieces else old_schema.empty_table()
     filled = collapsed.incomplete[np.concatenate(order)] if order else np.zeros(0, np.int64)
@@ -96,7 +92,8 @@ def complete(
         if missing.any():
             kind = delta_type(column.type)
             values = to_delta(values, kind, column.name, name)
-            both = pa.chunked_array([*values.chunks, *filler.column(column.name).chunks], kind).combine_chunks()
+            filling = to_delta(filler.column(column.name), kind, column.name, name)
+            both = pa.chunked_array([*values.chunks, *filling.chunks], kind).combine_chunks()
             pick = np.where(missing, len(every) + source, every)
             values = pa.chunked_array([both.take(pa.array(pick))], kind)
         columns.append(values)

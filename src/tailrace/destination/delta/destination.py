@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,12 +16,13 @@ from tailrace import failpoint
 from tailrace.change import Changes, Position
 from tailrace.collapse import Collapsed, collapse, fit
 from tailrace.destination import Batch, Refetch, Staged, Written
-from tailrace.destination.delta import engine, preflight, upkeep
-from tailrace.destination.delta.evolution import Evolution, evolve
+from tailrace.destination.delta import copy, engine, preflight, upkeep
+from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
 from tailrace.destination.delta.layout import EXACT, METADATA, Layout
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
 from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.reading import Reading
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.errors import Finding, TableError, UnavailableError
@@ -87,6 +89,7 @@ class DeltaDestination:
         """
         place = self._place(table.table)
         layout = self._layout(table)
+        require_partition(layout)
         now = _now()
         exact = False
         with reaching(place, str(table.table)):
@@ -105,7 +108,10 @@ class DeltaDestination:
             files = writer.written
             place.sync()
         failpoint.reach("delta.staged")
-        receipt = {"exact": exact, "files": [file.to_json() for file in files]}
+        receipt = {
+            "schema": base64.b64encode(layout.schema.serialize()).decode(),
+            "files": [f.to_json() for f in files],
+        }
         return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), sum(file.size for file in files))
 
     def write_changes(
@@ -116,25 +122,43 @@ class DeltaDestination:
         *,
         staged: Sequence[Staged] = (),
         starts: bool = False,
+        completes: bool = False,
         refetch: Refetch | None = None,
     ) -> Written:
         """Make the batch visible in one commit. A batch that is there already is left alone.
 
-        Raises OwnedError when another runner of the pipeline committed meanwhile, UnavailableError when the storage
-        does not answer, TableError when this table cannot go on.
+        What a batch copies into a table that holds rows is held back until the batch that completes the copy, and is
+        held once however often the batch is repeated. Nothing is committed when there is nothing to write and the table
+        has the columns of `table` already. Raises OwnedError when another runner of the pipeline committed meanwhile,
+        UnavailableError when the storage does not answer, TableError when this table cannot go on.
         """
         name = str(table.table)
         place = self._place(table.table)
         with reaching(place, name):
             before = Snapshot.load(place, name)
             if before is not None and before.has(batch):
+                if completes:
+                    copy.give_up(place, batch)
                 return Written(repeated=True)
-            receipts = [json.loads(one.receipt) for one in staged]
-            staged_files = [DataFile.from_json(file, table.key) for receipt in receipts for file in receipt["files"]]
-            layout = self._layout(table, exact=any(receipt["exact"] for receipt in receipts))
             parts = _parts(changes)
             part = next(parts, [])
-            if not (starts or staged_files or part):
+            receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in staged]
+            goes_on = before is not None and not starts and (completes or bool(receipts))
+            held = copy.held(place, batch) if goes_on else []
+            replaces_rows = starts and before is not None and bool(before.files())
+            if not completes and (replaces_rows or (held and receipts)):
+                if part:
+                    raise _early(name, part[0])
+                copy.hold(place, batch, receipts, starts=starts)
+                return Written()
+            if completes and held:
+                copy.require_files(place, name, held)
+                receipts = [*(receipt for note in held for receipt in note.receipts), *receipts]
+                starts = True
+            elif starts:
+                copy.give_up(place, batch)
+            layout = self._layout(table, exact=any(EXACT in _schema_of(receipt).names for receipt in receipts))
+            if not (starts or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written()
             place.make()
             works: Iterable[_Log | Collapsed] = [self._work(part, table)]
@@ -146,10 +170,14 @@ class DeltaDestination:
             del part
             for _ in range(tries):
                 try:
-                    return self._write(place, layout, before, works, staged_files, batch, starts, refetch)
+                    written = self._write(place, layout, before, works, receipts, batch, starts, refetch)
                 except ConflictError as conflict:
                     problem = conflict
                     before = Snapshot.load(place, name)
+                else:
+                    if completes:
+                        copy.give_up(place, batch)
+                    return written
         message = f"another writer changed the Delta table while batch {batch.id} was written: {problem}"
         if tries == 1:
             raise UnavailableError(f"{message}; the batch is done again", table=name)
@@ -166,7 +194,7 @@ class DeltaDestination:
         layout: Layout,
         before: Snapshot | None,
         works: Iterable[_Log | Collapsed],
-        staged: list[DataFile],
+        receipts: Sequence[copy.Receipt],
         batch: Batch,
         starts: bool,
         refetch: Refetch | None,
@@ -175,19 +203,19 @@ class DeltaDestination:
         name = str(layout.table.table)
         now = _now()
         written = Written()
-        target: Target | None = None
-        layout, before, evolution = _evolve(layout, before, starts)
-        rewritten = evolution.rewrite
-        known = before.files(layout.table.key) if before is not None and not starts else []
+        first = True
+        layout, evolution = _evolve(layout, None if starts else before)
+        reading = evolution.reading
+        key = [reading.name(column) for column in layout.table.key]
+        known = before.files(key) if before is not None and not starts else []
         files = known
         for work in works:
             if work.has_exact and not layout.exact:
-                layout, before, evolution = _evolve(replace(layout, exact=True), before, starts)
-                rewritten |= evolution.rewrite
-            if target is None:
-                target = Target(place, layout, evolution.schema, files, staged, evolution.renamed, evolution.rewrite)
-            else:
-                target = Target(place, layout, evolution.schema, files)
+                layout, evolution = _evolve(replace(layout, exact=True), None if starts else before)
+            target = Target(place, layout, evolution.schema, files)
+            if first:
+                target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
+            first = False
             if isinstance(work, Collapsed):
                 outcome = engine.apply(target, work, now, refetch)
             else:
@@ -200,8 +228,10 @@ class DeltaDestination:
             )
         place.sync()
         failpoint.reach("delta.before_commit")
-        replaces = before is not None and (starts or rewritten)
         old, new = {file.path for file in known}, {file.path for file in files}
+        # A commit that replaces every file can bring new columns as well.
+        all_new = bool(evolution.added) and bool(old | new) and old.isdisjoint(new)
+        replaces = before is not None and (starts or reading.rewrite or all_new)
         commit(
             place,
             name,
@@ -211,6 +241,7 @@ class DeltaDestination:
             [file.add() for file in files if replaces or file.path not in old],
             [] if replaces else [file.remove() for file in known if file.path not in new],
             batch,
+            added=() if starts else evolution.added,
             replace=replaces,
         )
         failpoint.reach("delta.committed")
@@ -248,22 +279,40 @@ class DeltaDestination:
         return Layout(table, metadata, self.deletes == "soft", partition_by, exact)
 
 
-def _evolve(layout: Layout, before: Snapshot | None, starts: bool) -> tuple[Layout, Snapshot | None, Evolution]:
-    """The columns the table has after the batch; new ones are added at once, which a repeat finds done."""
-    if before is None or starts:
-        return layout, before, Evolution(layout.schema, (), {}, False)
-    if before.partition_by != layout.partition_by:
-        raise TableError(
-            f"the table is partitioned by {list(before.partition_by)}, not {list(layout.partition_by)}",
-            table=str(layout.table.table),
-            fix=f"set partition_by back, or tailrace resync {layout.table.table}",
-        )
+def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]:
+    """The columns the table has after the batch: those of the layout alone when there is no table to go on with."""
+    if before is None:
+        require_partition(layout)
+        return layout, Evolution(layout.schema)
+    require_partition(layout, before.partition_by)
     if EXACT in before.schema.names:
         layout = replace(layout, exact=True)
-    evolution = evolve(before.schema, before.numbers(), layout)
-    if evolution.added and not evolution.rewrite:
-        before = before.add_columns(evolution.added)
-    return layout, before, evolution
+    return layout, evolve(before.schema, layout)
+
+
+def _schema_of(receipt: copy.Receipt) -> pa.Schema:
+    return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(receipt["schema"])))
+
+
+def _staged(receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: Layout) -> list[tuple[DataFile, Reading]]:
+    """The files of the receipts, each with how it reads: it may have been written before a schema change."""
+    found: list[tuple[DataFile, Reading]] = []
+    for receipt in receipts:
+        reading = reading_of(_schema_of(receipt), schema, layout)
+        key = [reading.name(column) for column in layout.table.key]
+        for raw in receipt["files"]:
+            moved = tuple(raw["partition"]) != layout.partition_by
+            found.append((DataFile.from_json(raw, key), replace(reading, rewrite=True) if moved else reading))
+    return found
+
+
+def _early(table: str, changes: Changes) -> TableError:
+    return TableError(
+        "changes came with copied rows that cannot be shown before their copy is complete",
+        table=table,
+        position=str(changes.first),
+        fix=f"tailrace resync {table}",
+    )
 
 
 def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:

@@ -29,10 +29,10 @@ from tailrace.destination.delta.layout import (
     OP,
     POSITION,
     Layout,
-    conform,
     delta_type,
     to_delta,
 )
+from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
 
 _JOINED_BYTES = 192 << 20
@@ -55,13 +55,13 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
     if collapsed.truncated and not layout.keeps_deleted:
         candidates: list[Candidate] = []
     else:
-        candidates = [Candidate(file, False) for file in target.files]
+        candidates = [Candidate(file, target.reading) for file in target.files]
     gone = [] if candidates or not target.files else list(target.files)
     staged = [] if collapsed.truncated and not layout.keeps_deleted else target.staged
     kinds = {name: delta_type(layout.table.column(name).type) for name in layout.table.key}
     finder = Finder(target, kinds)
-    for file in staged:
-        entry = Candidate(file, True)
+    for file, reading in staged:
+        entry = Candidate(file, reading, staged=True)
         # A row may be copied twice, when it moved within the table between two rounds; the later copy counts.
         if rivals := [one for one in candidates if one.file.may_share_keys(file)]:
             finder.bury_all(rivals, Wanted(finder.keys(entry).comparable()))
@@ -96,7 +96,7 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
             fresh = order[: ends[0]]
             for number, entry in enumerate(candidates):
                 entry.joining = order[ends[number] : ends[number + 1]]
-        limit = rows_per_file(total_rows(target.files) + total_rows(staged))
+        limit = rows_per_file(total_rows(target.files) + total_rows(file for file, _ in staged))
         fresh = _join_smallest(candidates, fresh, limit, layout)
     wipe = _Wipe.of(collapsed, now) if collapsed.truncated and layout.keeps_deleted else None
     outcome = _write(target, candidates, upsert, fresh, wipe)
@@ -174,8 +174,7 @@ def _write(
     jobs: list[Callable[[], list[DataFile]]] = []
     for entry in candidates:
         joining = entry.joining if entry.joining is not None else fresh[:0]
-        stale = target.rewrite and not entry.staged
-        if not (entry.dead or len(joining) or wipe or stale):
+        if not (entry.dead or len(joining) or wipe or entry.reading.rewrite):
             if entry.staged:
                 outcome.adds.append(entry.file)
             continue
@@ -204,20 +203,19 @@ def _rewrite(
     alive = np.ones(entry.file.rows, bool)
     for dead in entry.dead:
         alive[dead] = False
-    renamed = {} if entry.staged else dict(target.renamed)
     # Halves rather than a full file and a crumb, once a file has grown past its size.
     after = int(alive.sum()) + len(joining)
     most = limit if after > 2 * limit else 2 * limit
     with FileWriter(target.place, target.schema, target.layout.partition_by, most) as writer:
         start = 0
-        kinds = {renamed.get(n, n): k for n, k in partition_kinds(target).items()}
+        kinds = partition_kinds(target, entry.file)
         for rows in read_columns(target.place, entry.file, None, kinds) if alive.any() else ():
             here = alive[start : start + rows.num_rows]
             start += rows.num_rows
-            kept = conform(rows if here.all() else rows.filter(pa.array(here)), target.schema, renamed)
+            kept = entry.reading.read(rows if here.all() else rows.filter(pa.array(here)), target.schema)
             writer.write(wipe.stamp(kept) if wipe else kept)
         if upsert is not None and len(joining):
-            writer.write(conform(_picked(upsert, joining), target.schema))
+            writer.write(AS_IS.read(_picked(upsert, joining), target.schema))
     return writer.written
 
 
@@ -240,17 +238,19 @@ def _picked(rows: pa.Table, at: Index) -> pa.Table:
 def _write_new(target: Target, upsert: pa.Table, part: Index, limit: int) -> list[DataFile]:
     rows = upsert.slice(int(part[0]), len(part)) if part[-1] - part[0] + 1 == len(part) else _picked(upsert, part)
     with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
-        writer.write(conform(rows, target.schema))
+        writer.write(AS_IS.read(rows, target.schema))
     return writer.written
 
 
 def log(target: Target, tables: Iterable[pa.Table], changes: int) -> Outcome:
     """The changes of a table without a key, as new rows behind those there are."""
-    outcome = _write(target, [Candidate(f, False) for f in target.files] if target.rewrite else [], None, _NONE, None)
+    stale = [Candidate(file, target.reading) for file in target.files if target.reading.rewrite]
+    copied = [Candidate(file, reading, staged=True) for file, reading in target.staged]
+    outcome = _write(target, [*stale, *copied], None, _NONE, None)
     limit = rows_per_file(total_rows(target.files))
     with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
         for rows in tables:
-            writer.write(conform(rows, target.schema))
-    outcome.adds += [*target.staged, *writer.written]
+            writer.write(AS_IS.read(rows, target.schema))
+    outcome.adds += writer.written
     outcome.upserts = changes
     return outcome

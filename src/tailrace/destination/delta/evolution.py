@@ -1,7 +1,8 @@
 """How a Delta table's columns follow those of its upstream.
 
-Added columns are added, dropped ones stay (and are null in new rows). A renamed or widened column needs every file
-written anew, in the same commit as the batch that brings it; any other change of a type stops the table.
+Added columns are added, dropped ones stay (and are null in new rows) until another column takes their name. A column
+that is renamed, widened, added with an initial value or under a dropped one's name needs every file written anew, in
+the same commit as the batch that brings it; any other change of a type stops the table.
 """
 
 from __future__ import annotations
@@ -12,59 +13,119 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination.delta.layout import NUMBER, Layout
-from tailrace.errors import SchemaChangedError
+from tailrace.collapse import origins
+from tailrace.destination.delta.layout import Layout, number_of, to_delta
+from tailrace.destination.delta.reading import AS_IS, Reading
+from tailrace.errors import SchemaChangedError, TableError
 
 
 @dataclass(frozen=True)
 class Evolution:
-    """What to do to a table before or with the next commit.
+    """The way from some columns to others.
 
     schema     the columns afterwards
-    added      those that can be added at once
-    renamed    new name → the name the files have; with `rewrite`, every file must be written anew
+    added      those that were not there before
+    reading    how files of before read afterwards
     """
 
     schema: pa.Schema
-    added: tuple[pa.Field[Any], ...]
-    renamed: Mapping[str, str]
-    rewrite: bool
+    added: tuple[pa.Field[Any], ...] = ()
+    reading: Reading = AS_IS
+
+    @property
+    def changes(self) -> bool:
+        return bool(self.added or self.reading.rewrite)
 
 
-def evolve(now: pa.Schema, numbers: Mapping[str, str], layout: Layout) -> Evolution:
-    """The way from a Delta table's columns to a layout. Raises SchemaChangedError where there is none."""
+def evolve(now: pa.Schema, layout: Layout) -> Evolution:
+    """From a Delta table's columns to those of a layout. Raises SchemaChangedError where there is no way."""
     wanted = layout.schema
-    renamed: dict[str, str] = {}
     added: list[pa.Field[Any]] = []
-    widened: dict[str, pa.DataType] = {}
-    by_number = {number: name for name, number in numbers.items() if name not in wanted.names}
-    for field in wanted:
-        number = field.metadata[NUMBER].decode() if field.metadata and NUMBER in field.metadata else None
-        if field.name in now.names:
-            old = field.name
-        elif number in by_number:
-            old = renamed[field.name] = by_number[number]
-        else:
+    kept: dict[int, pa.Field[Any]] = {}
+    for field, at in zip(wanted, _origins(now, wanted), strict=True):
+        if at is None:
             added.append(field)
             continue
-        kind = now.field(old).type
-        if kind == field.type:
+        old = now.field(at)
+        # A type that became narrower upstream stays as it is: every value fits.
+        kind = old.type if is_wider(old.type, field.type) else field.type
+        kept[at] = pa.field(field.name, kind, metadata=field.metadata or old.metadata)
+    names = _folded(wanted)
+    fields = [kept.get(at, field) for at, field in enumerate(now) if at in kept or field.name.lower() not in names]
+    schema = pa.schema([*fields, *added])
+    return Evolution(schema, tuple(added), reading_of(now, schema, layout))
+
+
+def reading_of(now: pa.Schema, schema: pa.Schema, layout: Layout) -> Reading:
+    """How files with the columns `now` read as rows of a table that has the columns `schema`.
+
+    Raises SchemaChangedError for a column whose type is another one and not a wider or a narrower one.
+    """
+    name = str(layout.table.table)
+    if now.equals(schema, check_metadata=True):
+        return AS_IS
+    renamed: dict[str, str] = {}
+    initial: dict[str, pa.Scalar[Any]] = {}
+    first, names = initial_values(layout), _folded(now)
+    retyped = False
+    for field, at in zip(schema, _origins(now, schema), strict=True):
+        if at is None:
+            if field.name in first or field.name.lower() in names:
+                initial[field.name] = first.get(field.name, pa.scalar(None, field.type))
             continue
-        if is_wider(field.type, kind):
-            widened[field.name] = field.type
-        elif not is_wider(kind, field.type):
-            raise SchemaChangedError(
-                f"column {field.name} is {field.type} upstream and {kind} in the Delta table",
-                table=str(layout.table.table),
-                fix=f"tailrace resync {layout.table.table}",
-            )
-    back = {old: new for new, old in renamed.items()}
-    fields: list[pa.Field[Any]] = []
-    for field in now:
-        name = back.get(field.name, field.name)
-        fields.append(pa.field(name, widened.get(name, field.type), metadata=field.metadata))
-    rewrite = bool(renamed or widened)
-    return Evolution(pa.schema([*fields, *added]), tuple(added), renamed, rewrite)
+        old = now.field(at)
+        if old.name != field.name:
+            renamed[field.name] = old.name
+        if old.type != field.type:
+            retyped = True
+            if not (is_wider(field.type, old.type) or is_wider(old.type, field.type)):
+                raise SchemaChangedError(
+                    f"column {field.name} is {field.type} upstream and {old.type} in the Delta table",
+                    table=name,
+                    fix=f"tailrace resync {name}",
+                )
+    return Reading(name, renamed, initial, bool(renamed or initial or retyped))
+
+
+def _folded(schema: pa.Schema) -> set[str]:
+    """The names as Delta tells them apart: without regard to case."""
+    return {name.lower() for name in schema.names}
+
+
+def require_partition(layout: Layout, partition_by: tuple[str, ...] | None = None) -> None:
+    """Raises TableError when the table lacks a column it is to be partitioned by, or is partitioned otherwise now."""
+    table = layout.table
+    if missing := [name for name in layout.partition_by if name not in table.arrow.names]:
+        raise TableError(
+            f"the table is partitioned by {', '.join(missing)}, which the upstream dropped or renamed",
+            table=str(table.table),
+            fix=f"correct partition_by of {table.table}, then tailrace resync {table.table}",
+        )
+    if partition_by is not None and partition_by != layout.partition_by:
+        raise TableError(
+            f"the table is partitioned by {list(partition_by)}, not {list(layout.partition_by)}",
+            table=str(table.table),
+            fix=f"set partition_by back, or tailrace resync {table.table}",
+        )
+
+
+def initial_values(layout: Layout) -> Mapping[str, pa.Scalar[Any]]:
+    """What rows older than a column hold in it, where that is not null, as Delta keeps it."""
+    return {
+        column.name: to_delta(
+            pa.array([column.initial], column.initial.type),
+            layout.schema.field(column.name).type,
+            column.name,
+            str(layout.table.table),
+        )[0]
+        for column in layout.table.columns
+        if column.initial is not None and column.initial.is_valid
+    }
+
+
+def _origins(now: pa.Schema, wanted: pa.Schema) -> list[int | None]:
+    before, after = ([(field.name, number_of(field)) for field in schema] for schema in (now, wanted))
+    return origins(before, after)
 
 
 def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:

@@ -59,8 +59,8 @@ class DataFile:
         }
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any], key: Sequence[str]) -> DataFile:
-        """The inverse of `to_json`, with the bounds of a key that is one whole number."""
+    def from_json(cls, raw: dict[str, Any], key: Sequence[str | None]) -> DataFile:
+        """The inverse of `to_json`, with the bounds of a key, by its names in the file, that is one whole number."""
         stats = json.loads(raw["stats"])
         low, high = (stats[side].get(key[0]) if len(key) == 1 else None for side in ("minValues", "maxValues"))
         whole = type(low) is type(high) is int

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -18,8 +18,10 @@ import pyarrow.compute as pc
 from tailrace import key as keys
 from tailrace.destination.delta.file import DataFile, read_columns
 from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.reading import Reading
 
 Index = npt.NDArray[np.int64]
+_Name = tuple[str, str, str]
 MOST_BYTES = 256 << 20
 """What a process keeps of all tables' keys."""
 
@@ -96,42 +98,31 @@ class Wanted:
         return bool(np.searchsorted(self.numbers, low, "left") < np.searchsorted(self.numbers, high, "right"))
 
 
-_kept: OrderedDict[tuple[str, str, tuple[str, ...]], FileKeys] = OrderedDict()
+_kept: OrderedDict[_Name, FileKeys] = OrderedDict()
 _kept_bytes = 0
 _lock = threading.Lock()
 
 
-def keys_of(
-    place: Place, file: DataFile, key: Sequence[str], kinds: Mapping[str, pa.DataType], renamed: Mapping[str, str]
-) -> FileKeys:
-    """The keys of a file, from memory or read now. `renamed` gives the file's names of columns renamed since."""
-    name = (place.uri, file.path, tuple(key))
+def keys_of(place: Place, file: DataFile, kinds: Mapping[str, pa.DataType], reading: Reading) -> FileKeys:
+    """The keys of a file, from memory or read now. `kinds` gives the key's columns and their types."""
+    global _kept_bytes
+    schema = pa.schema(list(kinds.items()))
+    names = [reading.name(column) for column in kinds]
+    # A schema change may give the same file another key under the same name.
+    name = (place.uri, file.path, str([*zip(names, kinds.values(), strict=True)]))
     with _lock:
         if name in _kept:
             _kept.move_to_end(name)
             return _kept[name]
-    names = [renamed.get(column, column) for column in key]
-    table = pa.concat_tables(
-        [
-            pa.table([rows.column(old).cast(kinds[new]) for new, old in zip(key, names, strict=True)], names=list(key))
-            for rows in read_columns(place, file, names, {renamed.get(c, c): kinds[c] for c in key})
-        ]
-        or [pa.table([pa.nulls(0, kinds[column]) for column in key], names=list(key))]
-    )
-    found = FileKeys(keys.comparable(table.columns))
-    remember(place, file, key, found)
-    return found
-
-
-def remember(place: Place, file: DataFile, key: Sequence[str], found: FileKeys) -> None:
-    """Keep a file's keys, e.g. those of a file just written; the least used go when there are too many."""
-    global _kept_bytes
+    partitions = {old: kind for old, kind in zip(names, kinds.values(), strict=True) if old in file.partition and old}
+    wanted = [old for old in names if old is not None]
+    pieces = [reading.read(rows, schema) for rows in read_columns(place, file, wanted, partitions)]
+    found = FileKeys(keys.comparable((pa.concat_tables(pieces) if pieces else schema.empty_table()).columns))
     with _lock:
-        name = (place.uri, file.path, tuple(key))
-        if name in _kept:
-            return
-        _kept[name] = found
-        _kept_bytes += found.nbytes
-        while _kept_bytes > MOST_BYTES and len(_kept) > 1:
-            _, gone = _kept.popitem(last=False)
-            _kept_bytes -= gone.nbytes
+        if name not in _kept:
+            _kept[name] = found
+            _kept_bytes += found.nbytes
+            while _kept_bytes > MOST_BYTES and len(_kept) > 1:
+                _, gone = _kept.popitem(last=False)
+                _kept_bytes -= gone.nbytes
+    return found

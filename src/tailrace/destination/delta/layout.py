@@ -39,6 +39,11 @@ METADATA = {
 }
 
 
+def number_of(field: pa.Field[Any]) -> int:
+    """The upstream's number of a Delta table's column; 0 when it has none."""
+    return int(field.metadata[NUMBER]) if field.metadata and NUMBER in field.metadata else 0
+
+
 def delta_type(kind: pa.DataType) -> pa.DataType:
     """The type a column has in Delta files. Raises TypeError where Delta has none."""
     plain: dict[pa.DataType, pa.DataType] = {
@@ -157,17 +162,3 @@ class Layout:
             pa.chunked_array([batch.column("exact")]),
         )
         return self.rows(changes.row.flatten(), marks, now)
-
-
-def conform(batch: pa.Table, schema: pa.Schema, renamed: dict[str, str] | None = None) -> pa.Table:
-    """A file's rows with exactly these columns: missing ones null, widened ones cast, renamed ones found."""
-    names = set(batch.schema.names)
-    arrays: list[Any] = []
-    for field in schema:
-        name = field.name if renamed is None else renamed.get(field.name, field.name)
-        if name in names:
-            values = batch.column(name)
-            arrays.append(values if values.type == field.type else values.cast(field.type))
-        else:
-            arrays.append(pa.nulls(batch.num_rows, field.type))
-    return pa.table(arrays, schema=schema)

@@ -22,10 +22,11 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
+from tailrace import failpoint
 from tailrace.destination import Batch
 from tailrace.destination.delta.file import DataFile, partition_text
-from tailrace.destination.delta.layout import NUMBER, delta_type
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.layout import delta_type
+from tailrace.destination.delta.path import OWN, Place
 from tailrace.errors import OwnedError, TableError, UnavailableError
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
@@ -85,8 +86,8 @@ class Snapshot:
     def partition_by(self) -> tuple[str, ...]:
         return tuple(self.handle.metadata().partition_columns)
 
-    def files(self, key: Sequence[str] = ()) -> list[DataFile]:
-        """The table's files; with the bounds of a key that is one whole number or date."""
+    def files(self, key: Sequence[str | None] = ()) -> list[DataFile]:
+        """The table's files; with the bounds of a key, by its names in the files, that is one whole number or date."""
         adds = pa.table(self.handle.get_add_actions(flatten=True))
         count = adds.num_rows
 
@@ -114,20 +115,6 @@ class Snapshot:
     def _count(self, path: str) -> int:
         return int(pq.read_metadata(self.place.open(path)).num_rows)
 
-    def numbers(self) -> dict[str, str]:
-        """The upstream's number of each column that has one."""
-        return {f.name: f.metadata[NUMBER].decode() for f in self.schema if f.metadata and NUMBER in f.metadata}
-
-    def add_columns(self, fields: Sequence[pa.Field[Any]]) -> Snapshot:
-        """The table with these columns added. A column that is there already is left as it is."""
-        missing = [field for field in fields if field.name not in self.schema.names]
-        if missing:
-            try:
-                self.handle.alter.add_columns(Schema.from_arrow(pa.schema(missing)).fields)
-            except CommitFailedError as error:
-                raise ConflictError(str(error)) from error
-        return Snapshot(self.place, self.table, _opened(self.place)) if missing else self
-
 
 def _opened(place: Place) -> DeltaTable:
     return DeltaTable(place.uri, storage_options=dict(place.options) or None)
@@ -147,7 +134,9 @@ def foreign_content(place: Place) -> str | None:
     """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
     if place.is_file():
         return f"{place.base} is a file, not a directory"
-    others = [name for name in place.names() if not (name.startswith("part-") and name.endswith(".parquet"))]
+    others = [
+        name for name in place.names() if name != OWN and not (name.startswith("part-") and name.endswith(".parquet"))
+    ]
     # A log directory without a commit is what a crash before the very first one leaves.
     if others == [LOG]:
         return None
@@ -164,10 +153,13 @@ def commit(
     removes: Sequence[RemoveAction],
     batch: Batch | None,
     *,
+    added: Sequence[pa.Field[Any]] = (),
     replace: bool = False,
 ) -> None:
     """Add and remove these files in one commit that carries the batch; with `replace`, everything else goes too.
 
+    `added` are columns of the schema that the table lacks. delta-rs adds columns or files in a commit, not both,
+    unless it replaces all files: else a commit that only adds the columns goes ahead, which a repeat finds done.
     Durable when it returns. Raises OwnedError when another runner committed a batch of the same pipeline meanwhile,
     ConflictError when anybody else got in the way.
     """
@@ -185,13 +177,21 @@ def commit(
                 before.handle.alter.add_feature(
                     TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
                 )
-            before.handle.create_write_transaction(
-                list(adds) if replace else [*adds, *removes],
-                "overwrite" if replace else "append",
-                delta_schema if replace else before.handle.schema(),
-                list(partition_by),
-                commit_properties=properties,
-            )
+            alone = not (adds or removes)
+            if added and not replace:
+                before.handle.alter.add_columns(
+                    Schema.from_arrow(pa.schema(list(added))).fields,
+                    commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
+                )
+                failpoint.reach("delta.columns_added")
+            if replace or not (added and alone):
+                before.handle.create_write_transaction(
+                    list(adds) if replace else [*adds, *removes],
+                    "overwrite" if replace else "append",
+                    delta_schema if replace else before.handle.schema(),
+                    list(partition_by),
+                    commit_properties=properties,
+                )
         else:
             create_table_with_add_actions(
                 place.uri,

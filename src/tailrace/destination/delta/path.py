@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -20,6 +21,9 @@ from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs as arrow_fs
 
 from tailrace.schema import TableName
+
+OWN = "_tailrace"
+"""The folder in a table's directory for what tailrace notes about it. Readers of Delta and vacuums pass it over."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _RESERVED = frozenset(["con", "prn", "aux", "nul", *(f"com{n}" for n in range(10)), *(f"lpt{n}" for n in range(10))])
@@ -97,6 +101,50 @@ class Place:
         except BaseException:
             Path(path).unlink(missing_ok=True)
             raise
+
+    def note(self, name: str, text: str) -> None:
+        """Keep a small text under this name, in place of an earlier one: durable, and all of it or nothing."""
+        if not self.is_local:
+            with self.files.open_output_stream(f"{OWN}/{name}") as stream:
+                stream.write(text.encode())
+            return
+        folder = Path(self.base, OWN)
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            _sync(self.base)
+        draft = folder / f"{name}.{uuid.uuid4().hex}"
+        with draft.open("xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / name)
+        _sync(str(folder))
+
+    def notes(self) -> list[str]:
+        """The names of all notes."""
+        selector = arrow_fs.FileSelector(self._own(), allow_not_found=True)
+        return sorted(info.base_name for info in self.files.get_file_info(selector) if info.is_file)
+
+    def noted(self, name: str) -> str | None:
+        """The text kept under a name; None when there is none."""
+        try:
+            with self.files.open_input_stream(f"{self._own()}/{name}") as stream:
+                return bytes(stream.read()).decode()
+        except FileNotFoundError:
+            return None
+
+    def forget(self, name: str) -> None:
+        """Drop a note; nothing happens when there is none."""
+        with suppress(FileNotFoundError):
+            self.files.delete_file(f"{self._own()}/{name}")
+
+    def _own(self) -> str:
+        return f"{self.base}/{OWN}" if self.base else OWN
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the table's files that are not there."""
+        found = self.files.get_file_info([f"{self.base}/{name}" if self.base else name for name in names])
+        return [name for name, info in zip(names, found, strict=True) if not info.is_file]
 
     def sync(self, *folders: str) -> None:
         """Make the directory's entries durable, and those of the named folders in it."""

@@ -11,6 +11,7 @@ from tailrace.destination.delta.file import DataFile
 from tailrace.destination.delta.index import FileKeys, Index, Wanted, keys_of
 from tailrace.destination.delta.layout import Layout
 from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.reading import AS_IS, Reading
 
 
 @dataclass
@@ -18,22 +19,23 @@ class Target:
     """A table to be changed: its files of before the batch, and how its columns read.
 
     schema     the columns the table has after the batch (dropped ones included)
-    renamed    the files' names of columns that were renamed; with `rewrite`, every file is written anew to fit `schema`
+    staged     copied files that are to become the table's, each with how it reads
+    reading    how `files` read as rows of `schema`
     """
 
     place: Place
     layout: Layout
     schema: pa.Schema
     files: list[DataFile]
-    staged: list[DataFile] = field(default_factory=list)
-    renamed: Mapping[str, str] = field(default_factory=dict)
-    rewrite: bool = False
+    staged: list[tuple[DataFile, Reading]] = field(default_factory=list)
+    reading: Reading = AS_IS
 
 
 @dataclass
 class Candidate:
     file: DataFile
-    staged: bool
+    reading: Reading = AS_IS
+    staged: bool = False
     keys: FileKeys | None = None
     dead: list[Index] = field(default_factory=list)
     joining: Index | None = None
@@ -46,9 +48,7 @@ class Finder:
 
     def keys(self, entry: Candidate) -> FileKeys:
         if entry.keys is None:
-            renamed = {} if entry.staged else self.target.renamed
-            key = self.target.layout.table.key
-            entry.keys = keys_of(self.target.place, entry.file, key, self.kinds, renamed)
+            entry.keys = keys_of(self.target.place, entry.file, self.kinds, entry.reading)
         return entry.keys
 
     def bury_all(self, candidates: list[Candidate], wanted: Wanted) -> None:
@@ -59,5 +59,7 @@ class Finder:
                     entry.dead.append(rows)
 
 
-def partition_kinds(target: Target) -> dict[str, pa.DataType]:
-    return {name: target.schema.field(name).type for name in target.layout.partition_by}
+def partition_kinds(target: Target, file: DataFile) -> dict[str, pa.DataType]:
+    """The types of the columns a file is partitioned by."""
+    names = target.schema.names
+    return {name: target.schema.field(name).type if name in names else pa.string() for name in file.partition}

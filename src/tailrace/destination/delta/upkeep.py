@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import dataclass
 
+from tailrace.destination.delta import copy
 from tailrace.destination.delta.file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
-from tailrace.destination.delta.layout import conform
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit
 from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.reading import AS_IS
 
 
 @dataclass(frozen=True)
@@ -33,7 +35,7 @@ class Vacuum:
 
 _HOUR = 3600.0
 _LOOK_SECONDS = 300.0
-_vacuumed: dict[str, float] = {}
+_NOTE = "vacuum.json"
 _looked: dict[str, float] = {}
 
 
@@ -67,7 +69,7 @@ def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> 
         with FileWriter(snapshot.place, snapshot.schema, snapshot.partition_by, limit) as writer:
             for file in sorted(group, key=lambda one: one.path):
                 for rows in read_columns(snapshot.place, file, None, kinds):
-                    writer.write(conform(rows, snapshot.schema))
+                    writer.write(AS_IS.read(rows, snapshot.schema))
         merged += group
         written += writer.written
     if not merged:
@@ -92,21 +94,33 @@ def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> 
 
 
 def _vacuum(snapshot: Snapshot, files: list[DataFile], vacuum: Vacuum) -> str | None:
-    uri, now = snapshot.place.uri, time.monotonic()
+    place, now = snapshot.place, time.time()
     retention = max(vacuum.retention_seconds, _HOUR)
-    if now - _vacuumed.setdefault(uri, now) < vacuum.every_seconds:
-        if now - _looked.get(uri, 0.0) < _LOOK_SECONDS:
+    if now - _last_vacuum(snapshot) < vacuum.every_seconds:
+        if time.monotonic() - _looked.get(place.uri, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return None
-        _looked[uri] = now
-        if snapshot.place.dead_bytes(sum(file.size for file in files)) <= vacuum.most_dead_bytes:
+        _looked[place.uri] = time.monotonic()
+        if place.dead_bytes(sum(file.size for file in files)) <= vacuum.most_dead_bytes:
             return None
         retention = _HOUR
+    held = copy.last_held(place)
+    if held is not None and now - held < max(vacuum.retention_seconds, _HOUR):
+        # No version knows the files of a copy that is not complete. One that nobody goes on with waits no longer.
+        return None
     # An hour at least: a batch in flight has files that no version knows yet.
     gone = snapshot.handle.vacuum(
         retention_hours=round(retention / _HOUR), dry_run=False, enforce_retention_duration=False, full=True
     )
-    _vacuumed[uri] = now
+    place.note(_NOTE, json.dumps({"at": now}))
     return f"deleted {len(gone)} files" if gone else None
+
+
+def _last_vacuum(snapshot: Snapshot) -> float:
+    """When the table was vacuumed last, or else made. Kept with the table: a runner may live for one batch only."""
+    noted = snapshot.place.noted(_NOTE)
+    if noted is not None:
+        return float(json.loads(noted)["at"])
+    return (snapshot.handle.metadata().created_time or 0) / 1000
 
 
 __all__ = ["Compaction", "Vacuum", "maintain"]

@@ -1,59 +1,45 @@
-"""What the catalog says of the tables: columns, keys, replica identity, and what the publication shows of them."""
+"""What the catalog says of the tables: columns, keys, replica identity, and what the publication shows of them.
+
+Everything here reads the catalog's tables by SELECT, so that a session with an imported snapshot sees them as they
+were then. Server functions know only the newest catalog; where one is called, it prints and decides nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import psycopg
+import pyarrow as pa
 
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres.catalog_type import read_types
+from tailrace.source.postgres import text
+from tailrace.source.postgres.catalog_type import CatalogType, read_types
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Published:
-    """A table as it is, or would be, published. `identity` is Postgres's letter: default, index, full or nothing."""
+    """A table as it is, or would be, published. `identity` is Postgres's letter: default, index, full or nothing.
+
+    `membership` is the OID of the table's own entry in the publication, 0 where it has none (FOR ALL TABLES, a whole
+    schema, a partition under its root): it is another one after the table was taken out and put back.
+    `unknown` are the numbers of columns with a default of which older rows hold a value that is not written down.
+    """
 
     schema: TableSchema
     identity: str = "d"
     row_filter: str | None = None
     has_primary_key: bool = True
     can_select: bool = True
+    membership: int = 0
+    unknown: frozenset[int] = frozenset()
 
     @property
     def oid(self) -> int:
         return int(self.schema.upstream_id)
-
-
-_TABLES = """
-SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
-       has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'),
-       c.relkind = 'p', c.relispartition
-FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
-  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
-ORDER BY 2, 3
-"""
-
-_COLUMNS = """
-SELECT a.attrelid::int8, a.attname::text, a.attnum::int4, a.atttypid::int8, a.atttypmod, a.attnotnull,
-       pg_catalog.format_type(a.atttypid, a.atttypmod), a.attgenerated <> ''
-FROM pg_catalog.pg_attribute a
-WHERE a.attrelid = ANY(%s) AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY 1, 3
-"""
-
-_KEYS = """
-SELECT i.indrelid::int8, i.indisprimary, i.indisreplident,
-       ARRAY(SELECT k.attnum::int4 FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, at)
-             ORDER BY k.at)
-FROM pg_catalog.pg_index i
-WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisvalid
-"""
 
 
 @dataclass(frozen=True)
@@ -68,6 +54,124 @@ class Relation:
     is_partition: bool
 
 
+class CatalogColumn(NamedTuple):
+    """A column as `COLUMN_FIELDS` reads it. `missing` is the text of what rows older than the column hold in it.
+
+    `defaulted` says that the column has a default and that no such value is stored.
+    """
+
+    number: int
+    name: str
+    type_oid: int
+    typmod: int
+    required: bool
+    declared: str
+    generated: str
+    missing: str | None
+    defaulted: bool
+
+
+class Keys(NamedTuple):
+    """Column numbers of the primary key and of the index that is the replica identity; None where there is none."""
+
+    primary: Sequence[int] | None = None
+    identity: Sequence[int] | None = None
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a publication shows of a table: its columns' numbers (None: all that are not generated) and a row filter."""
+
+    columns: frozenset[int] | None = None
+    row_filter: str | None = None
+    membership: int = 0
+    generated: bool = False
+
+    def shows(self, column: CatalogColumn) -> bool:
+        if self.columns is not None:
+            return column.number in self.columns
+        return not column.generated or (self.generated and column.generated == "s")
+
+
+_TABLES = """
+SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
+       coalesce(has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), false),
+       c.relkind = 'p', c.relispartition
+FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
+  AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
+ORDER BY 2, 3
+"""
+
+COLUMN_FIELDS: Final = """
+a.attnum::int4, a.attname::text, a.atttypid::int8, a.atttypmod, a.attnotnull,
+coalesce(nullif(format_type(a.atttypid, a.atttypmod), '???'), t.typname::text), a.attgenerated::text,
+m.missing, m.missing IS NULL AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)
+"""
+"""The fields of `CatalogColumn`, from `COLUMN_TABLES`."""
+
+# The value of a type that was dropped since cannot be printed.
+_STORED = "CASE WHEN {0}.atthasmissing AND format_type({0}.atttypid, NULL) <> '???'" + (
+    " THEN array_to_string({0}.attmissingval, '') END"
+)
+
+COLUMN_TABLES: Final = f"""
+pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_type t ON t.oid = a.atttypid
+CROSS JOIN LATERAL (
+    -- Only heaps store the value: that of a partitioned table is the one its leaves agree on.
+    SELECT CASE WHEN c.relkind <> 'p' THEN {_STORED.format("a")} ELSE (
+        WITH RECURSIVE part AS (
+            SELECT c.oid AS relid
+          UNION ALL
+            SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.relid
+        )
+        SELECT CASE WHEN min(held.value) = max(held.value) THEN min(held.value) END
+        FROM part JOIN pg_attribute own ON own.attrelid = part.relid AND own.attname = a.attname
+        CROSS JOIN LATERAL (SELECT {_STORED.format("own")}) AS held (value)
+    ) END AS missing
+) AS m
+"""  # noqa: S608
+
+_COLUMNS = f"""
+SELECT a.attrelid::int8, {COLUMN_FIELDS} FROM {COLUMN_TABLES}
+WHERE a.attrelid = ANY(%s) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
+"""  # noqa: S608
+
+KEY_NUMBERS: Final = """
+ARRAY(SELECT k.attnum::int4 FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, at) ORDER BY k.at)
+"""
+"""The columns of index `i`, without those it merely includes."""
+
+_KEYS = f"""
+SELECT i.indrelid::int8, i.indisprimary, i.indisreplident, {KEY_NUMBERS}
+FROM pg_catalog.pg_index i
+WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisvalid
+"""  # noqa: S608
+
+# The rules of pg_get_publication_tables(), which under an older snapshot would tell of the publication as it is now.
+_PUBLISHED = """
+WITH RECURSIVE pub AS (
+    SELECT p.oid, p.puballtables, p.pubviaroot, {generated} AS generated FROM pg_publication p WHERE p.pubname = %s
+), listed AS (
+    SELECT r.prrelid AS relid FROM pg_publication_rel r JOIN pub ON pub.oid = r.prpubid
+  UNION
+    SELECT c.oid FROM pg_class c CROSS JOIN pub
+    WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p' AND c.oid >= 16384 AND (pub.puballtables OR {by_schema})
+), tree AS (
+    SELECT relid AS top, relid FROM listed
+  UNION
+    SELECT tree.top, i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid
+    JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relispartition
+)
+SELECT DISTINCT n.nspname::text, c.relname::text, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, pub.generated
+FROM tree JOIN pg_class c ON c.oid = tree.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
+LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
+WHERE CASE WHEN pub.pubviaroot
+    THEN NOT EXISTS (SELECT FROM tree lower WHERE lower.relid = c.oid AND lower.top <> c.oid) ELSE c.relkind = 'r' END
+"""
+
+
 def list_tables(session: Session) -> list[Relation]:
     """Every permanent table of the database that is not the system's."""
     return [
@@ -76,54 +180,80 @@ def list_tables(session: Session) -> list[Relation]:
     ]
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a publication shows of a table: its columns (None: all that are not generated) and a row filter."""
-
-    columns: frozenset[str] | None
-    row_filter: str | None
-
-
 def list_published(session: Session, publication: str) -> dict[TableName, Shown]:
     """The tables in a publication, partitions under the name they are published by."""
-    shown = "attnames::text[], rowfilter" if session.info.server_version >= 150000 else "NULL::text[], NULL::text"
-    query = f"SELECT schemaname::text, tablename::text, {shown} FROM pg_publication_tables WHERE pubname = %s"  # noqa: S608
+    version = session.info.server_version
+    by_schema = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = pub.oid AND s.pnnspid = {})"
+    lists = version >= 150000
+    # Beside its whole schema, a table's own entry is in the publication without a filter or a list of its own.
+    own = f"NOT {by_schema.format('c.relnamespace')}"
+    query = _PUBLISHED.format(
+        generated="p.pubgencols = 's'" if version >= 180000 else "false",
+        by_schema=by_schema.format("c.relnamespace") if lists else "false",
+        columns=f"CASE WHEN {own} THEN string_to_array(r.prattrs::text, ' ')::int4[] END" if lists else "NULL::int4[]",
+        row_filter=f"CASE WHEN {own} THEN pg_get_expr(r.prqual, r.prrelid) END" if lists else "NULL::text",
+    )
     return {
-        TableName(schema, name): Shown(frozenset(columns) if columns is not None else None, row_filter)
-        for schema, name, columns, row_filter in session.execute(query, [publication]).fetchall()
+        TableName(schema, name): Shown(
+            frozenset(columns) if columns is not None else None, row_filter, membership, generated
+        )
+        for schema, name, columns, row_filter, membership, generated in session.execute(query, [publication]).fetchall()
     }
 
 
-def describe(session: Session, relations: Iterable[Relation], shown: dict[TableName, Shown]) -> list[Published]:
-    """The tables with their columns as the stream will carry them."""
+def describe(session: Session, relations: Iterable[Relation], shown: Mapping[TableName, Shown]) -> list[Published]:
+    """The tables with their columns as the stream will carry them. The session has the settings of `SESSION`."""
     wanted = {relation.oid: relation for relation in relations}
     oids = list(wanted)
-    columns: dict[int, list[tuple[Any, ...]]] = {oid: [] for oid in oids}
-    for row in session.execute(_COLUMNS, [oids]).fetchall():
-        columns[row[0]].append(row)
-    keys: dict[int, dict[str, list[int]]] = {oid: {} for oid in oids}
+    columns: dict[int, list[CatalogColumn]] = {oid: [] for oid in oids}
+    for oid, *fields in session.execute(_COLUMNS, [oids]).fetchall():
+        columns[oid].append(CatalogColumn(*fields))
+    keys = dict.fromkeys(oids, Keys())
     for oid, primary, identity, numbers in session.execute(_KEYS, [oids]).fetchall():
         if primary:
-            keys[oid]["primary"] = numbers
+            keys[oid] = keys[oid]._replace(primary=numbers)
         if identity:
-            keys[oid]["identity"] = numbers
-    types = read_types(session, (row[3] for rows in columns.values() for row in rows))
-    found = []
-    for oid, relation in wanted.items():
-        view = shown.get(relation.table, Shown(None, None))
-        kept = [row for row in columns[oid] if (not row[7] if view.columns is None else row[1] in view.columns)]
-        numbers = keys[oid].get("identity" if relation.identity == "i" else "primary", [])
-        names = {row[2]: row[1] for row in kept}
-        # A key that is not published in full identifies nothing.
-        key = tuple(names[number] for number in numbers) if all(number in names for number in numbers) else ()
-        schema = TableSchema(
-            relation.table,
-            tuple(
-                Column(name, types[type_oid].arrow(typmod), not required, declared, number)
-                for _, name, number, type_oid, typmod, required, declared, _ in kept
-            ),
-            key,
-            upstream_id=str(oid),
-        )
-        found.append(Published(schema, relation.identity, view.row_filter, "primary" in keys[oid], relation.can_select))
-    return found
+            keys[oid] = keys[oid]._replace(identity=numbers)
+    types = read_types(session, (column.type_oid for listed in columns.values() for column in listed))
+    return [
+        build(relation, columns[oid], keys[oid], shown.get(relation.table, Shown()), types)
+        for oid, relation in wanted.items()
+    ]
+
+
+def build(
+    relation: Relation, columns: Sequence[CatalogColumn], keys: Keys, shown: Shown, types: Mapping[int, CatalogType]
+) -> Published:
+    """A table from what the catalog said of it. A type that is not in `types` was dropped since and is kept as text."""
+    kept = [column for column in columns if shown.shows(column)]
+    numbers = (keys.identity if relation.identity == "i" else keys.primary) or []
+    names = {column.number: column.name for column in kept}
+    # A key that is not published in full identifies nothing.
+    key = tuple(names[number] for number in numbers) if all(number in names for number in numbers) else ()
+    built = [_build_column(column, types) for column in kept]
+    return Published(
+        TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid)),
+        relation.identity,
+        shown.row_filter,
+        keys.primary is not None,
+        relation.can_select,
+        shown.membership,
+        frozenset(
+            raw.number
+            for raw, column in zip(kept, built, strict=True)
+            if raw.defaulted or (raw.missing is not None and column.initial is None)
+        ),
+    )
+
+
+def _build_column(raw: CatalogColumn, types: Mapping[int, CatalogType]) -> Column:
+    type_ = types[raw.type_oid].arrow(raw.typmod) if raw.type_oid in types else pa.string()
+    return Column(raw.name, type_, not raw.required, raw.declared, raw.number, _initial(raw.missing, type_))
+
+
+def _initial(missing: str | None, type_: pa.DataType) -> pa.Scalar[Any] | None:
+    """The value behind its text; None for one that the type cannot hold, such as infinity."""
+    if missing is None:
+        return None
+    value = text.parse(pa.array([missing], pa.string()), type_).array[0]
+    return value if value.is_valid else None

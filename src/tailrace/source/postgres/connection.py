@@ -15,7 +15,7 @@ from typing import Any
 
 import adbc_driver_manager
 import psycopg
-from psycopg import conninfo, pq
+from psycopg import conninfo, pq, sql
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.source.postgres.mapping import SESSION, session_for
@@ -107,6 +107,20 @@ def session(dsn: str, doing: str, *, autocommit: bool = True) -> Iterator[psycop
     """A short-lived psycopg session; everything that fails inside says what was being done."""
     with translated(doing), psycopg.connect(connection_string(dsn), autocommit=autocommit) as connection:
         yield connection
+
+
+@contextmanager
+def as_of(connection: psycopg.Connection[Any], snapshot: str | None) -> Iterator[None]:
+    """What is asked inside is answered as of an exported snapshot; as of now without one."""
+    if snapshot is None:
+        yield
+        return
+    connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+    try:
+        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+        yield
+    finally:
+        connection.execute("ROLLBACK")
 
 
 class BoundedConnection(psycopg.Connection[tuple[Any, ...]]):

@@ -8,17 +8,18 @@ the log is applied from the *first* round's x, every key still ends at its last 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import date
 from typing import Any
 
+import adbc_driver_manager
 import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from tailrace.change import Changes, Op
-from tailrace.errors import TailraceError, UnavailableError
+from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.postgres.connection import Replication, bulk, connection_string, session, translated
@@ -63,7 +64,7 @@ WITH RECURSIVE tree AS (
     SELECT i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.oid JOIN pg_class c ON c.oid = i.inhrelid
     WHERE c.relispartition
 )
-SELECT c.oid, pg_relation_size(c.oid) / current_setting('block_size')::int
+SELECT c.oid, pg_relation_filenode(c.oid), pg_relation_size(c.oid) / current_setting('block_size')::int
 FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r' ORDER BY 1
 """
 
@@ -71,11 +72,15 @@ FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r' ORDER BY 1
 def measure_heaps(dsn: str, oid: int) -> dict[str, int]:
     """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages.
 
+    A heap is named by its OID and the file it lies in, as in `16385.16390`: rows that were moved to another file (by
+    VACUUM FULL, or an ALTER TABLE that rewrites) are on other pages, and invisible to older snapshots.
+
     In a session of its own: the round's would hold every lock it takes until the copy ends, and with it up
     whoever wants to truncate or alter a table.
     """
     with session(dsn, "measuring a table for the copy") as connection:
-        return {str(heap): int(pages) for heap, pages in connection.execute(_HEAPS, [oid]) if pages is not None}
+        rows = connection.execute(_HEAPS, [oid])
+        return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None}
 
 
 class Opening:
@@ -119,7 +124,7 @@ class Opening:
 class CopySplit(Split):
     """Some pages of one heap, under one snapshot. The last range of a heap has no end: the heap may have grown."""
 
-    part: int = 0
+    part: str = ""
     first_page: int = 0
     end_page: int | None = None
     snapshot: str = ""
@@ -133,7 +138,6 @@ def copy_split(
     last = chunk.ordinal == chunk.of - 1
     return CopySplit(
         copies=table,
-        starts=chunk.index == 0,
         part=chunk.part,
         first_page=chunk.ordinal * chunk_pages,
         end_page=None if last else (chunk.ordinal + 1) * chunk_pages,
@@ -143,28 +147,107 @@ def copy_split(
     )
 
 
+READ_ATTEMPTS = 3
+
+
 def read_chunk(dsn: str, split: CopySplit) -> Iterator[Changes]:
-    """The rows of one chunk as Arrow, a batch at a time."""
+    """The rows of one chunk as Arrow, a batch at a time, with the columns the table had when its copy began.
+
+    Raises StaleCopyError when the table was changed so much since that its copy must begin again.
+    """
     table = split.copies
     assert table is not None
     converter = Converter(table)
     with bulk(dsn, f"copying {table.table}") as connection, connection.cursor() as cursor:
+        for batch in _open_chunk(cursor, table, split):
+            row, exact = converter.convert(batch)
+            yield Changes.build(table, row, op=Op.READ, commit=split.x - 1, exact=exact)
+
+
+def _open_chunk(cursor: Any, table: TableSchema, split: CopySplit) -> Iterable[pa.RecordBatch]:
+    for attempt in range(1, READ_ATTEMPTS + 1):
+        heap = _Heap.find(cursor, split.part, table)
+        if heap is None:
+            break  # dropped since the round began: its rows went with it
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{_snapshot(split.snapshot)}'")
         except Exception as error:
             raise UnavailableError(f"the copy's snapshot ended with its session ({type(error).__name__})") from error
-        heap = _heap_name(cursor, split.part)
-        if heap is None:
-            return  # a partition dropped since the round began: its rows went with it
-        cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
-        cursor.execute(_query(table, heap, split).as_string())
-        for batch in cursor.fetch_record_batch():
-            row, exact = converter.convert(batch)
-            yield Changes.build(table, row, op=Op.READ, commit=split.x - 1, exact=exact)
+        try:
+            heap.lock(cursor)
+            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
+            cursor.execute(_query(table, heap, split).as_string())
+        except adbc_driver_manager.ProgrammingError as error:
+            # Renamed or dropped between looking it up and locking it.
+            if error.sqlstate not in _MOVED or attempt == READ_ATTEMPTS:
+                raise
+            cursor.execute("ROLLBACK")
+        else:
+            batches: Iterable[pa.RecordBatch] = cursor.fetch_record_batch()
+            return batches
+    return ()
 
 
-def _query(table: TableSchema, heap: Sequence[str], split: CopySplit) -> sql.Composed:
+_MOVED = ("42P01", "42703")
+
+
+@dataclass(frozen=True)
+class _Heap:
+    """A heap as it is named now. `columns` has the name of each column of the copied table, None for a dropped one."""
+
+    oid: int
+    file: int
+    name: tuple[str, str]
+    columns: Mapping[str, str | None]
+    table: TableSchema
+
+    @classmethod
+    def find(cls, cursor: Any, part: str, table: TableSchema) -> _Heap | None:
+        # Not under the snapshot, which would show the names of then; a SELECT wants those of now.
+        oid, file = map(int, part.split("."))
+        cursor.execute(_HEAP_NAME.format(sql.Literal(oid)).as_string())
+        found = cursor.fetchone()
+        if found is None:
+            return None
+        cursor.execute(_COLUMNS_NOW.format(sql.Literal(int(table.upstream_id))).as_string())
+        now = {number: (name, declared) for number, name, declared in cursor.fetchall()}
+        columns: dict[str, str | None] = {}
+        for column in table.columns:
+            name, declared = now.get(column.number, (None, None))
+            if declared is not None and declared != column.upstream_type:
+                raise StaleCopyError(
+                    f"the type of column {column.name} changed to {declared} while the table was copied",
+                    table=str(table.table),
+                )
+            columns[column.name] = name
+        return cls(oid, file, (found[0], found[1]), columns, table)
+
+    def lock(self, cursor: Any) -> None:
+        """Keep the heap as it is until the transaction ends. Raises StaleCopyError when it is not where it was."""
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
+        cursor.execute(sql.SQL("SELECT pg_relation_filenode({}::oid)::int8").format(sql.Literal(self.oid)).as_string())
+        if cursor.fetchone()[0] != self.file:
+            raise StaleCopyError(
+                "the table was rewritten or truncated while it was copied", table=str(self.table.table)
+            )
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(*self.name)
+
+
+_HEAP_NAME = sql.SQL(
+    "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+    " WHERE c.oid = {}"
+)
+_COLUMNS_NOW = sql.SQL(
+    "SELECT attnum::int8, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
+    " WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped"
+)
+
+
+def _query(table: TableSchema, heap: _Heap, split: CopySplit) -> sql.Composed:
     bounds = [sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({split.first_page},0)"))]
     if split.end_page is not None:
         bounds.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({split.end_page},0)")))
@@ -172,18 +255,8 @@ def _query(table: TableSchema, heap: Sequence[str], split: CopySplit) -> sql.Com
         # The publication's own expression, as the catalog prints it; only its owner can write it.
         bounds.append(sql.SQL("({})").format(sql.SQL(split.row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
-        select_list(table), sql.Identifier(*heap), sql.SQL(" AND ").join(bounds)
+        select_list(table, heap.columns), heap.identifier, sql.SQL(" AND ").join(bounds)
     )
-
-
-def _heap_name(cursor: Any, oid: int) -> tuple[str, str] | None:
-    query = sql.SQL(
-        "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.oid = {}"
-    )
-    cursor.execute(query.format(sql.Literal(oid)).as_string())
-    found = cursor.fetchone()
-    return None if found is None else (found[0], found[1])
 
 
 def _snapshot(name: str) -> str:
@@ -196,25 +269,30 @@ FETCH_ROWS = 1000
 
 
 def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now, in the layout of a copy. A log rarely leaves out what this reads."""
+    """The rows of these keys as they are now, in the layout of a copy. A log rarely leaves out what this reads.
+
+    Columns that were renamed since are found, dropped ones are null. Raises StaleCopyError when a type changed.
+    """
     converter = Converter(table)
     found: list[pa.RecordBatch] = []
     with bulk(dsn, f"re-reading rows of {table.table}") as connection, connection.cursor() as cursor:
-        for start in range(0, keys.num_rows, FETCH_ROWS):
-            cursor.execute(_fetch_query(table, keys.slice(start, FETCH_ROWS)).as_string())
+        now = _Heap.find(cursor, f"{table.upstream_id}.0", table)
+        for start in range(0, keys.num_rows if now is not None else 0, FETCH_ROWS):
+            assert now is not None
+            cursor.execute(_fetch_query(table, now, keys.slice(start, FETCH_ROWS)).as_string())
             for batch in cursor.fetch_record_batch():
                 row, _ = converter.convert(batch)
                 found.append(pa.RecordBatch.from_struct_array(row))
     return pa.Table.from_batches(found, pa.schema(list(table.row_type)))
 
 
-def _fetch_query(table: TableSchema, keys: pa.Table) -> sql.Composed:
+def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:
     texts = [[_key_text(value) for value in keys.column(name).to_pylist()] for name in table.key]
     aliases = [sql.Identifier(f"k{i}") for i in range(len(table.key))]
     return sql.SQL("SELECT {} FROM {} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
-        select_list(table),
-        sql.Identifier(table.table.schema, table.table.name),
-        sql.SQL(", ").join(sql.Identifier(name) for name in table.key),
+        select_list(table, now.columns),
+        now.identifier,
+        sql.SQL(", ").join(sql.Identifier(now.columns[name] or name) for name in table.key),
         sql.SQL(", ").join(
             # The declared type is the catalog's own spelling of it.
             sql.SQL("{}::" + table.column(name).upstream_type).format(alias)

@@ -3,66 +3,50 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.change import START, Position
-from tailrace.errors import LostError, UnavailableError, revive
-from tailrace.journal import Cursor, FrameRef, JournalReader
+from tailrace.errors import LostError
+from tailrace.journal import Cursor, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, Orders, Split
+from tailrace.source import Limit, Offset, Orders, Split, Versions
 from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.census import Census
+from tailrace.source.postgres.child import ReceiverProcess
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_heaps
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
-from tailrace.source.postgres.receiver import JOURNAL_BUSY, RESYNC, read_status
+from tailrace.source.postgres.receiver import RESYNC, read_status
+from tailrace.source.postgres.schema_log import SchemaLog
 from tailrace.source.postgres.slot import beat, server_position
+from tailrace.source.postgres.split import Wanted, log_splits
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
-SPLIT_BYTES = 4 * 1024 * 1024
-"""A task is worth its start from about this much of the log on."""
-MOST_SPLIT_BYTES = 12 * 1024 * 1024
-"""What one split holds is decoded at once, so a huge transaction is many of them."""
-TAKE_OVER_SECONDS = 1.0
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
 """After this much log that concerns no table, the offset moves on so that the journal may forget it."""
 
 
-@dataclass(frozen=True)
-class LogSplit(Split):
-    """Some journal frames and the tables wanted of them. `after` limits tables that start inside a frame."""
-
-    frames: tuple[FrameRef, ...] = ()
-    tables: Mapping[int, TableSchema] = field(default_factory=dict)
-    after: Mapping[int, Position] = field(default_factory=dict)
-    upto: Mapping[int, Position] = field(default_factory=dict)
-
-    def only(self, tables: Collection[str]) -> LogSplit:
-        kept = {oid: schema for oid, schema in self.tables.items() if str(schema.table) in tables}
-        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(FrameMeta.from_bytes(ref.meta).rows))
-        return replace(super().only(tables), tables=kept, frames=frames)
-
-
 class PostgresFollower:
-    """Owns the receiver process and the copy's snapshot; everything durable is in the journal and the offsets."""
+    """Owns the receiver process and the copy's snapshot; everything durable is in journal, offsets and versions."""
 
-    def __init__(self, source: PostgresSource, published: Mapping[int, Published]) -> None:
+    def __init__(self, source: PostgresSource, versions: Versions) -> None:
         self.source = source
-        self.published = published
+        self._versions = versions
+        self._census = Census(source)
         self._journal = JournalReader(Path(source.journal))
-        self._receiver = ReceiverProcess(source)
+        self._schemas = SchemaLog(source.dsn, source.publication, versions, self._published_now)
+        self._receiver = ReceiverProcess(source.receiver_options())
         self._round: Round | None = None
         self._opening: Opening | None = None
         self._gathers_since: float | None = None
@@ -76,6 +60,7 @@ class PostgresFollower:
         return LogOffset(cursor.position).to_json()
 
     def target(self) -> Offset:
+        self._census.refresh(at_once=True)
         with session(self.source.dsn, "asking for the server's position") as connection:
             if self.source.heartbeat_seconds is not None:
                 # What is flushed may end within a record, which no reader gets to the end of before the next commit.
@@ -85,7 +70,7 @@ class PostgresFollower:
     def done(self, start: Offset, target: Offset) -> bool:
         now = LogOffset.from_json(start)
         goal = LogOffset.from_json(target).log
-        if set(now.tables) != set(self.published) or now.within("copy", "catchup"):
+        if set(now.tables) != set(self._census.tables) or now.within("init", "copy", "catchup"):
             return False
         if now.log >= goal:
             return True
@@ -98,12 +83,72 @@ class PostgresFollower:
         now = LogOffset.from_json(start)
         if now.log > self._journal.mark():
             raise LostError("the journal ends before the position that was already applied: it was lost", fix=RESYNC)
-        now = _stop(now, orders)
+        self._census.refresh()
+        now = self._enrol(self._heed(now, orders))
         end = self._read_log(now, limit)
+        self._schemas.scan(self._journal, now.low_water, end.log)
+        end = self._begin_anew(end)
         end = self._copy(now, end, limit, orders)
         if end.tables == LogOffset.from_json(start).tables and (self._gathers(end) or not self._concerns(now, end)):
             return start
         return end.to_json()
+
+    # -- which tables -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _heed(now: LogOffset, orders: Orders) -> LogOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        changed: dict[int, Entry] = {}
+        for oid, entry in now.tables.items():
+            upstream_id = str(oid)
+            reached = entry.position(now.log)
+            skips = tuple(sorted(at for at in map(Position.parse, orders.skips.get(upstream_id, ())) if at > reached))
+            if skips != entry.skips:
+                entry = changed[oid] = replace(entry, skips=skips)
+            if upstream_id in orders.stopped and upstream_id not in orders.resync:
+                resume = orders.stopped[upstream_id]
+                at = Position.parse(resume) if resume else None
+                if entry.phase != "stopped" or (at is None and entry.at is not None):
+                    changed[oid] = entry.stop(at)
+            elif upstream_id in orders.paused:
+                if entry.phase not in ("stopped", "init"):
+                    changed[oid] = entry.stop(reached)
+            elif entry.phase == "stopped":
+                changed[oid] = entry.resume()
+        return now.with_tables(changed)
+
+    def _enrol(self, now: LogOffset) -> LogOffset:
+        """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""
+        tables = self._census.tables
+        now = now.without([oid for oid in now.tables if oid not in tables])
+        changed = {
+            oid: replace(now.tables[oid].restart() if oid in now.tables else Entry("init"), member=one.membership)
+            for oid, one in tables.items()
+            if oid not in now.tables or now.tables[oid].member != one.membership
+        }
+        return now.with_tables(changed)
+
+    def _begin_anew(self, end: LogOffset) -> LogOffset:
+        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
+        due = {
+            oid: entry.restart()
+            for oid, entry in end.tables.items()
+            if oid in self._schemas.recopies
+            and entry.phase not in ("init", "stopped")
+            and before(entry.x) < self._schemas.recopies[oid]
+            and self._policy(oid) != "stop"
+        }
+        return end.with_tables(due)
+
+    def _policy(self, oid: int) -> str:
+        return self.source.tables_wanted.settings_of(self._name_of(oid)).schema_changes
+
+    def _name_of(self, oid: int) -> str:
+        schema = self._versions.schema_at(str(oid))
+        return str(schema.table if schema is not None else self._census.tables[oid].schema.table)
+
+    def _published_now(self, oid: int) -> Published | None:
+        return self.source.discover().get(oid)
 
     # -- the log ------------------------------------------------------------------------------------------
 
@@ -124,7 +169,7 @@ class PostgresFollower:
             return replace(now, log=log)
         reached = self._take(min(late.values()), log, frozenset(late), share)
         changed = {
-            oid: Entry("ready", request=behind[oid].request) if reached >= log else replace(behind[oid], at=reached)
+            oid: behind[oid].join() if reached >= log else replace(behind[oid], at=reached)
             for oid, at in late.items()
             if at <= reached
         }
@@ -158,7 +203,12 @@ class PostgresFollower:
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
         ready = now.within("ready")
-        if any(oid in ready for ref in frames for oid in FrameMeta.from_bytes(ref.meta).rows):
+        metas = [FrameMeta.from_bytes(ref.meta) for ref in frames]
+        if any(oid in ready for meta in metas for oid in meta.rows):
+            return True
+        if any(meta.shapes for meta in metas) and any(
+            len(self._versions.schemas_between(str(oid), now.log, end.log)) > 1 for oid in ready
+        ):
             return True
         return sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
 
@@ -167,27 +217,29 @@ class PostgresFollower:
     def _copy(self, now: LogOffset, end: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
         resync = {int(oid): request for oid, request in orders.resync.items()}
         new = {
-            oid: resync.get(oid, 0)
-            for oid in self.published
-            if oid not in now.tables or now.tables[oid].request < resync.get(oid, 0)
+            oid: replace(entry, request=max(entry.request, resync.get(oid, 0)))
+            for oid, entry in end.tables.items()
+            if (entry.phase == "init" and str(oid) not in orders.paused) or entry.request < resync.get(oid, 0)
         }
-        copying = {oid: entry for oid, entry in now.within("copy").items() if oid not in new}
+        copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
         if not new and not copying:
             self._close_round()
             return end
         round_ = self._open_round()
         if round_ is None:
             return end
-        if new:
-            # A copy begins with the table as it is now, not as it was when this process started.
-            self.published = self.source.discover()
-        changed: dict[int, Entry] = {oid: self._begin(oid, round_, request) for oid, request in new.items()}
+        begun = self._begin(new, round_, now)
+        if begun is None:
+            self._close_round()
+            return end
+        changed: dict[int, Entry] = {}
         budget = limit.bytes
-        for oid, entry in sorted({**copying, **changed}.items()):
-            keyed = bool(self.published[oid].schema.key)
+        for oid, entry in sorted({**copying, **begun}.items()):
+            keyed = bool(self._copied_schema(oid, entry).key)
             if not keyed and entry.x != round_.x:
                 # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
-                entry = self._begin(oid, round_, entry.request)
+                changed[oid] = entry.restart()
+                continue
             read = entry.next == entry.chunks
             take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_bytes)) if budget > 0 else 0
             budget -= take * self.source.chunk_bytes
@@ -198,10 +250,39 @@ class PostgresFollower:
             changed[oid] = entry
         return end.with_tables(changed)
 
-    def _begin(self, oid: int, round_: Round, request: int) -> Entry:
+    def _begin(self, new: Mapping[int, Entry], round_: Round, now: LogOffset) -> dict[int, Entry] | None:
+        """The tables as they begin to copy under a round; None when it is too old for one of them.
+
+        It must have seen the table in the publication, which sends only what is committed after, and the last change
+        that the log does not show; and the journal must hold the log since.
+        """
+        if not new:
+            return {}
+        shown = self.source.discover(round_.snapshot)
+        for oid, entry in new.items():
+            seen = oid in shown and shown[oid].membership == entry.member
+            if (
+                not seen
+                or self._schemas.recopies.get(oid, START) > before(round_.x)
+                or before(round_.x) < now.low_water
+            ):
+                self._census.refresh(at_once=True)
+                return None
+        begun: dict[int, Entry] = {}
         pages = self.source.chunk_bytes // PAGE_BYTES
-        parts = {heap: max(1, math.ceil(size / pages)) for heap, size in measure_heaps(self.source.dsn, oid).items()}
-        return Entry("copy", x=round_.x, parts=parts, request=request)
+        for oid, entry in new.items():
+            heaps = measure_heaps(self.source.dsn, oid)
+            parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
+            self._schemas.begin(shown[oid].schema, before(round_.x))
+            begun[oid] = Entry("copy", x=round_.x, parts=parts, request=entry.request, member=entry.member)
+        return begun
+
+    def _copied_schema(self, oid: int, entry: Entry) -> TableSchema:
+        """The columns a table's copy has: those of when it began."""
+        schema = self._versions.schema_at(str(oid), before(entry.x))
+        if schema is None:
+            raise LostError(f"the version of table {oid} that is being copied is not stored", fix=RESYNC)
+        return schema
 
     def _open_round(self, patience_seconds: float = 0.05) -> Round | None:
         if self._round is None:
@@ -220,21 +301,28 @@ class PostgresFollower:
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
         now, then = LogOffset.from_json(start), LogOffset.from_json(end)
-        return [*self._plan_copy(now, then), *self._plan_log(readings(now, then))]
+        self._journal.refresh()
+        self._schemas.scan(self._journal, now.low_water, then.log)
+        return [*self._plan_copy(now, then), *self._plan_log(now, then)]
 
     def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
         splits: list[Split] = []
         for oid, entry in then.tables.items():
             wanted = entry.chunks_since(now.tables.get(oid))
-            if not wanted or oid not in self.published:
+            if not wanted or oid not in self._census.tables:
                 continue
             round_ = self._wait_for_round()
-            published = self.published[oid]
-            if not published.schema.key and entry.x != round_.x:
+            schema = self._copied_schema(oid, entry)
+            if not schema.key and entry.x != round_.x:
                 continue  # `latest` starts this table's copy over under the new snapshot
             pages = self.source.chunk_bytes // PAGE_BYTES
+            row_filter = self._census.tables[oid].row_filter
             splits += [
-                copy_split(published.schema, chunk, pages, round_, entry.x, published.row_filter)
+                replace(
+                    copy_split(schema, chunk, pages, round_, entry.x, row_filter),
+                    starts=wanted.start == 0,
+                    completes=entry.next == entry.chunks,
+                )
                 for chunk in chunks(entry, wanted)
             ]
         return splits
@@ -244,52 +332,34 @@ class PostgresFollower:
             self._receiver.require_alive()
         return round_
 
-    def _plan_log(self, ranges: Mapping[int, Reading]) -> list[Split]:
-        if not ranges:
-            return []
-        self._journal.refresh()
-        wanted = {oid: reading for oid, reading in ranges.items() if oid in self.published}
+    def _plan_log(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        wanted = {
+            oid: self._wanted(oid, then.tables[oid], reading)
+            for oid, reading in readings(now, then).items()
+            if oid in self._census.tables
+        }
         if not wanted:
             return []
-        refs = self._journal.frames(
-            min(reading.after for reading in wanted.values()), max(reading.upto for reading in wanted.values())
-        )
-        concerned = [ref for ref in refs if self._wanted_of(ref, wanted)]
-        size = sum(ref.length for ref in concerned)
-        share = min(max(SPLIT_BYTES, math.ceil(size / (2 * self.source.parallel))), MOST_SPLIT_BYTES)
-        splits: list[Split] = []
-        group: list[FrameRef] = []
-        for ref in concerned:
-            group.append(ref)
-            if sum(each.length for each in group) >= share:
-                splits.append(self._log_split(group, wanted))
-                group = []
-        if group:
-            splits.append(self._log_split(group, wanted))
-        return splits
+        after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
+        return log_splits(self._journal.frames(after, upto), wanted, self.source.parallel)
 
-    @staticmethod
-    def _wanted_of(ref: FrameRef, wanted: Mapping[int, Reading]) -> set[int]:
-        return {
-            oid
-            for oid in FrameMeta.from_bytes(ref.meta).rows
-            if oid in wanted and ref.last > wanted[oid].after and ref.first <= wanted[oid].upto
-        }
-
-    def _log_split(self, group: list[FrameRef], wanted: Mapping[int, Reading]) -> LogSplit:
-        oids = sorted(set().union(*(self._wanted_of(ref, wanted) for ref in group)))
-        weights: dict[str, int] = {}
-        for ref in group:
-            rows = FrameMeta.from_bytes(ref.meta).rows
-            for oid in self._wanted_of(ref, wanted):
-                name = str(self.published[oid].schema.table)
-                weights[name] = weights.get(name, 0) + ref.length * rows[oid] // max(ref.count, 1)
-        return LogSplit(
-            weights=weights,
-            frames=tuple(group),
-            tables={oid: self.published[oid].schema for oid in oids},
-            after={oid: wanted[oid].after for oid in oids},
-            upto={oid: wanted[oid].upto for oid in oids},
+    def _wanted(self, oid: int, entry: Entry, reading: Reading) -> Wanted:
+        history = tuple(self._versions.schemas_between(str(oid), reading.after, reading.upto))
+        settings = self.source.tables_wanted.settings_of(str(history[-1][1].table))
+        stops: Position | None = None
+        if settings.schema_changes == "stop":
+            recopy = self._schemas.recopies.get(oid, START)
+            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
+            stops = min(changes, default=None)
+        shown = self._versions.schema_at(str(oid), before(entry.x)) if settings.schema_changes == "ignore" else None
+        return Wanted(
+            reading.after,
+            reading.upto,
+            history,
+            shown=shown,
+            stops=stops,
+            skips=entry.skips,
+            truncates=settings.truncate == "apply",
         )
 
     def stop(self) -> None:
@@ -308,53 +378,3 @@ def _stop(now: LogOffset, orders: Orders) -> LogOffset:
             at = Position.parse(resume) if resume else entry.position(now.log)
             stopped[int(upstream_id)] = replace(entry, phase="stopped", at=at)
     return now.with_tables(stopped)
-
-
-class ReceiverProcess:
-    """The receiver as a child. It ends with its owner: its standard input is a pipe that only the owner holds."""
-
-    def __init__(self, source: PostgresSource) -> None:
-        self._journal = Path(source.journal)
-        self._source = source
-        self._started = time.time()
-        self._process = self._spawn()
-
-    def _spawn(self) -> subprocess.Popen[str]:
-        with (self._journal / "receiver.log").open("w") as log:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.source.postgres"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                text=True,
-            )
-        assert process.stdin is not None
-        process.stdin.write(self._source.receiver_options().to_json() + "\n")
-        process.stdin.flush()
-        return process
-
-    def require_alive(self) -> None:
-        """Raises the error that ended the receiver, if it has ended."""
-        code = self._process.poll()
-        if code is None:
-            return
-        if code == JOURNAL_BUSY:
-            # Whoever receives into this journal serves us too; should it end, the next attempt takes over.
-            if time.time() - self._started > TAKE_OVER_SECONDS:
-                self._started = time.time()
-                self._process = self._spawn()
-            return
-        status = read_status(self._journal)
-        error = status.get("error") if status.get("at", 0) >= self._started else None
-        if error:
-            raise revive(error)
-        raise UnavailableError(f"the receiver ended with code {code}; its log is {self._journal / 'receiver.log'}")
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()

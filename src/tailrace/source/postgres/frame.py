@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tailrace.change import Position
 from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
 
 _IS_KIND = np.zeros(256, bool)
@@ -129,3 +130,22 @@ class Placement:
             np.append(first.committed_at_us, frame.int64(at + 9) + EPOCH_US)[number],
             counts - np.append(-first.next_ordinal, begin_counts)[number],
         )
+
+    def before(self, position: Position) -> int:
+        """How many of the changes come before a position: the index of the first that does not."""
+        return int(
+            np.count_nonzero(self._earlier(position) | (self._same(position) & (self.ordinal < position.ordinal)))
+        )
+
+    def upto(self, position: Position) -> int:
+        """How many of the changes come before a position or are at it."""
+        return int(
+            np.count_nonzero(self._earlier(position) | (self._same(position) & (self.ordinal <= position.ordinal)))
+        )
+
+    def _earlier(self, position: Position) -> npt.NDArray[np.bool_]:
+        return self.commit < position.commit
+
+    def _same(self, position: Position) -> npt.NDArray[np.bool_]:
+        same: npt.NDArray[np.bool_] = self.commit == position.commit
+        return same

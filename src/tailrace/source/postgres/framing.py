@@ -20,7 +20,7 @@ from tailrace import journal
 from tailrace.change import Position
 from tailrace.source.postgres.frame import Frame, OpenTransaction
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.message import Kind, Relation, Truncate, parse
+from tailrace.source.postgres.message import Kind, LogicalMessage, Relation, Truncate, parse
 from tailrace.source.postgres.scan import Scan, scan
 
 FRAME_BYTES = 8 * 1024 * 1024
@@ -28,13 +28,27 @@ FRAME_BYTES = 8 * 1024 * 1024
 _LAYOUT = pa.schema([pa.field("message", pa.binary(), False)])
 
 
+DDL_PREFIX = "tailrace.ddl"
+"""The prefix of the logical messages in which the event trigger tells of schema changes."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A Relation message, or one of the event trigger's, and the position of the first change it speaks of."""
+
+    at: Position
+    raw: bytes
+
+
 @dataclass(frozen=True)
 class FrameMeta:
-    """What stands beside a frame's messages: changes per relation, relations in force, the open transaction."""
+    """What stands beside a frame's messages: changes per relation, relations in force at its start, the open
+    transaction, and in order the messages inside it that may bring a table's next version."""
 
     rows: Mapping[int, int]
     relations: Mapping[int, bytes]
     transaction: OpenTransaction | None
+    shapes: tuple[Shape, ...] = ()
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -42,6 +56,7 @@ class FrameMeta:
                 "rows": {str(oid): count for oid, count in self.rows.items()},
                 "relations": {str(oid): base64.b64encode(raw).decode() for oid, raw in self.relations.items()},
                 "transaction": self.transaction and astuple(self.transaction),
+                "shapes": [[str(shape.at), base64.b64encode(shape.raw).decode()] for shape in self.shapes],
             }
         ).encode()
 
@@ -53,6 +68,7 @@ class FrameMeta:
             {int(oid): count for oid, count in meta["rows"].items()},
             {int(oid): base64.b64decode(text) for oid, text in meta["relations"].items()},
             OpenTransaction(*meta["transaction"]) if meta["transaction"] else None,
+            tuple(Shape(Position.parse(at), base64.b64decode(raw)) for at, raw in meta.get("shapes", ())),
         )
 
     def parsed_relations(self) -> dict[int, Relation]:
@@ -136,16 +152,35 @@ class Framer:
         else:
             following = _position(found.end)
             last = Position(following.commit, max(following.ordinal - 1, 0))
-        if not found.changes and found.start is None and found.end is None:
+        shapes = _shapes(messages, found, known)
+        if not found.changes and not shapes and found.start is None and found.end is None:
             return []  # a heartbeat, or nothing that was published: only its end matters
         rows = _changes_per_relation(messages, found)
-        meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start)
+        meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start, shapes)
         return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
 
 
 def _position(transaction: OpenTransaction | None) -> Position:
     assert transaction is not None
     return Position(transaction.commit_lsn, transaction.next_ordinal)
+
+
+def _shapes(messages: pa.Array[Any], found: Scan, known: Mapping[int, bytes]) -> tuple[Shape, ...]:
+    """What may bring a new version: relations that are not those known before, and what the event trigger says."""
+    seen = dict(known)
+    shapes: list[tuple[int, bytes]] = []
+    for index, raw in found.relations:
+        oid = int.from_bytes(raw[1:5], "big")
+        if seen.get(oid) != raw:
+            shapes.append((index, raw))
+        seen[oid] = raw
+    for index in np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE).tolist():
+        raw = messages[index].as_py()
+        message = parse(raw)
+        assert isinstance(message, LogicalMessage)
+        if message.transactional and message.prefix == DDL_PREFIX:
+            shapes.append((index, raw))
+    return tuple(Shape(_position(found.open_at(index)), raw) for index, raw in sorted(shapes))
 
 
 def _changes_per_relation(messages: pa.Array[Any], found: Scan) -> dict[int, int]:

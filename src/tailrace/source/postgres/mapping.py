@@ -6,6 +6,7 @@ text its output function gives, and read by the parser the log uses.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -51,15 +52,22 @@ _CAST: Final = frozenset(
 )
 
 
-def select_list(table: TableSchema) -> sql.Composed:
-    """The expressions that ask for a table's columns, in order and under their names, for `Converter`."""
+def select_list(table: TableSchema, names: Mapping[str, str | None] | None = None) -> sql.Composed:
+    """The expressions that ask for a table's columns, in order and under their names, for `Converter`.
+
+    `names` has what the columns are called by now, None for one that was dropped: it is null.
+    """
+    called = {column.name: column.name for column in table.columns} if names is None else names
     return sql.SQL(", ").join(
-        sql.SQL("{} AS {}").format(_expression(column), sql.Identifier(column.name)) for column in table.columns
+        sql.SQL("{} AS {}").format(_expression(column, called[column.name]), sql.Identifier(column.name))
+        for column in table.columns
     )
 
 
-def _expression(column: Column) -> sql.Composable:
-    name, declared, type_ = sql.Identifier(column.name), _unmodified(column.upstream_type), column.type
+def _expression(column: Column, called: str | None) -> sql.Composable:
+    if called is None:
+        return sql.SQL("NULL::text")
+    name, declared, type_ = sql.Identifier(called), _unmodified(column.upstream_type), column.type
     if declared in _NATIVE:
         return name
     if declared in _CAST or pa.types.is_list(type_) or pa.types.is_decimal(type_):

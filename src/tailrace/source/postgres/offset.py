@@ -2,25 +2,29 @@
 
     {"log": "<position>", "tables": {"16385": {"phase": "copy", "x": 123, "next": 2, "parts": {"16385": 8}}, …}}
 
-A table copies in chunks under snapshots whose first is at LSN x; its log changes stay in the journal meanwhile.
-Then it catches up from x, and is ready once it meets the common position. Pure values: no connection, no clock.
+A table waits for a snapshot (`init`), then copies in chunks under snapshots whose first is at LSN x; its log changes
+stay in the journal meanwhile. Then it catches up from x, and is ready once it meets the common position. Pure values:
+no connection, no clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 from tailrace.change import Position
+from tailrace.source import Phase
 from tailrace.source.postgres.lsn import before
-
-Phase = Literal["copy", "catchup", "ready", "stopped"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """One table. `parts` maps each heap to copy (partitions have several) to its number of chunks."""
+    """One table. `parts` maps each heap to copy (partitions have several) to its number of chunks.
+
+    `member` tells this stay of the table in the publication from another one, between which changes were not sent.
+    `skips` are changes to be passed over.
+    """
 
     phase: Phase
     x: int = 0
@@ -28,23 +32,48 @@ class Entry:
     parts: Mapping[str, int] = field(default_factory=dict)
     at: Position | None = None
     request: int = 0
+    member: int = 0
+    skips: tuple[Position, ...] = ()
 
     @property
     def chunks(self) -> int:
         return sum(self.parts.values())
 
     def position(self, log: Position) -> Position:
-        """Up to here the destination has this table's log changes."""
-        if self.phase == "ready":
-            return log
-        return before(self.x) if self.at is None else self.at
+        """Up to here the destination has this table's log changes, or will have them from a copy still to begin."""
+        if self.at is not None:
+            return self.at
+        return before(self.x) if self.phase == "copy" else log
+
+    def stop(self, at: Position | None) -> Entry:
+        """Not read from now on. Behind `at` it can go on; None: only a new copy helps, and nothing is kept for it."""
+        if at is None:
+            return Entry("stopped", request=self.request, member=self.member)
+        return replace(self, phase="stopped", at=at)
+
+    def resume(self) -> Entry:
+        """Where a stopped table goes on."""
+        if self.at is None:
+            return replace(self, phase="init")
+        if self.next < self.chunks:
+            return replace(self, phase="copy", at=None)
+        return replace(self, phase="catchup")
+
+    def join(self) -> Entry:
+        """Level with the log."""
+        return replace(self, phase="ready", parts={}, at=None)
+
+    def restart(self) -> Entry:
+        """Waiting for a new copy."""
+        return Entry("init", request=self.request, member=self.member)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
-        if self.request:
-            raw["request"] = self.request
-        if self.phase != "ready":
-            raw |= {"x": self.x, "next": self.next, "parts": dict(self.parts)}
+        raw |= {name: getattr(self, name) for name in ("x", "next", "request", "member") if getattr(self, name)}
+        if self.parts and self.phase != "ready":
+            raw["parts"] = dict(self.parts)
+        if self.skips:
+            raw["skips"] = [str(position) for position in self.skips]
         return raw if self.at is None else {**raw, "at": str(self.at)}
 
     @classmethod
@@ -57,6 +86,8 @@ class Entry:
             raw.get("parts", {}),
             Position.parse(at) if at else None,
             raw.get("request", 0),
+            raw.get("member", 0),
+            tuple(map(Position.parse, raw.get("skips", ()))),
         )
 
     def chunks_since(self, earlier: Entry | None) -> range:
@@ -69,7 +100,7 @@ class Entry:
 class Chunk:
     """A range of one heap's pages: chunk `index` of the table, `ordinal` of `of` in heap `part`."""
 
-    part: int
+    part: str
     index: int
     ordinal: int
     of: int
@@ -81,7 +112,7 @@ def chunks(entry: Entry, wanted: range) -> Iterator[Chunk]:
     for part, of in entry.parts.items():
         for ordinal in range(of):
             if index in wanted:
-                yield Chunk(int(part), index, ordinal, of)
+                yield Chunk(part, index, ordinal, of)
             index += 1
 
 
@@ -112,6 +143,9 @@ class LogOffset:
     def with_tables(self, changed: Mapping[int, Entry]) -> LogOffset:
         return replace(self, tables={**self.tables, **changed})
 
+    def without(self, gone: Collection[int]) -> LogOffset:
+        return replace(self, tables={oid: entry for oid, entry in self.tables.items() if oid not in gone})
+
 
 @dataclass(frozen=True)
 class Reading:
@@ -128,8 +162,10 @@ def readings(start: LogOffset, end: LogOffset) -> dict[int, Reading]:
         if then.phase not in ("ready", "catchup"):
             continue
         now = start.tables.get(oid)
-        if now is None or now.phase in ("copy", "stopped") or then.chunks_since(now):
+        if now is None or now.phase in ("init", "copy") or then.chunks_since(now):
             continue  # a copy ends the batch before the first log change is read
+        if now.phase == "stopped" and now.resume().phase != "catchup":
+            continue
         reading = Reading(now.position(start.log), then.position(end.log))
         if reading.upto > reading.after:
             ranges[oid] = reading

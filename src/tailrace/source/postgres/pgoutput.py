@@ -6,7 +6,7 @@ message buffer, and Arrow casts do the rest. There is no Python loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.change import Changes, Op, Position, pack_unchanged
+from tailrace.change import START, Changes, Op, Position, pack_unchanged
 from tailrace.errors import DamagedError, TableError
 from tailrace.schema import TableSchema
 from tailrace.source.postgres import message
@@ -24,9 +24,15 @@ from tailrace.source.postgres.image import Image, Images
 from tailrace.source.postgres.message import Kind, MalformedError, Relation, Truncate
 from tailrace.source.postgres.version import check_identity, choose
 
-__all__ = ["OpenTransaction", "decode"]
+__all__ = ["History", "OpenTransaction", "decode", "only"]
 
-Versions = TableSchema | Sequence[TableSchema]
+History = Sequence[tuple[Position, TableSchema]]
+"""A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
+
+
+def only(table: TableSchema) -> History:
+    """The history of a table that never changed."""
+    return ((START, table),)
 
 
 def decode(
@@ -34,13 +40,16 @@ def decode(
     *,
     relations: Mapping[int, Relation],
     transaction: OpenTransaction | None,
-    tables: Mapping[int, Versions],
+    tables: Mapping[int, History],
+    bounds: Mapping[int, tuple[Position, Position]] | None = None,
+    skips: Mapping[int, Collection[Position]] | None = None,
 ) -> Iterator[Changes]:
     """The changes in `messages`, a binary array in stream order that may begin and end within a transaction.
 
     `relations` are those known before the first message, `transaction` the one open there. `tables` holds, by
-    relation OID, the schema of each wanted table, or several versions of it, oldest first: rows are read by the
-    newest version that fits their Relation message. Other tables are passed over. Pure: a repeat gives the same.
+    relation OID, the versions of each wanted table: a row is read by the one that holds at its position. Other tables
+    are passed over, and so are changes outside a table's `bounds` (after, upto] and those at the positions in `skips`.
+    Pure: a repeat gives the same.
 
     Yields at least once per wanted table with changes, each table's changes in stream order. Ordinals are even and
     count every change of the transaction, wanted or not. An update that moves a row to another key, and any
@@ -50,11 +59,12 @@ def decode(
 
     `exact` speaks of `row`; a value of `before` that its type cannot hold is null there.
 
-    A table whose rows cannot be read raises SchemaChangedError or UnfitError, after every change of the other tables
-    and its own changes before that were yielded. Raises DamagedError for bytes that are not pgoutput.
+    A table whose rows cannot be read raises SchemaChangedError or UnfitError with the position and the bytes of the
+    first such row, after every change of the other tables and some of its own before that were yielded. Raises
+    DamagedError for bytes that are not pgoutput.
     """
     try:
-        yield from _decode(messages, relations, transaction, tables)
+        yield from _decode(messages, relations, transaction, tables, bounds or {}, skips or {})
     except (MalformedError, IndexError) as error:
         raise DamagedError(
             f"messages that are not pgoutput of version 1 in text format: {error}",
@@ -66,26 +76,65 @@ def _decode(
     messages: pa.Array[Any],
     relations: Mapping[int, Relation],
     transaction: OpenTransaction | None,
-    tables: Mapping[int, Versions],
+    tables: Mapping[int, History],
+    bounds: Mapping[int, tuple[Position, Position]],
+    skips: Mapping[int, Collection[Position]],
 ) -> Iterator[Changes]:
     frame = Frame(messages)
     placement = Placement.of(frame, transaction)
     first_error: TableError | None = None
     failed: set[int] = set()
-    for piece in _pieces(frame, relations, tables):
-        if piece.oid in failed:
-            continue
-        try:
-            changes = _read(frame, placement, piece, tables[piece.oid])
-        except TableError as error:
-            first = piece.first
-            error.position = str(Position(int(placement.commit[first]), int(placement.ordinal[first])))
-            first_error = first_error or error
-            failed.add(piece.oid)
-        else:
-            yield changes
+    for whole in _pieces(frame, relations, tables):
+        after, upto = bounds.get(whole.oid, (None, None))
+        inside = whole.between(placement.upto(after), placement.upto(upto)) if after and upto else whole
+        for table, piece in _by_version(inside, placement, tables[whole.oid]) if inside.size else ():
+            if piece.oid in failed:
+                continue
+            kept = piece.without(_found(placement, skips.get(piece.oid, ())))
+            if not kept.size:
+                continue
+            try:
+                changes = _read(frame, placement, kept, table)
+            except TableError as error:
+                _locate(error, frame, placement, kept, table)
+                first_error = first_error or error
+                failed.add(piece.oid)
+            else:
+                yield changes
     if first_error is not None:
         raise first_error
+
+
+def _by_version(piece: _Piece, placement: Placement, history: History) -> Iterator[tuple[TableSchema, _Piece]]:
+    """The piece cut where a version of its table begins, each part with the version that holds for it."""
+    if len(history) == 1:
+        yield history[0][1], piece
+        return
+    cuts = [0, *(placement.before(position) for position, _ in history[1:]), len(placement.commit)]
+    for (begin, end), (_, table) in zip(pairwise(cuts), history, strict=True):
+        part = piece.between(begin, end)
+        if part.size:
+            yield table, part
+
+
+def _found(placement: Placement, positions: Collection[Position]) -> Places:
+    """The changes at these positions; the second half of a changed key stands for the whole."""
+    return np.array([placement.before(Position(at.commit, at.ordinal & ~1)) for at in positions], np.int64)
+
+
+def _locate(error: TableError, frame: Frame, placement: Placement, piece: _Piece, table: TableSchema) -> None:
+    """Put the position of the first unreadable row into the error, found by halving, and its bytes beside it."""
+    while piece.size > 1:
+        middle = int(np.sort(np.concatenate([piece.rows, piece.truncates]))[piece.size // 2])
+        first = piece.between(0, middle)
+        try:
+            _read(frame, placement, first, table)
+        except TableError:
+            piece = first
+        else:
+            piece = piece.between(middle, len(placement.commit))
+    error.position = str(Position(int(placement.commit[piece.first]), int(placement.ordinal[piece.first])))
+    error.raw = frame.message(int(frame.changes[piece.first]))
 
 
 @dataclass(frozen=True)
@@ -101,8 +150,23 @@ class _Piece:
     def first(self) -> int:
         return int(min(each[0] for each in (self.rows, self.truncates) if len(each)))
 
+    @property
+    def size(self) -> int:
+        return len(self.rows) + len(self.truncates)
 
-def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int, Versions]) -> Iterator[_Piece]:
+    def between(self, begin: int, end: int) -> _Piece:
+        """Its changes from `begin` up to `end`, without it."""
+        rows, truncates = (each[(each >= begin) & (each < end)] for each in (self.rows, self.truncates))
+        return _Piece(self.oid, self.relation if len(rows) else None, rows, truncates)
+
+    def without(self, changes: Places) -> _Piece:
+        if not len(changes):
+            return self
+        rows = self.rows[~np.isin(self.rows, changes)]
+        return _Piece(self.oid, self.relation if len(rows) else None, rows, self.truncates)
+
+
+def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int, History]) -> Iterator[_Piece]:
     is_truncate = frame.kinds[frame.changes] == Kind.TRUNCATE
     rows = np.flatnonzero(~is_truncate)
     by_oid = _group(rows, frame.relation_oids(frame.changes[rows]))
@@ -148,17 +212,16 @@ def _cut(
     bounds = [0, *(begin for begin, _ in shapes[1:]), len(frame.changes)]
     held: list[Relation | None] = [shape for _, shape in shapes]
     for (begin, end), relation in zip(pairwise(bounds), held or [None], strict=True):
-        own_rows, own_truncates = (each[(each >= begin) & (each < end)] for each in (rows, truncates))
-        if len(own_rows) or len(own_truncates):
-            yield _Piece(oid, relation if len(own_rows) else None, own_rows, own_truncates)
+        part = _Piece(oid, relation, rows, truncates).between(begin, end)
+        if part.size:
+            yield part
 
 
-def _read(frame: Frame, placement: Placement, piece: _Piece, versions: Versions) -> Changes:
+def _read(frame: Frame, placement: Placement, piece: _Piece, table: TableSchema) -> Changes:
     if piece.relation is None:
-        table = versions if isinstance(versions, TableSchema) else versions[-1]
         columns = [pa.nulls(len(piece.truncates), column.type) for column in table.columns]
         return _build(table, placement, piece.truncates, 0, Op.TRUNCATE, columns)
-    table = choose(versions, piece.relation)
+    choose(table, piece.relation)
     images = Images(frame, frame.changes[piece.rows], piece.relation, table)
     if (images.kinds != Kind.INSERT).any():
         check_identity(table, piece.relation)

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
+from tailrace.schema import TableName
 from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.slot import look, publication_exists, publication_sql, waiting_for
+from tailrace.source.postgres.slot import (
+    PublicationMark,
+    addition_sql,
+    look,
+    publication_exists,
+    publication_sql,
+    read_mark,
+    waiting_for,
+)
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
@@ -37,6 +48,29 @@ def wanted(connection: Session, source: PostgresSource) -> list[Published]:
 def _stands_alone(relation: Relation, *, via_root: bool) -> bool:
     """Partitions are followed as their root, or each on its own; never both."""
     return not relation.is_partition if via_root else not relation.partitioned
+
+
+def unpublished(source: PostgresSource, relations: Sequence[Relation], names: Collection[TableName]) -> list[Relation]:
+    """The tables that `tables` selects and that are not among those published."""
+    candidates = [one for one in relations if _stands_alone(one, via_root=source.via_root) and one.table not in names]
+    chosen = set(source.tables_wanted.select([one.table for one in candidates]))
+    return [one for one in candidates if one.table in chosen]
+
+
+def selection_hash(source: PostgresSource) -> str:
+    """What `tables` selects by, in short."""
+    patterns = [source.tables_wanted.include, source.tables_wanted.exclude]
+    return hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:12]
+
+
+def mark_of(source: PostgresSource, relations: Sequence[Relation]) -> PublicationMark:
+    """What the publication's mark says once these tables were looked at."""
+    return PublicationMark(selection_hash(source), max((one.oid for one in relations), default=0))
+
+
+def new_to(mark: PublicationMark, source: PostgresSource, relation: Relation) -> bool:
+    """Whether nobody can have left this table out on purpose yet."""
+    return relation.oid > mark.seen or mark.selection != selection_hash(source)
 
 
 def check(source: PostgresSource) -> list[Finding]:
@@ -137,14 +171,15 @@ def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
             )
         ]
     findings = [Finding("ok", "publication", f"{source.publication!r} holds {len(names)} wanted tables")]
-    candidates = [r.table for r in relations if _stands_alone(r, via_root=source.via_root)]
-    missing = [name for name in source.tables_wanted.select(candidates) if name not in set(names)]
+    mark = read_mark(connection, source.publication) if source.extends_publication else None
+    missing = [
+        one.table for one in unpublished(source, relations, set(names)) if not mark or not new_to(mark, source, one)
+    ]
     if missing:
-        quoted = sql.SQL(", ").join(sql.Identifier(name.schema, name.name) for name in missing)
-        addition = sql.SQL("ALTER PUBLICATION {} ADD TABLE {};").format(sql.Identifier(source.publication), quoted)
+        addition = addition_sql(source.publication, missing).as_string(connection) + ";"
         listed = ", ".join(str(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
         message = f"{len(missing)} tables that tables.include matches are not in it and will not be followed: {listed}"
-        findings.append(Finding("warning", "publication", message, addition.as_string(connection)))
+        findings.append(Finding("warning", "publication", message, addition))
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
         [source.publication],

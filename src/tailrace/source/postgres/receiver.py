@@ -54,7 +54,7 @@ PATIENCE_SECONDS = 15.0
 """How long a slot may look taken (a dead reader's walsender) before its reader counts as alive."""
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
-RESYNC = "stop the pipeline, remove its state folder, and run again: every table is copied anew"
+RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
 
 
 @dataclass(frozen=True)

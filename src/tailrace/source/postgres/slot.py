@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -89,6 +90,15 @@ def create_slot(session: Session, slot: str) -> None:
     session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
+def drop_slot(session: Session, slot: str) -> None:
+    """Drop the pipeline's slot, with the WAL it held. One that is not there is no error."""
+    session.execute(
+        "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
+        " WHERE slot_name = %s AND database = current_database()",
+        [slot],
+    )
+
+
 def waiting_for(session: Session) -> list[int]:
     """The processes whose open write transactions a new slot or snapshot has to wait for."""
     rows = session.execute(
@@ -101,13 +111,60 @@ def publication_exists(session: Session, publication: str) -> bool:
     return session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone() is not None
 
 
-def create_publication(session: Session, publication: str, tables: Sequence[TableName], *, via_root: bool) -> None:
-    """Publish exactly these tables; partitions appear as their root."""
-    session.execute(publication_sql(publication, tables, via_root=via_root))
+def create_publication(
+    session: Session, publication: str, tables: Sequence[TableName], *, via_root: bool, mark: PublicationMark
+) -> None:
+    """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace made it."""
+    with session.transaction():
+        session.execute(publication_sql(publication, tables, via_root=via_root))
+        session.execute(mark.comment_sql(publication))
+
+
+@dataclass(frozen=True)
+class PublicationMark:
+    """The comment on a publication that tailrace made, so that it adds to no other.
+
+    Tables up to OID `seen` were there when the pattern `selection` was last compared with the database: one of them
+    that is not in the publication was left or taken out of it by somebody.
+    """
+
+    selection: str
+    seen: int
+
+    def comment_sql(self, publication: str) -> sql.Composed:
+        text = f"tailrace made this and adds new tables to it: {self.selection} {self.seen}"
+        return sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(publication), sql.Literal(text))
+
+
+_MARK = re.compile(r"tailrace made this .*: (\w+) (\d+)")
+
+
+def read_mark(session: Session, publication: str) -> PublicationMark | None:
+    """The mark of a publication; None for one that somebody else made."""
+    row = session.execute(
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    found = _MARK.fullmatch(row[0]) if row and row[0] else None
+    return PublicationMark(found[1], int(found[2])) if found else None
+
+
+def extend_publication(session: Session, publication: str, tables: Sequence[TableName], mark: PublicationMark) -> None:
+    """Add tables, and remember what was looked at."""
+    with session.transaction():
+        if tables:
+            session.execute(addition_sql(publication, tables))
+        session.execute(mark.comment_sql(publication))
+
+
+def addition_sql(publication: str, tables: Sequence[TableName]) -> sql.Composed:
+    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), _names(tables))
 
 
 def publication_sql(publication: str, tables: Sequence[TableName], *, via_root: bool) -> sql.Composed:
-    names = sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)
     return sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH (publish_via_partition_root = {})").format(
-        sql.Identifier(publication), names, sql.Literal(via_root)
+        sql.Identifier(publication), _names(tables), sql.Literal(via_root)
     )
+
+
+def _names(tables: Sequence[TableName]) -> sql.Composed:
+    return sql.SQL(", ").join(sql.Identifier(table.schema, table.name) for table in tables)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import glob
 import os
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import quote
 
 import pyarrow as pa
+from psycopg import sql
 
 from tailrace import errors
 from tailrace.change import START, Changes
@@ -18,19 +21,28 @@ from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Offset, Split, TableProgress
-from tailrace.source.postgres import preflight
-from tailrace.source.postgres.catalog import Published
-from tailrace.source.postgres.connection import session
+from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source.history import Remembered
+from tailrace.source.postgres import ddl, preflight
+from tailrace.source.postgres.catalog import Published, list_tables
+from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
-from tailrace.source.postgres.follower import LogSplit, PostgresFollower
-from tailrace.source.postgres.framing import FrameMeta, messages_of
+from tailrace.source.postgres.follower import PostgresFollower
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import LogOffset
 from tailrace.source.postgres.option import PostgresOptions
-from tailrace.source.postgres.pgoutput import decode
 from tailrace.source.postgres.receiver import RESYNC, ReceiverOptions, read_status
-from tailrace.source.postgres.slot import create_publication, create_slot, look, publication_exists, require
+from tailrace.source.postgres.slot import (
+    create_publication,
+    create_slot,
+    drop_slot,
+    look,
+    publication_exists,
+    require,
+)
+from tailrace.source.postgres.split import LogSplit, read_log
+
+PIPELINE = "pipeline"
 
 
 @dataclass(frozen=True)
@@ -53,7 +65,7 @@ class PostgresSource:
     segment_bytes: int = 64_000_000
     chunk_bytes: int = 32_000_000
     parallel: int = 2
-    reader: str = "pipeline"
+    reader: str = PIPELINE
 
     @classmethod
     def from_options(
@@ -76,15 +88,23 @@ class PostgresSource:
             parallel=options.copying.parallel or os.cpu_count() or 2,
         )
 
+    @property
+    def extends_publication(self) -> bool:
+        """Whether tables that are new may be added to a publication of ours: the pipeline's affair, not a reader's."""
+        return self.create_publication and self.reader == PIPELINE
+
     def check(self) -> list[Finding]:
         return preflight.check(self)
 
     def tables(self) -> list[TableSchema]:
         return [published.schema for published in self.discover().values()]
 
-    def discover(self) -> dict[int, Published]:
-        """The tables to follow, by OID, as they are published (or would be, before the publication exists)."""
-        with session(self.dsn, "looking at the tables") as connection:
+    def discover(self, snapshot: str | None = None) -> dict[int, Published]:
+        """The tables to follow, by OID, as they are published (or would be, before the publication exists).
+
+        With the name of an exported snapshot, as they were then.
+        """
+        with session(self.dsn, "looking at the tables") as connection, as_of(connection, snapshot):
             return {published.oid: published for published in preflight.wanted(connection, self)}
 
     def prepare(self) -> None:
@@ -97,7 +117,8 @@ class PostgresSource:
         with session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
                 tables = [published.schema.table for published in preflight.wanted(connection, self)]
-                create_publication(connection, self.publication, tables, via_root=self.via_root)
+                mark = preflight.mark_of(self, list_tables(connection))
+                create_publication(connection, self.publication, tables, via_root=self.via_root, mark=mark)
             if look(connection, self.slot) is None:
                 if journal.mark() > START:
                     raise LostError(
@@ -111,36 +132,34 @@ class PostgresSource:
                 status = require(look(connection, self.slot), self.slot, RESYNC)
                 Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
 
-    def follow(self) -> PostgresFollower:
+    def setup_sql(self, *, remove: bool) -> str:
+        return ddl.uninstall_sql() if remove else ddl.install_sql()
+
+    def set_up(self, *, remove: bool) -> str:
+        with session(self.dsn, "installing the event trigger") as connection:
+            if remove:
+                connection.execute(sql.SQL(ddl.uninstall_sql()))
+                return "the event trigger is gone; schema changes are derived from the log"
+            ddl.install(connection)
+            return "the event trigger is installed; schema changes arrive in order with the rows"
+
+    def reset(self) -> None:
+        """Drop the slot and the journal. Raises OwnedError while somebody reads them."""
+        with session(self.dsn, "dropping the slot") as connection:
+            drop_slot(connection, self.slot)
+        shutil.rmtree(self.journal, ignore_errors=True)
+
+    def follow(self, versions: Versions | None = None) -> PostgresFollower:
         self.prepare()
-        return PostgresFollower(self, self.discover())
+        own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
+        return PostgresFollower(self, versions if versions is not None else Remembered(own))
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, CopySplit):
             return read_chunk(self.dsn, split)
         if isinstance(split, LogSplit):
-            return self._read_log(split)
+            return read_log(self.journal, split)
         raise TypeError(f"not a split of this source: {type(split).__name__}")
-
-    def _read_log(self, split: LogSplit) -> Iterator[Changes]:
-        reader = JournalReader(self.journal)
-        try:
-            for ref in split.frames:
-                frame = reader.read(ref)
-                meta = FrameMeta.from_bytes(ref.meta)
-                decoded = decode(
-                    messages_of(frame.payload),
-                    relations=meta.parsed_relations(),
-                    transaction=meta.transaction,
-                    tables=split.tables,
-                )
-                for changes in decoded:
-                    oid = int(changes.table.upstream_id)
-                    inside = changes.within(split.after[oid], split.upto[oid])
-                    if len(inside):
-                        yield inside
-        finally:
-            reader.close()
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         return fetch(self.dsn, table, keys)
@@ -158,7 +177,16 @@ class PostgresSource:
         """Where each table stands at an offset."""
         at = LogOffset.from_json(offset)
         return [
-            TableProgress(str(oid), entry.phase, entry.position(at.log), entry.next, entry.chunks, entry.request)
+            TableProgress(
+                str(oid),
+                entry.phase,
+                entry.position(at.log),
+                entry.next,
+                entry.chunks,
+                entry.request,
+                entry.x,
+                catching_up=entry.phase == "catchup" and entry.at != before(entry.x),
+            )
             for oid, entry in at.tables.items()
         ]
 

@@ -1,0 +1,63 @@
+"""Setting the upstream up, and beginning again."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import typer
+
+from tailrace.cli.report import print_json
+from tailrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailrace.config import PipelineConfig
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A source that follows better with something installed upstream."""
+
+    def setup_sql(self, *, remove: bool) -> str:
+        """The statements that install it, or remove it."""
+        ...
+
+    def set_up(self, *, remove: bool) -> str:
+        """Do it, and say what was done. A repeat changes nothing. Raises PreflightError without the right to."""
+        ...
+
+
+def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_json: bool) -> None:
+    from tailrace.registry import open_source
+
+    source = open_source(config)
+    if not isinstance(source, Preparable):
+        raise ConfigError(
+            f"a source of type {config.source.type} needs nothing to be installed", fix="tailrace run FILE"
+        )
+    if print_sql:
+        typer.echo(source.setup_sql(remove=remove))
+        return
+    done = source.set_up(remove=remove)
+    if as_json:
+        print_json({"done": done})
+    else:
+        typer.echo(done)
+
+
+def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
+    """Forget everything but the destination. Raises OwnedError while the pipeline runs."""
+    from tailrace.registry import open_source
+    from tailrace.state import RunnerLock
+
+    with RunnerLock(config.state):
+        open_source(config).reset()
+        shutil.rmtree(Path(config.state) / "checkpoint", ignore_errors=True)
+        with config.store_address.open() as store:
+            store.forget_pipeline()
+    done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
+    if as_json:
+        print_json({"done": done})
+    else:
+        typer.echo(done)

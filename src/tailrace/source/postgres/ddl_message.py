@@ -1,0 +1,99 @@
+"""What the event trigger of `ddl` writes into the log, read back.
+
+A message either describes a table as its command left it, or says no more than that the table was dropped or that
+rows of it changed without a log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tailrace.schema import TableName
+from tailrace.source.postgres.catalog import CatalogColumn, Keys, Published, Relation, Shown, build
+from tailrace.source.postgres.catalog_type import CatalogType
+from tailrace.source.postgres.message import MalformedError
+
+FORMAT: Final = 1
+"""Of the messages; `v` in them."""
+
+
+@dataclass(frozen=True)
+class Described:
+    """One table after one command. `columns` is None in a message that does not describe it.
+
+    `recopy` says that the command changed rows without logging them, `reason` why. `rewritten` says that it changed
+    the type of a column in a way that had every row written anew.
+    """
+
+    oid: int
+    table: TableName | None = None
+    tag: str = ""
+    identity: str = "d"
+    partitioned: bool = False
+    is_partition: bool = False
+    columns: tuple[CatalogColumn, ...] | None = None
+    keys: Keys = field(default_factory=Keys)
+    publications: Mapping[str, Shown] = field(default_factory=dict)
+    rewritten: bool = False
+    recopy: bool = False
+    reason: str | None = None
+    dropped: bool = False
+
+    @property
+    def type_oids(self) -> frozenset[int]:
+        """What `to_published` needs to be told of."""
+        return frozenset(column.type_oid for column in self.columns or ())
+
+
+def parse(content: bytes) -> Described | None:
+    """The content of a message of the event trigger; None for a format this version does not know.
+
+    Raises MalformedError for content that is damaged. Its text quotes none of it.
+    """
+    try:
+        raw = json.loads(content)
+        return _build(raw) if raw["v"] == FORMAT else None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise MalformedError(f"a message of the event trigger of {len(content)} bytes is damaged") from error
+
+
+def _build(raw: dict[str, Any]) -> Described:
+    oid, tag = int(raw["oid"]), str(raw["tag"])
+    recopy, reason = bool(raw.get("recopy", False)), raw.get("reason")
+    table = TableName(raw["schema"], raw["name"]) if "name" in raw else None
+    if "columns" not in raw:
+        return Described(oid, table, tag, recopy=recopy, reason=reason, dropped=bool(raw.get("dropped", False)))
+    return Described(
+        oid,
+        table,
+        tag,
+        raw["identity"],
+        raw["partitioned"],
+        raw["is_partition"],
+        tuple(CatalogColumn(*column) for column in raw["columns"]),
+        Keys(raw["primary"], raw["index"]),
+        {
+            name: Shown(None if columns is None else frozenset(columns), row_filter, membership, generated)
+            for name, (columns, row_filter, membership, generated) in raw["publications"].items()
+        },
+        raw["rewritten"],
+        recopy,
+        reason,
+    )
+
+
+def to_published(described: Described, publication: str, types: Mapping[int, CatalogType]) -> Published | None:
+    """The table as `catalog.describe` would have given it right after the command; None when not in the publication.
+
+    `types` are those of `described.type_oids` that still exist; a column of any other is kept as text.
+    """
+    shown = described.publications.get(publication)
+    if shown is None or described.columns is None or described.table is None:
+        return None
+    relation = Relation(
+        described.oid, described.table, described.identity, True, described.partitioned, described.is_partition
+    )
+    return build(relation, described.columns, described.keys, shown, types)

@@ -1,0 +1,113 @@
+"""Follows the tables' versions through the journal: what its frames say becomes versions, stored by position.
+
+Two messages bring a version: the event trigger's, which tells everything and comes where the change was made, and the
+Relation message before the first row of another shape, which the catalog completes. Reading the same frames again
+finds the same versions, so nothing here needs to survive the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.errors import SchemaChangedError
+from tailrace.journal import JournalReader
+from tailrace.schema import TableSchema
+from tailrace.source import Versions
+from tailrace.source.postgres import ddl_message
+from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.catalog_type import CatalogType, read_types
+from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.framing import FrameMeta, Shape
+from tailrace.source.postgres.message import LogicalMessage, MalformedError, Relation, parse
+from tailrace.source.postgres.version import compare, derive, differences
+
+
+class SchemaLog:
+    """One per follower. `recopies` holds, by OID, the last position whose change the log alone cannot follow."""
+
+    def __init__(self, dsn: str, publication: str, versions: Versions, now: Callable[[int], Published | None]) -> None:
+        self._dsn = dsn
+        self._publication = publication
+        self._versions = versions
+        self._now = now
+        self._scanned: Position | None = None
+        self._types: dict[int, CatalogType] = {}
+        self.recopies: dict[int, Position] = {}
+        self.reasons: dict[int, str] = {}
+
+    def begin(self, schema: TableSchema, position: Position) -> TableSchema:
+        """A copy of the table begins with this schema; what the log says of it from `position` on is read again."""
+        if self._scanned is not None:
+            self._scanned = min(self._scanned, position)
+        return self._versions.put_schema(schema, position)
+
+    def scan(self, journal: JournalReader, after: Position, upto: Position) -> None:
+        """Store the versions that the log up to `upto` brings; `after` is where the first call begins to look."""
+        begin = after if self._scanned is None else self._scanned
+        for ref in journal.frames(begin, upto) if upto > begin else ():
+            for shape in FrameMeta.from_bytes(ref.meta).shapes:
+                if shape.at <= upto:
+                    self._take(shape)
+        self._scanned = max(begin, upto)
+
+    def _take(self, shape: Shape) -> None:
+        message = parse(shape.raw)
+        if isinstance(message, Relation):
+            self._take_relation(message, shape.at)
+        elif isinstance(message, LogicalMessage):
+            self._take_ddl(message.content, shape.at)
+
+    def _take_relation(self, relation: Relation, at: Position) -> None:
+        known = self._versions.schema_at(str(relation.oid), at)
+        if known is None or not (differences(known, relation) or _renamed(known, relation)):
+            return
+        try:
+            derived = derive(known, relation, self._now(relation.oid))
+        except SchemaChangedError as error:
+            self._mark(relation.oid, at, error.message)
+            return
+        self._put(derived.schema, at, derived.recopy)
+
+    def _take_ddl(self, content: bytes, at: Position) -> None:
+        try:
+            described = ddl_message.parse(content)
+        except MalformedError:
+            return  # not the trigger's: anybody may write such a message, and Relation messages are looked at as well
+        if described is None or described.dropped or self._versions.schema_at(str(described.oid), at) is None:
+            return
+        if described.columns is None:
+            self._mark(described.oid, at, described.reason or "its rows changed without a log")
+            return
+        published = ddl_message.to_published(described, self._publication, self._read_types(described.type_oids))
+        if published is None:
+            return
+        recopy = described.reason if described.recopy else None
+        earlier = self._versions.schema_at(str(described.oid), _just_before(at))
+        if recopy is None and earlier is not None:
+            compared = compare(earlier, published.schema, unknown=published.unknown, rewritten=described.rewritten)
+            recopy = compared.recopy
+        self._put(published.schema, at, recopy)
+
+    def _put(self, schema: TableSchema, at: Position, recopy: str | None) -> None:
+        self._versions.put_schema(schema, at)
+        if recopy:
+            self._mark(int(schema.upstream_id), at, recopy)
+
+    def _mark(self, oid: int, at: Position, reason: str) -> None:
+        self.recopies[oid] = max(self.recopies.get(oid, START), at)
+        self.reasons[oid] = reason
+
+    def _read_types(self, oids: frozenset[int]) -> Mapping[int, CatalogType]:
+        if missing := oids - self._types.keys():
+            with session(self._dsn, "reading the types of a changed table") as connection:
+                self._types |= read_types(connection, missing)
+        return self._types
+
+
+def _renamed(known: TableSchema, relation: Relation) -> bool:
+    return (relation.schema, relation.name) != (known.table.schema, known.table.name)
+
+
+def _just_before(at: Position) -> Position:
+    return Position(at.commit, at.ordinal - 1) if at.ordinal else Position(at.commit - 1, LAST_ORDINAL)

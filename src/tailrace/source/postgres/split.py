@@ -1,0 +1,149 @@
+"""Stretches of the log as splits: which frames, for which tables, read by which of their versions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.change import Changes, Op, Position
+from tailrace.collapse import fit
+from tailrace.errors import SchemaChangedError
+from tailrace.journal import FrameRef, JournalReader
+from tailrace.schema import TableSchema
+from tailrace.source import Split
+from tailrace.source.postgres.framing import FrameMeta, messages_of
+from tailrace.source.postgres.pgoutput import History, decode
+
+SPLIT_BYTES = 4 * 1024 * 1024
+"""A task is worth its start from about this much of the log on."""
+MOST_SPLIT_BYTES = 12 * 1024 * 1024
+"""What one split holds is decoded at once, so a huge transaction is many of them."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a batch takes from the log for one table: the changes in (after, upto], but for `skips`.
+
+    `shown` is the version the destination keeps when it does not follow the newest. `stops` is the position of a schema
+    change that the table's policy does not allow.
+    """
+
+    after: Position
+    upto: Position
+    history: History
+    shown: TableSchema | None = None
+    stops: Position | None = None
+    skips: tuple[Position, ...] = ()
+    truncates: bool = True
+
+    @property
+    def schema(self) -> TableSchema:
+        """The version the destination has after the batch."""
+        return self.shown or self.history[-1][1]
+
+
+@dataclass(frozen=True)
+class LogSplit(Split):
+    """Some journal frames and what is wanted of them, by OID."""
+
+    frames: tuple[FrameRef, ...] = ()
+    wanted: Mapping[int, Wanted] = field(default_factory=dict)
+
+    def only(self, tables: Collection[str]) -> LogSplit:
+        kept = {oid: wanted for oid, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(FrameMeta.from_bytes(ref.meta).rows))
+        return replace(super().only(tables), wanted=kept, frames=frames)
+
+
+def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, Wanted], parallel: int) -> list[Split]:
+    """The frames that concern the tables, in pieces for `parallel` tasks. Pure.
+
+    A table whose columns changed is in a split even where no frame holds rows of it: its destination follows.
+    """
+    concerned = [ref for ref in refs if _concerned(ref, wanted)]
+    size = sum(ref.length for ref in concerned)
+    share = min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)
+    splits: list[Split] = []
+    group: list[FrameRef] = []
+    for ref in concerned:
+        group.append(ref)
+        if sum(each.length for each in group) >= share:
+            splits.append(_split(group, wanted))
+            group = []
+    if group:
+        splits.append(_split(group, wanted))
+    changed = {oid: one for oid, one in wanted.items() if len(one.history) > 1}
+    if changed:
+        splits.append(
+            LogSplit(
+                weights={str(one.schema.table): 0 for one in changed.values()},
+                schemas={str(one.schema.table): one.schema for one in changed.values()},
+                wanted=changed,
+            )
+        )
+    return splits
+
+
+def _concerned(ref: FrameRef, wanted: Mapping[int, Wanted]) -> list[int]:
+    return [
+        oid
+        for oid in FrameMeta.from_bytes(ref.meta).rows
+        if oid in wanted and ref.last > wanted[oid].after and ref.first <= wanted[oid].upto
+    ]
+
+
+def _split(group: Sequence[FrameRef], wanted: Mapping[int, Wanted]) -> LogSplit:
+    weights: dict[str, int] = {}
+    own: dict[int, Wanted] = {}
+    for ref in group:
+        rows = FrameMeta.from_bytes(ref.meta).rows
+        for oid in _concerned(ref, wanted):
+            own[oid] = wanted[oid]
+            name = str(wanted[oid].schema.table)
+            weights[name] = weights.get(name, 0) + ref.length * rows[oid] // max(ref.count, 1)
+    schemas = {str(one.schema.table): one.schema for one in own.values()}
+    return LogSplit(weights=weights, schemas=schemas, frames=tuple(group), wanted=own)
+
+
+def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
+    """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
+    for wanted in split.wanted.values():
+        if wanted.stops is not None:
+            table = wanted.history[0][1].table
+            raise SchemaChangedError(
+                "the columns changed upstream, and its policy for schema changes is `stop`",
+                fix=f"tailrace resync FILE {table}, or set schema_changes to evolve and tailrace retry FILE {table}",
+                table=str(wanted.schema.table),
+                position=str(wanted.stops),
+            )
+    reader = JournalReader(journal)
+    try:
+        for ref in split.frames:
+            frame = reader.read(ref)
+            meta = FrameMeta.from_bytes(ref.meta)
+            here = {oid: split.wanted[oid] for oid in _concerned(ref, split.wanted)}
+            decoded = decode(
+                messages_of(frame.payload),
+                relations=meta.parsed_relations(),
+                transaction=meta.transaction,
+                tables={oid: wanted.history for oid, wanted in here.items()},
+                bounds={oid: (wanted.after, wanted.upto) for oid, wanted in here.items()},
+                skips={oid: wanted.skips for oid, wanted in here.items() if wanted.skips},
+            )
+            for changes in decoded:
+                shown = _shown(changes, here[int(changes.table.upstream_id)])
+                if len(shown):
+                    yield shown
+    finally:
+        reader.close()
+
+
+def _shown(changes: Changes, wanted: Wanted) -> Changes:
+    if not wanted.truncates:
+        kept = changes.numpy("op") != Op.TRUNCATE
+        changes = changes if kept.all() else Changes(changes.table, changes.batch.filter(pa.array(np.asarray(kept))))
+    return changes if wanted.shown is None or not len(changes) else fit(changes, wanted.shown)

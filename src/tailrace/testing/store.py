@@ -1,0 +1,284 @@
+"""What every state store must do, as tests to inherit.
+
+class TestMine(StoreContract):
+    @pytest.fixture
+    def address(self, tmp_path): return StoreAddress("shop", tmp_path, …)
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from datetime import timedelta
+
+import pytest
+
+from tailrace.change import START, Position
+from tailrace.errors import ConfigError, LostError, OwnedError, TailraceError
+from tailrace.state import BatchRecord, Owner, SourceStatus, StateStore, StoreAddress, TableUpdate
+from tailrace.state.machine import WAY, TableState, TransitionError
+from tailrace.testing.standing import AT, Stores, TableContract, VersionContract, known, letter, orders
+
+ELSEWHERE = Owner(4711, "another-host", AT)
+
+
+class ProgressContract(Stores):
+    """Batches, the receiving half, requests and dead letters."""
+
+    def test_a_batch_counts_once_however_often_it_comes(self, store: StateStore) -> None:
+        update = TableUpdate("1", changes_applied=7, position="ab", last_change_committed_at=AT)
+        batch = BatchRecord(3, {"lsn": 5, "copy": {}}, "ab", 7, 2**40, 0.5, AT)
+        assert store.apply_batch(batch, [update])
+        assert not store.apply_batch(BatchRecord(3, {"copy": {}, "lsn": 5}), [update])
+        table = known(store)
+        assert (table.changes_applied, table.last_change_committed_at) == (7, AT)
+        assert table.last_applied_at is not None
+        assert store.last_batch() == batch
+
+    def test_an_old_batch_with_another_offset_is_refused(self, store: StateStore) -> None:
+        store.apply_batch(BatchRecord(5, {"lsn": 5}))
+        with pytest.raises(LostError, match="batch 5 comes again"):
+            store.apply_batch(BatchRecord(5, {"lsn": 6}))
+        with pytest.raises(LostError, match="batch 0 comes again"):
+            store.apply_batch(BatchRecord(0, {"lsn": 1}))
+
+    def test_a_batch_with_one_bad_update_leaves_no_trace(self, store: StateStore) -> None:
+        with pytest.raises(TransitionError):
+            store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", changes_applied=1), TableUpdate("nobody")])
+        assert known(store).changes_applied == 0
+        assert store.last_batch() is None
+
+    def test_two_updates_of_one_table_add_up(self, store: StateStore) -> None:
+        store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", rows_copied=1), TableUpdate("1", rows_copied=2)])
+        assert known(store).rows_copied == 3
+
+    def test_old_batches_go(self, store: StateStore) -> None:
+        store.apply_batch(BatchRecord(0, {}))
+        store.apply_batch(BatchRecord(1000, {}))
+        store.apply_batch(BatchRecord(1001, {}))
+        assert [batch.id for batch in store.recent_batches(5)] == [1001, 1000]
+
+    def test_the_source_status_is_the_last_one_said(self, store: StateStore) -> None:
+        assert store.source_status() is None
+        store.put_source_status(SourceStatus("backlog", "01", 10, "02", error="down\0"))
+        store.put_source_status(SourceStatus("streaming", "03", 20, "04", at=AT))
+        assert store.source_status() == SourceStatus("streaming", "03", 20, "04", at=AT)
+
+    def test_a_request_stays_open_until_it_is_done(self, store: StateStore) -> None:
+        first = store.ask("resync", "public.orders")
+        assert store.ask("resync", "public.orders") == first
+        skip = store.ask("skip", "public.orders", "7")
+        assert store.ask("skip", "public.orders", "8").id not in (first.id, skip.id)
+        assert [(request.kind, request.argument) for request in store.open_requests()] == [
+            ("resync", None),
+            ("skip", "7"),
+            ("skip", "8"),
+        ]
+        store.finish_request(first.id, "copied again")
+        store.finish_request(first.id, "something else")
+        done = store.request(first.id)
+        assert done is not None
+        assert (done.outcome, done.done_at is None) == ("copied again", False)
+        assert first.id not in [request.id for request in store.open_requests()]
+        assert store.ask("resync", "public.orders").id != first.id
+        assert store.request(10**9) is None
+
+    def test_a_letter_is_kept_once_and_counts_its_tries(self, store: StateStore) -> None:
+        first = letter(store, 5)
+        assert letter(store, 5, reason="still too long") == first
+        kept = store.letter(first)
+        assert kept is not None
+        assert (kept.tries, kept.reason, kept.raw, kept.status) == (2, "still too long", b"\0\xff", "waiting")
+        assert kept.first_at <= kept.last_at
+        assert "xff" not in repr(kept)
+
+    def test_letters_are_listed_by_table_and_status(self, store: StateStore) -> None:
+        one, two = letter(store, 1), letter(store, 2)
+        store.settle_letter(two, "skipped")
+        store.settle_letter(two, "skipped")
+        assert [kept.id for kept in store.letters()] == [one, two]
+        assert [kept.id for kept in store.letters("public.a", "waiting")] == [one]
+        assert [kept.id for kept in store.letters(status="skipped")] == [two]
+        assert store.letters("public.b") == []
+
+    def test_a_resolved_letter_that_fails_again_waits_and_a_skipped_one_stays_skipped(self, store: StateStore) -> None:
+        store.settle_letter(letter(store, 1), "resolved")
+        store.settle_letter(letter(store, 2), "skipped")
+        letter(store, 1), letter(store, 2)
+        assert [(kept.status, kept.tries) for kept in store.letters()] == [("waiting", 2), ("skipped", 2)]
+
+    def test_what_is_skipped_is_what_the_table_has_not_passed(self, store: StateStore) -> None:
+        for commit in (3, 1, 2):
+            store.settle_letter(letter(store, commit), "skipped")
+        letter(store, 4)
+        positions = [str(Position(commit, 0)) for commit in (1, 2, 3)]
+        assert store.skips() == {"1": positions}
+        store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", changes_applied=1, position=positions[1])])
+        assert store.skips() == {"1": positions[2:]}
+
+    @pytest.mark.parametrize("way", ["reset", "move", "batch"])
+    def test_a_new_copy_drops_the_letters_that_wait(self, store: StateStore, way: str) -> None:
+        store.move_table("1", TableState.DATA_SYNC)
+        waiting, skipped = letter(store, 1), letter(store, 2)
+        store.settle_letter(skipped, "skipped")
+        if way == "reset":
+            store.reset_table("1")
+        elif way == "move":
+            store.move_table("1", TableState.INIT)
+        else:
+            store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", WAY[:2])])
+        assert [kept.id for kept in store.letters()] == [skipped]
+        assert letter(store, 1) not in (waiting, skipped)
+
+
+class RunContract(Stores):
+    """Who may write, who reads, and what is remembered."""
+
+    def test_a_new_store_knows_its_pipeline_and_keeps_its_epoch(self, address: StoreAddress) -> None:
+        with address.open("one") as store:
+            first = store.pipeline()
+        with address.open("two") as store:
+            second = store.pipeline()
+        assert (first.name, first.epoch, first.created_at) == (address.name, second.epoch, second.created_at)
+        assert (first.fingerprint, second.fingerprint, second.run, second.owner) == ("one", "two", 0, None)
+
+    def test_an_address_travels_between_processes(self, address: StoreAddress) -> None:
+        assert pickle.loads(pickle.dumps(address)) == address  # noqa: S301 - made in the line itself
+
+    def test_reading_before_the_first_run_says_so(self, address: StoreAddress) -> None:
+        with pytest.raises(ConfigError, match="has not run yet"):
+            address.open_reading()
+
+    def test_a_reader_sees_what_a_running_writer_has_committed(self, store: StateStore, address: StoreAddress) -> None:
+        store.claim_run()
+        with address.open_reading() as reader:
+            assert [table.name for table in reader.tables()] == ["public.a"]
+            store.add_table("2", "public.b")
+            store.put_schema(orders(), START)
+            assert [table.name for table in reader.tables()] == ["public.a", "public.b"]
+            assert reader.schema_at("16400") == store.schema_at("16400")
+
+    def test_a_reader_cannot_write(self, store: StateStore, address: StoreAddress) -> None:
+        with address.open_reading() as reader, pytest.raises(TailraceError, match="read-only"):
+            reader.add_table("2", "public.b")
+
+    def test_a_closed_store_says_so(self, store: StateStore) -> None:
+        store.claim_run()
+        store.close()
+        store.close()
+        with pytest.raises(TailraceError, match="was closed"):
+            store.renew_lease()
+        with pytest.raises(TailraceError, match="was closed"):
+            store.last_batch()
+
+    def test_a_runner_that_was_replaced_can_write_no_more(self, store: StateStore, address: StoreAddress) -> None:
+        store.claim_run()
+        with address.open() as other:
+            other.claim_run()
+            with pytest.raises(OwnedError, match="run 2 of the pipeline has begun"):
+                store.apply_batch(BatchRecord(0, {}))
+            with pytest.raises(OwnedError):
+                store.require_owner()
+            with pytest.raises(OwnedError):
+                store.renew_lease()
+            store.release_lease()
+            other.renew_lease()
+            assert other.apply_batch(BatchRecord(0, {}))
+            assert other.lease_holder() is not None
+
+    def test_a_lease_keeps_others_out_until_it_ends(self, store: StateStore, address: StoreAddress) -> None:
+        store.claim_run(ELSEWHERE, seconds=60)
+        held = store.pipeline()
+        assert (held.owner, store.lease_holder()) == (ELSEWHERE, ELSEWHERE)
+        assert held.lease_until is not None
+        with address.open() as other:
+            with pytest.raises(OwnedError, match="process 4711 on another-host; its lease ends at 2") as refused:
+                other.claim_run()
+            assert f"{held.lease_until:%Y-%m-%d %H:%M:%S}" in refused.value.message
+            store.require_owner()
+            store.release_lease()
+            assert store.pipeline().lease_until is None
+            assert other.claim_run() == 2
+
+    def test_a_lease_that_ended_or_whose_holder_is_dead_can_be_taken(
+        self, store: StateStore, address: StoreAddress
+    ) -> None:
+        store.claim_run(ELSEWHERE, seconds=-1)
+        assert store.lease_holder() is None
+        with address.open() as other:
+            assert other.claim_run(ELSEWHERE, seconds=60) == 2
+            assert other.claim_run(ELSEWHERE, seconds=60) == 3
+            assert store.claim_run(takes_over=True) == 4
+
+    def test_a_renewed_lease_lasts_longer(self, store: StateStore) -> None:
+        store.claim_run(ELSEWHERE, seconds=60)
+        before = store.pipeline().lease_until
+        store.renew_lease()
+        after = store.pipeline().lease_until
+        assert before is not None
+        assert after is not None
+        assert before <= after < before + timedelta(seconds=60)
+
+    def test_a_joined_process_writes_for_its_run_only(self, store: StateStore, address: StoreAddress) -> None:
+        run = store.claim_run()
+        with address.join(run) as joined:
+            assert joined.put_schema(orders(), START).version == 1
+            store.claim_run()
+            with pytest.raises(OwnedError):
+                joined.put_schema(orders("a"), Position(1, 0))
+        with pytest.raises(OwnedError):
+            address.join(run)
+
+    def test_the_runner_sees_what_a_joined_process_stored(self, store: StateStore, address: StoreAddress) -> None:
+        run = store.claim_run()
+        store.add_table("16400", "public.orders")
+        first = store.put_schema(orders(), START)
+        assert known(store, "16400").version == 1
+        with address.join(run) as joined:
+            second = joined.put_schema(orders("a"), Position(5, 0))
+            assert store.schema("16400", 2) == second
+            assert store.schema_at("16400", Position(1, 0)) == first
+            store.require_owner()
+            assert store.schema_at("16400") == second
+            assert known(store, "16400").version == 2
+            third = joined.put_schema(orders("b"), Position(6, 0))
+        store.add_table("1", "public.renamed")
+        assert store.schema_at("16400") == third
+
+    def test_what_is_remembered_is_what_is_stored(self, store: StateStore, address: StoreAddress) -> None:
+        store.claim_run()
+        store.add_table("16400", "public.orders"), store.add_table("2", "public.b"), store.add_table("3", "public.c")
+        assert len(store.tables()) == 4
+        store.put_schema(orders(), START), store.put_schema(orders("a"), Position(9, 0))
+        update = TableUpdate("16400", WAY[1:], 5, 10, 1, 2, 3, str(Position(9, 0)), AT)
+        store.apply_batch(BatchRecord(0, {"a": [1]}, rows=3, at=AT), [update, TableUpdate("2", WAY[1:3])])
+        store.fail_table("2", "no", fix="yes", retry="timed", attempts=3, next_try=AT, resume=str(Position(1, 0)))
+        store.pause_table("1")
+        store.recover_table("2")
+        store.reset_table("16400")
+        store.forget_table("3")
+        store.put_schema(orders("b"), Position(9, 0)), store.prune_schemas(Position(9, 0))
+        with pytest.raises(TransitionError):
+            store.move_table("1", TableState.READY)
+        store.add_table("1", "public.z")
+        with address.open_reading() as reader:
+            assert store.tables() == reader.tables()
+            assert store.schemas("16400") == reader.schemas("16400")
+            assert (store.table("2"), store.table("3")) == (reader.table("2"), None)
+
+    def test_several_threads_share_one_store(self, store: StateStore) -> None:
+        def add(worker: int) -> None:
+            for index in range(5):
+                store.add_table(f"{worker}-{index}", f"public.t{worker}_{index}")
+
+        store.claim_run()
+        threads = [threading.Thread(target=add, args=(worker,)) for worker in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(store.tables()) == 21
+
+
+class StoreContract(TableContract, VersionContract, ProgressContract, RunContract):
+    """All of it. A suite gives `address`: that of an empty store of its own for each test."""

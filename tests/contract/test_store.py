@@ -1,0 +1,23 @@
+"""Each place that can keep a pipeline's state passes the suite that every state store must pass."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tailrace.state import StoreAddress
+from tailrace.testing.database import Database
+from tailrace.testing.store import StoreContract
+
+
+class TestSqlite(StoreContract):
+    @pytest.fixture
+    def address(self, tmp_path: Path) -> StoreAddress:
+        return StoreAddress("shop", tmp_path / "state")
+
+
+class TestPostgres(StoreContract):
+    @pytest.fixture
+    def address(self, tmp_path: Path, database: Database) -> StoreAddress:
+        return StoreAddress("shop", tmp_path / "state", "postgres", database.dsn, "the state")

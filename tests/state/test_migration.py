@@ -1,0 +1,141 @@
+"""State files of older formats go on working."""
+
+from __future__ import annotations
+
+import sqlite3
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from tailrace.change import START, Position
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.state import StateStore, TableState
+
+AT = datetime(2025, 6, 7, 8, 9, 10, tzinfo=UTC)
+
+_FORMAT_1 = """
+CREATE TABLE pipeline (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    name TEXT NOT NULL, created_at TEXT NOT NULL, epoch TEXT NOT NULL, fingerprint TEXT NOT NULL,
+    run INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE TABLE table_state (
+    upstream_id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, since TEXT NOT NULL,
+    reason TEXT, fix TEXT, retry TEXT, resume TEXT, failed_in TEXT,
+    rows_copied INTEGER NOT NULL DEFAULT 0, rows_total INTEGER,
+    chunks_done INTEGER NOT NULL DEFAULT 0, chunks_total INTEGER,
+    changes_applied INTEGER NOT NULL DEFAULT 0, position TEXT,
+    last_change_committed_at TEXT, last_applied_at TEXT
+) STRICT;
+CREATE TABLE schema_version (
+    upstream_id TEXT NOT NULL, version INTEGER NOT NULL, position TEXT NOT NULL, schema TEXT NOT NULL,
+    PRIMARY KEY (upstream_id, version)
+) STRICT;
+CREATE TABLE progress (
+    batch_id INTEGER PRIMARY KEY, offset TEXT NOT NULL, position TEXT,
+    rows INTEGER NOT NULL, bytes INTEGER NOT NULL, seconds REAL NOT NULL, at TEXT NOT NULL
+) STRICT;
+CREATE TABLE source_status (
+    only INTEGER PRIMARY KEY CHECK (only = 1),
+    gear TEXT, received TEXT, journal_bytes INTEGER, server TEXT, slot_restart TEXT, slot_confirmed TEXT,
+    error TEXT, fix TEXT, at TEXT NOT NULL
+) STRICT;
+CREATE TABLE request (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, "table" TEXT NOT NULL, at TEXT NOT NULL, done_at TEXT
+) STRICT;
+PRAGMA user_version = 1;
+"""
+
+
+def orders(*extra: str) -> TableSchema:
+    columns = tuple(Column(name, pa.int64()) for name in ("id", *extra))
+    return TableSchema(TableName("public", "orders"), columns, ("id",), 1 + len(extra), "16400")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a state file as the first format kept it, in use."""
+    at, since = AT.isoformat(), f'{{"Init": "{AT.isoformat()}", "Catchup": "{AT.isoformat()}"}}'
+    connection = sqlite3.connect(tmp_path / "state.db")
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.executescript(_FORMAT_1)
+    connection.execute("INSERT INTO pipeline VALUES (1, 'shop', ?, 'an-epoch', 'print', 7)", (at,))
+    table = "INSERT INTO table_state VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 5, 10, 1, 2, 3, ?, ?, ?)"
+    position = str(Position(9, 1))
+    error = ("why", "how", "automatic", position, "Catchup")
+    connection.execute(table, ("16400", "public.orders", "Catchup", since, *(None,) * 5, position, at, at))
+    connection.execute(table, ("16401", "public.items", "Errored", since, *error, None, None, None))
+    for schema, commit in ((orders(), 0), (orders("a"), 0), (orders("a", "b"), 5)):
+        connection.execute(
+            "INSERT INTO schema_version VALUES ('16400', ?, ?, ?)",
+            (schema.version, str(Position(commit, 0)), schema.to_json()),
+        )
+    connection.execute("INSERT INTO progress VALUES (4, '{\"lsn\": 1}', ?, 3, 100, 0.5, ?)", (position, at))
+    connection.execute("INSERT INTO source_status (only, gear, at) VALUES (1, 'streaming', ?)", (at,))
+    connection.execute("INSERT INTO request VALUES (3, 'resync', 'public.items', ?, NULL)", (at,))
+    connection.commit()
+    connection.close()
+    return tmp_path
+
+
+def check(store: StateStore) -> None:
+    pipeline, batch, status = store.pipeline(), store.last_batch(), store.source_status()
+    assert (pipeline.name, pipeline.epoch, pipeline.run, pipeline.created_at) == ("shop", "an-epoch", 7, AT)
+    items, mine = store.tables()
+    assert (mine.state, mine.rows_copied, mine.chunks_total, mine.changes_applied) == (
+        TableState.FINISHED_COPY,
+        5,
+        2,
+        3,
+    )
+    assert (mine.position, mine.last_applied_at, mine.attempts, mine.version) == (str(Position(9, 1)), AT, 0, 3)
+    assert (items.state, items.reason, items.retry, items.failed_in) == (
+        TableState.ERRORED,
+        "why",
+        "timed",
+        TableState.FINISHED_COPY,
+    )
+    assert store.schemas("16400") == [(START, orders("a")), (Position(5, 0), orders("a", "b"))]
+    assert batch is not None
+    assert (batch.id, batch.offset, batch.seconds) == (4, {"lsn": 1}, 0.5)
+    assert status is not None
+    assert (status.gear, status.at) == ("streaming", AT)
+    assert [(request.id, request.kind, request.table) for request in store.open_requests()] == [
+        (3, "resync", "public.items")
+    ]
+
+
+def test_a_file_of_the_first_format_is_upgraded_when_it_is_opened_for_writing(folder: Path) -> None:
+    for _ in range(2):
+        with StateStore.open(folder, name="shop") as store:
+            check(store)
+            assert store.pipeline().fingerprint == "print"
+    with StateStore.open(folder, name="shop") as store:
+        assert store.claim_run() == 8
+        assert store.ask("pause", "public.items").id > 3
+        store.recover_table("16401")
+        assert store.keep_letter("16400", "public.orders", "0", kind="a", reason="b").tries == 1
+
+
+def test_a_reader_sees_an_old_file_as_a_new_one_and_leaves_it_as_it_is(folder: Path) -> None:
+    with StateStore.open_reading(folder) as reader:
+        check(reader)
+    with sqlite3.connect(folder / "state.db") as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    connection.close()
+
+
+def test_an_upgrade_that_cannot_be_finished_leaves_the_old_file(folder: Path) -> None:
+    with sqlite3.connect(folder / "state.db") as connection:
+        connection.execute("DROP TABLE source_status")
+    connection.close()
+    with pytest.raises(Exception, match="no such table"):
+        StateStore.open(folder, name="shop")
+    with sqlite3.connect(folder / "state.db") as connection:
+        tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        assert connection.execute("PRAGMA user_version").fetchone() == (1,)
+    connection.close()
+    assert tables >= {"pipeline", "table_state", "request"}
+    assert not {name for name in tables if name.startswith("old_")}

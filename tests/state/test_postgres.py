@@ -1,0 +1,172 @@
+"""The state in Postgres: what is true of the database and not of every store (see tests/contract/test_store.py)."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import psycopg
+import pytest
+
+from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.state import BatchRecord, Owner, StoreAddress
+from tailrace.status import Status
+from tailrace.testing.database import Database
+
+CANARY = "c4nary-Pa55"
+
+
+@pytest.fixture
+def address(tmp_path: Path, database: Database) -> StoreAddress:
+    return StoreAddress("shop", tmp_path, "postgres", database.dsn)
+
+
+def test_pipelines_share_a_schema_and_know_nothing_of_each_other(address: StoreAddress, tmp_path: Path) -> None:
+    other = StoreAddress("office", tmp_path, "postgres", address.dsn)
+    with address.open() as shop, other.open() as office:
+        assert (shop.claim_run(), shop.claim_run(), office.claim_run()) == (1, 2, 1)
+        shop.add_table("1", "public.a")
+        office.add_table("1", "public.b")
+        shop.apply_batch(BatchRecord(0, {"lsn": 1}))
+        office.forget_table("1")
+        letter = shop.keep_letter("1", "public.a", "0", kind="a", reason="b")
+        assert (office.tables(), office.last_batch(), office.letter(letter.id)) == ([], None, None)
+        assert [table.name for table in shop.tables()] == ["public.a"]
+    with pytest.raises(ConfigError, match="holds no pipeline third"):
+        StoreAddress("third", tmp_path, "postgres", address.dsn).open_reading()
+
+
+@pytest.mark.parametrize("schema", ['quo"te; --', "%s {x} :y", "select", "Grün", "x" * 63])
+def test_a_hostile_schema_is_only_a_name(tmp_path: Path, database: Database, schema: str) -> None:
+    address = StoreAddress("shop", tmp_path, "postgres", database.dsn, schema)
+    with address.open() as store:
+        store.add_table("1", "public.a")
+    with address.open_reading() as reader:
+        assert len(reader.tables()) == 1
+    assert (schema,) in database.rows("SELECT nspname FROM pg_namespace")
+    assert database.rows("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
+
+
+def test_several_processes_may_make_the_tables_at_once(address: StoreAddress) -> None:
+    failures: list[BaseException] = []
+
+    def open_it() -> None:
+        try:
+            address.open().close()
+        except TailraceError as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=open_it) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == []
+
+
+def test_the_runner_of_the_status_is_who_holds_the_lease(address: StoreAddress) -> None:
+    holder = Owner(4711, "another-host", Owner.here().started)
+    with address.open() as store:
+        assert Status.read(store).runner is None
+        store.claim_run(holder, seconds=60)
+        with address.open_reading() as reader:
+            assert Status.read(reader).runner == holder
+        store.release_lease()
+        assert Status.read(store).runner is None
+
+
+def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Database) -> None:
+    with address.open() as store:
+        store.claim_run()
+        store.add_table("1", "public.a")
+        database.run(
+            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'tailrace state'"
+        )
+        store.add_table("2", "public.b")
+        assert [table.name for table in store.tables()] == ["public.a", "public.b"]
+
+
+def test_a_server_that_dies_within_a_write_leaves_memory_and_store_the_same(
+    address: StoreAddress, database: Database
+) -> None:
+    with address.open() as store:
+        store.claim_run()
+        store.add_table("1", "public.a")
+        database.run(
+            "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
+            "CREATE TRIGGER die BEFORE UPDATE ON tailrace.table_state FOR EACH ROW EXECUTE FUNCTION die()",
+        )
+        with pytest.raises(UnavailableError):
+            store.pause_table("1")
+        database.run("DROP TRIGGER die ON tailrace.table_state")
+        table = store.table("1")
+        assert table is not None
+        assert table.paused_at is None
+        store.pause_table("1")
+
+
+def test_a_writer_waits_for_the_one_before_and_is_fenced_behind_a_new_run(
+    address: StoreAddress, database: Database
+) -> None:
+    refused: list[BaseException] = []
+    with address.open() as old, address.open() as new:
+        old.claim_run()
+        with database.connect() as blocker:
+            blocker.execute("BEGIN")
+            blocker.execute("SELECT 1 FROM tailrace.pipeline FOR UPDATE")
+
+            def write() -> None:
+                try:
+                    old.apply_batch(BatchRecord(0, {}))
+                except OwnedError as error:
+                    refused.append(error)
+
+            writer = threading.Thread(target=write)
+            writer.start()
+            blocker.execute("UPDATE tailrace.pipeline SET run = run + 1")
+            blocker.execute("COMMIT")
+        writer.join()
+        assert len(refused) == 1
+        assert new.last_batch() is None
+
+
+def test_another_format_is_refused(address: StoreAddress, database: Database) -> None:
+    address.open().close()
+    database.run("UPDATE tailrace.format SET version = 99")
+    for attempt in (address.open, address.open_reading):
+        with pytest.raises(ConfigError, match="has format 99, this tailrace uses 2"):
+            attempt()
+
+
+def test_no_error_shows_the_password(tmp_path: Path, database: Database) -> None:
+    dead = f"postgresql://me:{CANARY}@127.0.0.1:1/state"
+    broken = f"postgresql://me:{CANARY}@[/state"
+    missing = psycopg.conninfo.make_conninfo(database.dsn, dbname="nowhere", password=CANARY)
+    stranger = psycopg.conninfo.make_conninfo(database.dsn, user="stranger", password=CANARY)
+    for dsn, kind in (
+        (dead, UnavailableError),
+        (broken, ConfigError),
+        (missing, PreflightError),
+        (stranger, TailraceError),
+    ):
+        address = StoreAddress("shop", tmp_path, "postgres", dsn)
+        with pytest.raises(kind) as refused:
+            address.open()
+        assert CANARY not in f"{refused.value} {refused.value.__cause__} {address!r}"
+
+
+def test_a_role_without_rights_is_told_the_sql(tmp_path: Path, database: Database) -> None:
+    database.run("DROP ROLE IF EXISTS plain_state", "CREATE ROLE plain_state LOGIN")
+    dsn = psycopg.conninfo.make_conninfo(database.dsn, user="plain_state")
+    address = StoreAddress("shop", tmp_path, "postgres", dsn)
+    try:
+        with pytest.raises(PreflightError, match="may not use schema tailrace") as refused:
+            address.open()
+        assert refused.value.fix is not None
+        assert 'CREATE SCHEMA "tailrace" AUTHORIZATION' in refused.value.fix
+        database.run("CREATE SCHEMA tailrace AUTHORIZATION plain_state")
+        with address.open() as store:
+            assert store.claim_run() == 1
+    finally:
+        database.run("DROP SCHEMA IF EXISTS tailrace CASCADE", "DROP ROLE plain_state")
