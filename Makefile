@@ -34,7 +34,7 @@ bench: setup
 
 # Hashes only: no index, no addresses.
 lock: setup
-	$(BIN)/pip-compile --quiet --generate-hashes --extra embedded --extra dev --allow-unsafe --strip-extras \
+	$(BIN)/pip-compile --quiet --generate-hashes --all-extras --allow-unsafe --strip-extras \
 		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --annotation-style line \
 		--output-file requirements.lock pyproject.toml
 

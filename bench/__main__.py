@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
+from importlib import import_module
 from pathlib import Path
 
 from bench.part import Stage
@@ -14,6 +15,9 @@ from bench.server import Server
 from bench.workload import Size
 
 PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
+"""Those of the pipeline from Postgres to Delta."""
+ALONE = ("capture",)
+"""Those that need neither; each is a module of its own with a function `measure`."""
 
 
 def main() -> None:
@@ -21,8 +25,12 @@ def main() -> None:
     report = Report()
     folder = Path(tempfile.mkdtemp(prefix="tailrace-bench-", dir=options.folder))
     try:
-        with Server(folder) as server, Runner(folder / "spark", dict(options.conf)) as runner:
-            _measure(set(options.only), Size.scaled(options.scale), server, runner, folder, report)
+        for name in options.only:
+            if name in ALONE:
+                import_module(f"bench.{name}").measure(report, folder, options.scale)
+        if set(options.only) & set(PARTS):
+            with Server(folder) as server, Runner(folder / "spark", dict(options.conf)) as runner:
+                _measure(set(options.only), Size.scaled(options.scale), server, runner, folder, report)
     finally:
         if not options.keep:
             shutil.rmtree(folder, ignore_errors=True)
@@ -55,7 +63,7 @@ def _measure(only: set[str], size: Size, server: Server, runner: Runner, folder:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="0.1 for a quick look; small runs are all start-up")
-    parser.add_argument("--only", type=_parts, default=PARTS, help=f"some of {','.join(PARTS)}")
+    parser.add_argument("--only", type=_parts, default=(*PARTS, *ALONE), help=f"some of {','.join((*PARTS, *ALONE))}")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--folder", type=Path, help="where the server and the lake go meanwhile")
     parser.add_argument("--keep", action="store_true", help="leave that folder behind")
@@ -65,7 +73,7 @@ def _options() -> argparse.Namespace:
 
 def _parts(text: str) -> tuple[str, ...]:
     parts = tuple(text.split(","))
-    if unknown := set(parts) - set(PARTS):
+    if unknown := set(parts) - {*PARTS, *ALONE}:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
     return parts
 

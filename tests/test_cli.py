@@ -17,7 +17,7 @@ from tailrace.cli import app
 from tailrace.cli.report import EXIT_CODES
 from tailrace.config import load
 from tailrace.errors import TailraceError
-from tailrace.state import RunnerLock, SourceStatus, StateStore
+from tailrace.state import RunnerLock, SourceStatus, StateStore, TableState
 
 CANARY = "c4nary-Pa55"
 SRC = str(Path(__file__).parent.parent / "src")
@@ -61,6 +61,9 @@ class Tap:
         columns = (Column("id", pa.int64(), False, "bigint"),)
         keyed = TableSchema(TableName("public", "a"), columns, ("id",))
         return [keyed, TableSchema(TableName("public", "log"), columns)]
+
+    def reset(self):
+        pass
 
 @dataclass(frozen=True)
 class Sink:
@@ -151,13 +154,40 @@ def test_reading_a_file_does_not_load_spark(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.usefixtures("plugin")
+def test_only_running_a_pipeline_loads_spark(file: Path, tmp_path: Path) -> None:
+    with make_state(file) as store:
+        keep_letter(store)
+    commands = [
+        *(["tables"], ["check"], ["status"], ["pause"], ["resume"], ["retry"], ["resync", "public.a"]),
+        *(["skip", "public.a"], ["errors list"], ["reset", "--yes"]),
+    ]
+    program = (
+        "import sys; from tailrace.cli import app\n"
+        f"for name, *rest in {commands!r}:\n"
+        f"    app([*name.split(), {str(file)!r}, *rest], standalone_mode=False)\n"
+        "    assert 'pyspark' not in sys.modules, name"
+    )
+    paths = {"PYTHONPATH": os.pathsep.join([SRC, str(tmp_path / "site")])}
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment() | paths, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": SRC}
 
 
-@pytest.mark.parametrize("command", ["run", "check", "status", "tables", "resync", "demo", "schema", "version"])
+COMMANDS = [
+    *("run", "check", "status", "tables", "prepare", "resync", "pause", "resume", "retry", "skip", "reset"),
+    *("errors list", "errors show", "errors retry", "errors skip", "demo", "schema", "version"),
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_has_help_with_an_example(command: str) -> None:
-    result = invoke(command, "--help")
+    result = invoke(*command.split(), "--help")
     assert result.exit_code == 0
     assert f"Example: tailrace {command}" in result.output
 
@@ -232,7 +262,25 @@ def test_tables_are_listed_with_their_keys(file: Path) -> None:
         "public.log  key none: append-only  1 columns",
     ]
     told = json.loads(invoke("tables", file, "--json").stdout)["tables"]
+    assert (told[0]["state"], told[0]["since"], told[0]["reason"], told[0]["paused_at"]) == (None,) * 4
     assert told[0]["columns"] == [{"name": "id", "type": "int64", "upstream_type": "bigint", "nullable": False}]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_tables_that_were_followed_are_listed_with_their_state(file: Path) -> None:
+    with make_state(file) as store:
+        store.add_table("2", "public.log")
+        store.pause_table("2")
+        since = store.tables()[0].since[TableState.ERRORED]
+        assert invoke("tables", file).stdout.splitlines() == [
+            "public.a  key id  1 columns  Errored",
+            "    the key is gone",
+            "public.log  key none: append-only  1 columns  Init, paused",
+        ]
+        first, second = json.loads(invoke("tables", file, "--json").stdout)["tables"]
+    assert (first["state"], first["since"], first["reason"]) == ("Errored", since.isoformat(), "the key is gone")
+    assert (second["state"], second["reason"]) == ("Init", None)
+    assert second["paused_at"] is not None
 
 
 @pytest.mark.usefixtures("plugin")
@@ -259,7 +307,10 @@ def test_status_tells_each_table_and_its_error_beside_a_runner(file: Path) -> No
 def test_a_resync_is_left_for_the_runner(file: Path) -> None:
     with make_state(file) as store:
         asked = invoke("resync", file, "public.a")
-        assert asked.stdout == "public.a will be copied again when the pipeline runs next; it does not run now\n"
+        assert asked.stdout.startswith(
+            "public.a will be copied again; its old rows stay until the new copy is complete"
+        )
+        assert "at its next start" in asked.stdout
         with RunnerLock(file.parent / "state"):
             told = json.loads(invoke("resync", file, "public.a", "--json").stdout)
         assert (told["table"], told["runner"]) == ("public.a", os.getpid())
@@ -273,6 +324,95 @@ def test_a_resync_of_a_table_nobody_knows_is_refused(file: Path) -> None:
         assert result.exit_code == 2
         assert "has no table public.b; did you mean public.a?" in result.stderr
         assert store.open_requests() == []
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("kind", ["pause", "resume", "retry"])
+def test_what_is_asked_for_all_tables_is_asked_for_each(file: Path, kind: str) -> None:
+    with make_state(file) as store:
+        store.add_table("2", "public.log")
+        assert [line.split()[0] for line in invoke(kind, file).stdout.splitlines()] == ["public.a", "public.log"]
+        told = json.loads(invoke(kind, file, "public.log", "--json").stdout)
+        assert (told["kind"], told["table"], told["runner"]) == (kind, "public.log", None)
+        assert len(json.loads(invoke(kind, file, "--json").stdout)["requests"]) == 2
+        # The same request again, while it is open, is the same one.
+        assert [(asked.kind, asked.table) for asked in store.open_requests()] == [
+            (kind, "public.a"),
+            (kind, "public.log"),
+        ]
+
+
+@pytest.mark.usefixtures("plugin")
+@pytest.mark.parametrize("kind", ["pause", "resume", "retry", "skip", "resync"])
+def test_nothing_can_be_asked_of_a_pipeline_that_never_ran(file: Path, kind: str) -> None:
+    result = invoke(kind, file, "public.a")
+    assert result.exit_code == 2
+    assert "has not run yet" in result.stderr
+    assert not (file.parent / "state").exists()
+
+
+def keep_letter(store: StateStore) -> int:
+    raw = f"I{CANARY}".encode()
+    letter = store.keep_letter("1", "public.a", "0" * 32, kind="UnfitError", reason="column v does not fit", raw=raw)
+    return letter.id
+
+
+@pytest.mark.usefixtures("plugin")
+def test_dead_letters_are_listed_and_shown_without_their_values(file: Path, tmp_path: Path) -> None:
+    with make_state(file) as store:
+        assert invoke("errors", "list", file).stdout == "no change waits\n"
+        number = keep_letter(store)
+        assert f"{number}  public.a  at {'0' * 32}  waiting, tried 1 times" in invoke("errors", "list", file).stdout
+        told = json.loads(invoke("errors", "show", file, number, "--json").stdout)
+        assert (told["table"], told["reason"], told["bytes"]) == ("public.a", "column v does not fit", len(CANARY) + 1)
+        assert "column v does not fit" in invoke("errors", "show", file, number, "--raw", tmp_path / "change").stdout
+        assert (tmp_path / "change").read_bytes() == f"I{CANARY}".encode()
+        assert invoke("errors", "show", file, 99).exit_code == 2
+        store.settle_letter(number, "skipped")
+        assert json.loads(invoke("errors", "list", file, "--json").stdout) == {"errors": []}
+        assert len(json.loads(invoke("errors", "list", file, "--all", "--json").stdout)["errors"]) == 1
+
+
+@pytest.mark.usefixtures("plugin")
+def test_dead_letters_are_retried_and_skipped_by_their_number(file: Path) -> None:
+    with make_state(file) as store:
+        refused = invoke("skip", file, "public.a")
+        assert refused.exit_code == 2
+        assert "no change of public.a waits to be skipped" in refused.stderr
+        number = keep_letter(store)
+        assert invoke("errors", "retry", file, number).exit_code == 0
+        assert invoke("errors", "skip", file, number).exit_code == 0
+        assert invoke("skip", file, "public.a").exit_code == 0
+        assert [(asked.kind, asked.table, asked.argument) for asked in store.open_requests()] == [
+            ("retry", "public.a", None),
+            ("skip", "public.a", str(number)),
+            ("skip", "public.a", None),
+        ]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_source_that_needs_nothing_installed_says_so(file: Path) -> None:
+    result = invoke("prepare", file)
+    assert result.exit_code == 2
+    assert "needs nothing to be installed" in result.stderr
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -> None:
+    checkpoint = file.parent / "state" / "checkpoint"
+    with make_state(file) as store:
+        checkpoint.mkdir()
+        before = store.pipeline()
+        with RunnerLock(file.parent / "state"):
+            assert invoke("reset", file, "--yes").exit_code == 5
+        assert invoke("reset", file, "--yes", "--json").exit_code == 0
+        assert not checkpoint.exists()
+        assert store.tables() == []
+        after = store.pipeline()
+        assert after.epoch != before.epoch
+        assert after.run > before.run
+        assert invoke("reset", file, "--yes").exit_code == 0
+    assert CliRunner().invoke(app, ["reset", str(file)], input="n\n").exit_code == 1
 
 
 @pytest.mark.usefixtures("plugin")

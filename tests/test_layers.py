@@ -11,7 +11,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
-MODEL = frozenset({"errors", "advice", "schema", "change", "key", "collapse", "failpoint"})
+MODEL = frozenset({"errors", "advice", "schema", "change", "key", "digest", "collapse", "failpoint"})
 CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})
 JOINING = frozenset({"stream", "cli", "testing"})
 
@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "journal": MODEL,
     "sqlite": MODEL | {"option"},
     "state": MODEL,
-    "source": MODEL | {"journal", "option", "selection"},
+    "source": MODEL | {"journal", "option", "selection", "sqlite"},
     "destination": MODEL | {"journal", "option"},
     "preflight": MODEL | {"source", "destination"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
@@ -35,7 +35,7 @@ MAY_IMPORT = {
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
     | CONFIGURATION
-    | {"preflight", "java", "state", "source", "destination", "status", "view", "stream", "testing"},
+    | {"preflight", "java", "sqlite", "state", "source", "destination", "status", "view", "stream", "testing"},
 }
 """For each part (a module or package right below `tailrace`), the other parts it may know of."""
 

@@ -111,10 +111,21 @@ def test_a_pause_and_the_next_try_are_shown(store: StateStore) -> None:
     store.fail_table("2", "the disk is full", retry="timed", attempts=3, next_try=NOW)
     status = Status.read(store)
     assert "Init, paused" in shown(status)
-    assert "tried again at 12:00:00 UTC, after 3 attempts" in shown(status)
+    assert "it was tried 3 times, and will be again at 12:00:00 UTC" in shown(status)
     told = status.to_dict()["tables"][0]
     assert (told["name"], told["retry"], told["attempts"]) == ("public.b", "timed", 3)
     assert datetime.fromisoformat(told["next_try"]) == NOW
+
+
+def test_waiting_changes_and_the_version_of_the_columns_are_shown(store: StateStore) -> None:
+    store.add_table("2", "public.b")
+    store.fail_table("2", "a value does not fit", retry="manual", attempts=1)
+    store.keep_letter("2", "public.b", "0" * 32, kind="UnfitError", reason="a value does not fit", raw=b"x")
+    status = Status.read(store)
+    assert [table.letters for table in status.tables if table.name == "public.b"] == [1]
+    assert "it was tried once, and waits for `tailrace retry`" in shown(status)
+    assert "1 of its changes waiting: tailrace errors list FILE" in shown(status)
+    assert "schema" in shown(status).splitlines()[1]
 
 
 def test_a_pause_is_a_line_of_its_own(store: StateStore) -> None:

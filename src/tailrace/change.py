@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -178,12 +179,15 @@ def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     return pc.if_else(pa.array(mask.any(axis=1)), fixed.cast(pa.binary()), None)
 
 
-_OP_NAMES = pa.array([None, *(op.name.lower() for op in Op)], pa.string())
+@cache
+def _op_names() -> pa.Array[Any]:
+    # Not when the module is loaded: the first array made of Python values makes pyarrow load pandas, for half a second.
+    return pa.array([None, *(op.name.lower() for op in Op)], pa.string())
 
 
 def op_names(op: npt.NDArray[np.int8]) -> pa.Array[Any]:
     """What people call the operations: `insert`, `update`, …"""
-    return _OP_NAMES.take(pa.array(op))
+    return _op_names().take(pa.array(op))
 
 
 def position_texts(commit: npt.NDArray[np.int64], ordinal: npt.NDArray[np.int64]) -> pa.Array[Any]:

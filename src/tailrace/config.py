@@ -35,8 +35,9 @@ from tailrace.document import Document, Problem, parse, refuse, substitute
 from tailrace.errors import ConfigError
 from tailrace.option import Dsn, Duration, FilePath, Options, Place, Size, TypedOptions
 from tailrace.registry import DESTINATIONS, SOURCES, Registry, suggest
-from tailrace.selection import TableOptions
+from tailrace.selection import SOURCE_KEYS, TableOptions
 from tailrace.state.address import SCHEMA, StoreAddress
+from tailrace.state.lease import LEASE_SECONDS
 
 
 class BatchOptions(Options):
@@ -63,6 +64,9 @@ class StoreOptions(Options):
     dsn: Dsn | None = Field(default=None, description="postgres: the database that keeps the state")
     schema_name: str = Field(
         default=SCHEMA, alias="schema", min_length=1, max_length=63, description="postgres: made on first use"
+    )
+    lease: Duration = Field(
+        default=LEASE_SECONDS, gt=0, description="how long a runner that is not heard of keeps others out"
     )
 
     @model_validator(mode="after")
@@ -163,10 +167,25 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
         valid = model.model_validate(data, context=place)
     except ValidationError as error:
         problems += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
+    else:
+        problems += _unhonoured(valid)
     if problems:
         refuse(document, missing + problems)
     # A class made for this one file could not be pickled or compared with another's.
     return PipelineConfig.model_construct(**dict(valid))
+
+
+def _unhonoured(config: PipelineConfig) -> list[Problem]:
+    """Keys of tables that the pipeline's source would pass over without a word."""
+    honoured: frozenset[str] = getattr(type(config.source), "table_keys", frozenset())
+    given = {("tables", "defaults"): config.tables.defaults} | {
+        ("tables", "settings", name): settings for name, settings in config.tables.settings.items()
+    }
+    return [
+        Problem((*path, key), f"is not for a source of type {config.source.type}", f"remove `{key}`")
+        for path, settings in given.items()
+        for key in sorted(settings.model_fields_set & SOURCE_KEYS - honoured)
+    ]
 
 
 class _AnyOptions(TypedOptions, extra="allow"):

@@ -17,7 +17,7 @@ Numbers = npt.NDArray[np.int64]
 Comparable: TypeAlias = "Numbers | pa.Array[Any]"
 """int64 where the key is a single whole number, date or time; otherwise a `large_binary` array without nulls."""
 
-_COLON, _BAR = pa.scalar(b":", pa.large_binary()), pa.scalar(b"|", pa.large_binary())
+_COLON, _BAR = b":", b"|"
 _NULL = b"\xff\xfenull"  # no text in UTF-8 looks like it
 
 
@@ -33,8 +33,10 @@ def comparable(columns: Sequence[pa.Array[Any] | pa.ChunkedArray[Any]]) -> Compa
         text = _text(array)
         # The length in front keeps ("a", "bc") apart from ("ab", "c"); a null has none.
         length = pc.cast(pc.cast(pc.binary_length(text), pa.large_string()), pa.large_binary())
-        parts.append(pc.fill_null(pc.binary_join_element_wise(length, text, _COLON), b"n"))
-    return pc.binary_join_element_wise(*parts, _BAR)
+        parts.append(
+            pc.fill_null(pc.binary_join_element_wise(length, text, pa.scalar(_COLON, pa.large_binary())), b"n")
+        )
+    return pc.binary_join_element_wise(*parts, pa.scalar(_BAR, pa.large_binary()))
 
 
 def is_numeric(kind: pa.DataType) -> bool:

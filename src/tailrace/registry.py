@@ -71,9 +71,15 @@ SOURCES = Registry(
     "source",
     "tailrace.sources",
     {
+        "poll": BuiltIn("tailrace.source.poll.option:PollOptions", "tailrace.source.poll.source:PollSource"),
         "postgres": BuiltIn(
             "tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres.source:PostgresSource"
-        )
+        ),
+        "slatedb": BuiltIn(
+            "tailrace.source.slatedb.option:SlateDbOptions", "tailrace.source.slatedb.source:SlateDbSource"
+        ),
+        "sqlite": BuiltIn("tailrace.source.sqlite.option:SqliteOptions", "tailrace.source.sqlite.source:SqliteSource"),
+        "turso": BuiltIn("tailrace.source.sqlite.option:TursoOptions", "tailrace.source.sqlite.source:SqliteSource"),
     },
 )
 DESTINATIONS = Registry(
@@ -82,7 +88,11 @@ DESTINATIONS = Registry(
     {
         "delta": BuiltIn(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
-        )
+        ),
+        "sqlite": BuiltIn(
+            "tailrace.destination.sqlite.option:SqliteOptions",
+            "tailrace.destination.sqlite.destination:SqliteDestination",
+        ),
     },
 )
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tailrace.option import Duration, Options
+from tailrace.option import Duration, Options, none_if_off
 
 Name = TypeVar("Name")
+Model = TypeVar("Model", bound=Options)
 
 
 def _pattern(text: str) -> str:
@@ -36,6 +37,30 @@ class ErrorOptions(Options):
     )
 
 
+class FullDiffOptions(Options):
+    """When a table's keys and row hashes are compared with what is known of them: after so many polls, or by time."""
+
+    every_cycles: int | None = Field(default=None, ge=1, description="after this many polls of the table")
+    every: Duration | None = Field(default=None, gt=0, description="when the last one is this long ago")
+
+    @model_validator(mode="after")
+    def _is_due_sometime(self) -> Self:
+        if self.every_cycles is None and self.every is None:
+            raise ValueError("needs every_cycles or every; write `full_diff: {every_cycles: 10}`")
+        return self
+
+
+class DeleteOptions(Options):
+    """How rows are found that are gone. Without any, polling does not see them go."""
+
+    soft: str | None = Field(default=None, description="the column that is not null in rows that count as deleted")
+    full_diff: FullDiffOptions | None = Field(default=None, description="compare the whole table now and then")
+
+
+def _none_if_disabled(value: object) -> object:
+    return None if value == "disabled" else none_if_off(value)
+
+
 class TableSettings(Options):
     """How tables are kept: for all of them in `defaults`, for single ones in `settings`."""
 
@@ -44,6 +69,23 @@ class TableSettings(Options):
     )
     truncate: Literal["apply", "ignore"] = Field(default="apply", description="empty the table, or keep its rows")
     errors: ErrorOptions = Field(default_factory=ErrorOptions)
+    updated_at: str | None = Field(
+        default=None, description="poll: the column that grows with every change of a row; a time or a number"
+    )
+    created_at: str | None = Field(
+        default=None, description="poll: the column that equals updated_at in a row that was only inserted"
+    )
+    deletes: Annotated[DeleteOptions | None, BeforeValidator(_none_if_disabled)] = Field(
+        default=None, description="poll: how deleted rows are found, or disabled"
+    )
+    columns: list[str] | None = Field(default=None, min_length=1, description="poll: only these columns, and the key")
+    mapping: dict[str, Any] | None = Field(
+        default=None, description="slatedb: prefix, key layout, value format, merge operator of the table"
+    )
+
+
+SOURCE_KEYS: Final = frozenset({"updated_at", "created_at", "deletes", "columns", "mapping"})
+"""Keys of `TableSettings` that only some sources honour: those whose options name them in `table_keys`."""
 
 
 class TableOptions(Options):
@@ -57,9 +99,7 @@ class TableOptions(Options):
     def settings_of(self, name: str) -> TableSettings:
         """What holds for one table: its own keys where it has them, else the defaults."""
         own = self.settings.get(name)
-        if own is None:
-            return self.defaults
-        return self.defaults.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
+        return self.defaults if own is None else _merged(self.defaults, own)
 
     def select(self, names: Iterable[Name]) -> list[Name]:
         """Those of the names that are followed, in their order. Names are matched by their text."""
@@ -73,3 +113,14 @@ class TableOptions(Options):
 
 def _matches(text: str, patterns: list[str]) -> bool:
     return any(fnmatchcase(text, pattern) for pattern in patterns)
+
+
+def _merged(general: Model, own: Model) -> Model:
+    """The keys that `own` was given, at any depth, over the general ones."""
+    given = {key: getattr(own, key) for key in own.model_fields_set}
+    nested = {
+        key: _merged(known, value)
+        for key, value in given.items()
+        if isinstance(value, Options) and isinstance(known := getattr(general, key), Options)
+    }
+    return general.model_copy(update={**given, **nested})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -17,7 +18,8 @@ _RATE_SECONDS = 60.0
 @dataclass(frozen=True)
 class TableStatus:
     """One table. `lag_bytes` is how much of the server's log it has not applied, where the upstream counts in bytes;
-    `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known."""
+    `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known.
+    `letters` of its changes wait as dead letters."""
 
     name: str
     state: TableState
@@ -40,6 +42,7 @@ class TableStatus:
     next_try: datetime | None = None
     paused_at: datetime | None = None
     version: int | None = None
+    letters: int = 0
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,14 @@ class Status:
         applied = batches[0].position if batches else None
         before = {table.name: table for table in previous.tables} if previous else {}
         seconds = (at - previous.at).total_seconds() if previous else 0.0
+        letters = Counter(letter.upstream_id for letter in store.letters(status="waiting"))
         return cls(
             pipeline=store.pipeline().name,
             at=at,
             runner=store.runner(),
             tables=tuple(
-                _status_of(table, applied, source, at, before.get(str(table.name)), seconds) for table in store.tables()
+                _status_of(table, applied, source, at, before.get(table.name), seconds, letters[table.upstream_id])
+                for table in store.tables()
             ),
             batch=batches[0].id if batches else None,
             position=applied,
@@ -102,6 +107,7 @@ def _status_of(
     at: datetime,
     before: TableStatus | None,
     seconds: float,
+    letters: int,
 ) -> TableStatus:
     # A table that follows the log with the others has everything up to the common position, changed or not.
     common = applied if table.state in (TableState.READY, TableState.SYNC_DONE) else None
@@ -129,6 +135,7 @@ def _status_of(
         next_try=table.next_try,
         paused_at=table.paused_at,
         version=table.version,
+        letters=letters,
     )
 
 

@@ -107,6 +107,9 @@ def _table_values(table: TableStatus) -> dict[str, object]:
         "fix": table.fix,
         "next_try": table.next_try.isoformat(timespec="seconds") if table.next_try else None,
         "paused_at": table.paused_at.isoformat(timespec="seconds") if table.paused_at else None,
+        "retry": table.retry,
+        "attempts": table.attempts or None,
+        "letters": table.letters or None,
     }
 
 
@@ -142,25 +145,35 @@ def draw(status: Status) -> Group:
     table = Table(expand=False, box=None, pad_edge=False, header_style="bold")
     for column in ("table", "state"):
         table.add_column(column, overflow="fold")
-    for column in ("copied", "applied", "rows/s", "lag"):
+    for column in ("schema", "copied", "applied", "rows/s", "lag"):
         table.add_column(column, justify="right", no_wrap=True)
     for row in status.tables:
         style = _STYLES.get(row.state, "cyan")
         state = Text(f"{row.state}, paused" if row.paused_at else str(row.state), style)
-        table.add_row(escape(row.name), state, _copied(row), f"{row.changes_applied:,}", _rate(row), _lag(row))
+        version = "" if row.version is None else f"v{row.version}"
+        applied = f"{row.changes_applied:,}"
+        table.add_row(escape(row.name), state, version, _copied(row), applied, _rate(row), _lag(row))
     parts: list[Table | Text] = [Text(_headline(status), "bold"), table]
     for row in status.errored:
         parts.append(Text(f"{row.name}: {row.reason or 'no reason was recorded'}", "red"))
         if row.fix:
             parts.append(Text(f"  fix: {row.fix}"))
-        if row.next_try:
-            parts.append(Text(f"  tried again at {row.next_try:%H:%M:%S} UTC, after {row.attempts} attempts"))
+        parts.append(Text(f"  {_next_try(row)}"))
+        if row.letters:
+            parts.append(Text(f"  {row.letters} of its changes waiting: tailrace errors list FILE"))
     if status.source and status.source.error:
         parts.append(Text(f"source: {status.source.error}", "red"))
         if status.source.fix:
             parts.append(Text(f"  fix: {status.source.fix}"))
     parts += [Text(f"asked for: {request}", "yellow") for request in status.requests]
     return Group(*parts)
+
+
+def _next_try(table: TableStatus) -> str:
+    tried = f"it was tried {table.attempts} times" if table.attempts != 1 else "it was tried once"
+    if table.next_try:
+        return f"{tried}, and will be again at {table.next_try:%H:%M:%S} UTC"
+    return f"{tried}; only a new copy helps" if table.retry == "none" else f"{tried}, and waits for `tailrace retry`"
 
 
 def _headline(status: Status) -> str:

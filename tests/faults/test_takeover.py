@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from tailrace.config import load
 from tailrace.testing.database import Database
-from tailrace.testing.runner import Run, descendants
+from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.testing.runner import Run, command, descendants
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
+
+COMMIT = "delta.before_commit"
 
 
 def paused_processes(run: Run) -> list[int]:
@@ -31,7 +37,7 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
     assert scenario.run_once() == 0
     scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
 
-    with scenario.run(failpoints="delta.before_commit:pause!once") as first:
+    with scenario.run(failpoints=f"{COMMIT}:pause!once") as first:
         wait_until(lambda: bool(first.acted()) and bool(paused_processes(first)), 90)
         worker = paused_processes(first)
         os.kill(first.pid, signal.SIGSTOP)
@@ -48,3 +54,65 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
             scenario.catch_up(second)
             assert scenario.differences() == []
     assert scenario.doubled() == []
+
+
+def second_machine(scenario: Scenario, name: str, *, sees_folder: bool) -> Path:
+    """The file of the same pipeline elsewhere: a `state` folder of its own, with the same checkpoint in it or not."""
+    sections = yaml.safe_load(scenario.file.read_text())
+    state = scenario.folder / name
+    state.mkdir()
+    if sees_folder:
+        (state / "checkpoint").symlink_to(scenario.state / "checkpoint")
+    file = scenario.folder / f"{name}.yaml"
+    file.write_text(yaml.safe_dump({**sections, "state": str(state)}))
+    return file
+
+
+@pytest.mark.timeout(400)
+def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_fenced_when_it_wakes(
+    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], Database], tmp_path: Path
+) -> None:
+    followed, kept = make_database(postgres), make_database(postgres)
+    scenario = Scenario(
+        tmp_path / "leased",
+        followed.dsn,
+        name="leased",
+        source={"journal": {"path": str(tmp_path / "journal")}},
+        store={"type": "postgres", "dsn": kept.dsn, "lease": "3s"},
+    ).prepare()
+    scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE keyless (v int)")
+    elsewhere = second_machine(scenario, "elsewhere", sees_folder=True)
+    stranger = second_machine(scenario, "stranger", sees_folder=False)
+    address = load(scenario.file).store_address
+    run = scenario.run(failpoints=f"{COMMIT}:pause!once")
+    mark = run.marks / COMMIT
+    mark.parent.mkdir()
+    mark.touch()  # while it is there, the failpoint rests
+    with run as first:
+        scenario.sql("INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i")
+        scenario.catch_up(first)
+        for file in (elsewhere, stranger):
+            with Run(file) as refused:
+                assert refused.wait() == 5
+                assert f"run by process {first.pid}" in refused.log_tail()
+        asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, timeout=60, check=False)
+        assert asked.returncode == 5
+
+        mark.unlink()
+        scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
+        wait_until(lambda: bool(paused_processes(first)), 60)
+        worker = paused_processes(first)
+        os.kill(first.pid, signal.SIGSTOP)
+        with address.open_reading() as store:
+            wait_until(lambda: store.lease_holder() is None, 30)
+        with Run(elsewhere) as second:
+            scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
+            scenario.catch_up(second)
+            for pid in [*worker, first.pid]:
+                os.kill(pid, signal.SIGCONT)
+            assert first.wait() == 5
+            scenario.sql("DELETE FROM keyed WHERE id <= 10", "INSERT INTO keyless VALUES (0)")
+            scenario.catch_up(second)
+            assert scenario.differences() == []
+    assert scenario.doubled() == []
+    assert Run(stranger).start().wait() == 6, "who does not see the checkpoint cannot go on from it"

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import random
 import threading
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 
+import psycopg
 import pytest
 
 from tailrace.status import Status
@@ -16,9 +17,11 @@ from tailrace.testing.scenario import Scenario
 from tailrace.testing.traffic import Traffic
 from tailrace.testing.workload import create_shop, load_shop
 from tailrace.testing.zoo import Keeper, create_zoo
+from tests.property.test_schema_changes import TABLES, Changer
 
 KILLS = int(os.environ.get("TAILRACE_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("TAILRACE_SOAK_SEED", "1"))
+SCHEMA_KILLS = int(os.environ.get("TAILRACE_SOAK_KILLS", "3"))
 RATE = float(os.environ.get("TAILRACE_SOAK_RATE", "40"))
 """Transactions a second of each of the four writers."""
 
@@ -54,6 +57,61 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
                 # The moment of death is the only thing here that is not waited for.
                 threading.Event().wait(chance.random())
                 run.kill()
+
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+@contextmanager
+def changing(changer: Changer) -> Iterator[None]:
+    """Somebody who changes rows, columns and tables until the end of the block."""
+    stopping = threading.Event()
+    errors: list[Exception] = []
+
+    def change() -> None:
+        try:
+            while not stopping.wait(10 / RATE):
+                with suppress(psycopg.errors.UniqueViolation):  # a key that was moved twice
+                    changer.transaction()
+        except psycopg.Error as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join()
+    assert errors == []
+
+
+@pytest.mark.timeout(300 + 60 * SCHEMA_KILLS)
+def test_a_pipeline_killed_at_random_among_schema_changes_new_tables_and_resyncs_loses_and_doubles_nothing(
+    database: Database, scenario: Scenario
+) -> None:
+    chance = random.Random(SEED)
+    has_trigger = SEED % 2 == 1  # even seeds do without it
+    scenario.write(
+        source={"journal": {"segment_bytes": "1 MB"}, "copy": {"chunk_bytes": "1 MB"}},
+        batch={"max_rows": 400, "max_bytes": "2 MB"},
+    )
+    with closing(database.connect()) as conn:
+        changer = Changer(conn, random.Random(SEED), trigger=has_trigger)
+        if has_trigger:
+            scenario.execute("prepare")
+        with changing(changer):
+            for _ in range(SCHEMA_KILLS):
+                with scenario.run() as run:
+                    before = run.status()
+                    done = before.batch if before and before.batch is not None else -1
+                    run.wait_until(reached(done + 1 + chance.randint(0, 12)))
+                    scenario.execute("resync", f"public.{chance.choice(TABLES)}")
+                    run.wait_until(reached(done + 1 + chance.randint(8, 20)))
+                    threading.Event().wait(chance.random())
+                    run.kill()
+        changer.touch_all()
 
     assert scenario.run_once() == 0
     assert scenario.differences() == []

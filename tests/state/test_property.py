@@ -19,7 +19,7 @@ from tailrace.change import Position
 from tailrace.errors import OwnedError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.state import BatchRecord, StateStore, StoreAddress, TableState, TableUpdate
-from tailrace.state.machine import TRANSITIONS, TransitionError, durable
+from tailrace.state.machine import TRANSITIONS, TransitionError, durable, resumed
 from tailrace.testing.database import Database
 
 IDS = st.sampled_from(["1", "2", "3"])
@@ -90,7 +90,7 @@ class StoreMachine(RuleBasedStateMachine):
         if steps:
             failed_in = table["failed_in"]
             for start, end in itertools.pairwise(ends):
-                failed_in = durable(start) if end is TableState.ERRORED else None
+                failed_in = resumed(start) if end is TableState.ERRORED else None
             table |= {"state": steps[-1], "failed_in": failed_in}
         return True
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import letter
+from tailrace.cli import letter, sqlite, tape
 from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
 
 if TYPE_CHECKING:
@@ -86,12 +86,16 @@ def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
 @app.command(epilog="Example: tailrace tables shop.yaml")
 @reported
 def tables(file: File, as_json: Json = False, debug: Debug = False) -> None:
-    """List the tables that the pipeline would follow now, with their keys, as the source has them."""
-    from tailrace.cli.inspect import print_tables
+    """List the tables that the pipeline would follow now, with their keys, as the source has them.
+
+    Once the pipeline has run, also the state each of them is in.
+    """
+    from tailrace.cli.inspect import print_tables, read_states
     from tailrace.config import load
     from tailrace.registry import open_source
 
-    print_tables(open_source(load(file)).tables(), as_json=as_json)
+    config = load(file)
+    print_tables(open_source(config).tables(), read_states(config), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
@@ -182,6 +186,8 @@ def reset(
 
 
 app.add_typer(letter.app, name="errors")
+app.add_typer(sqlite.app)
+app.add_typer(tape.app)
 
 
 @app.command(epilog="Example: tailrace demo --seconds 60")

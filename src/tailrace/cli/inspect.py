@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -12,13 +13,14 @@ from typing import TYPE_CHECKING
 import typer
 
 from tailrace.cli.report import print_json
-from tailrace.errors import Finding
+from tailrace.errors import ConfigError, Finding
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from tailrace.config import PipelineConfig
     from tailrace.schema import TableSchema
+    from tailrace.state import TableRecord
     from tailrace.status import Status
 
 _PIPE_WIDTH = 200
@@ -53,12 +55,22 @@ def print_status(status: Status, *, as_json: bool) -> None:
         make_console().print(draw(status))
 
 
-def print_tables(tables: list[TableSchema], *, as_json: bool) -> None:
+def read_states(config: PipelineConfig) -> dict[str, TableRecord]:
+    """What the state store knows of each table, by name; nothing before the first run."""
+    try:
+        with config.store_address.open_reading() as store:
+            return {record.name: record for record in store.tables()}
+    except ConfigError:
+        return {}
+
+
+def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *, as_json: bool) -> None:
     if as_json:
         values = [
             {
                 "table": str(table.table),
                 "key": list(table.key),
+                **_standing(states.get(str(table.table))),
                 "columns": [
                     {"name": c.name, "type": str(c.type), "upstream_type": c.upstream_type, "nullable": c.nullable}
                     for c in table.columns
@@ -70,7 +82,18 @@ def print_tables(tables: list[TableSchema], *, as_json: bool) -> None:
         return
     for table in tables:
         key = ", ".join(table.key) or "none: append-only"
-        typer.echo(f"{table.table}  key {key}  {len(table.columns)} columns")
+        known = states.get(str(table.table))
+        state = f"  {known.state}{', paused' if known.paused_at else ''}" if known else ""
+        typer.echo(f"{table.table}  key {key}  {len(table.columns)} columns{state}")
+        if known and known.reason:
+            typer.echo(f"    {known.reason}")
+
+
+def _standing(known: TableRecord | None) -> dict[str, str | None]:
+    since = known.since[known.state].isoformat() if known else None
+    paused = known.paused_at.isoformat() if known and known.paused_at else None
+    state, reason = (str(known.state), known.reason) if known else (None, None)
+    return {"state": state, "since": since, "reason": reason, "paused_at": paused}
 
 
 def print_versions(*, as_json: bool) -> None:

@@ -27,16 +27,22 @@ def ask(
 ) -> None:
     """Record a request for a table, or for all of them, and say who will do it.
 
-    Raises ConfigError for a table the pipeline does not know.
+    Raises ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
     """
     from tailrace.registry import suggest
 
     with config.store_address.open_reading() as reader:
         known = [record.name for record in reader.tables()]
+        waiting = {letter.table for letter in reader.letters(status="waiting")} if kind == "skip" else set()
     if table is not None and table not in known:
         raise ConfigError(
             f"pipeline {config.name} has no table {table}{suggest(table, known)}",
             fix="`tailrace status FILE` lists its tables",
+        )
+    if kind == "skip" and table not in waiting:
+        raise ConfigError(
+            f"no change of {table} waits to be skipped",
+            fix="`tailrace errors list FILE` lists what waits; `tailrace status FILE` says why a table is in error",
         )
     with config.store_address.open() as store:
         requests = [store.ask(kind, name, argument) for name in ([table] if table is not None else known)]

@@ -47,15 +47,18 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
 
 
 def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
-    """Forget everything but the destination. Raises OwnedError while the pipeline runs."""
+    """Forget everything but the destination. Raises OwnedError while the pipeline runs, here or elsewhere.
+
+    A repeat, also of one that was broken off, ends in the same.
+    """
     from tailrace.registry import open_source
     from tailrace.state import RunnerLock
 
-    with RunnerLock(config.state):
+    with RunnerLock(config.state), config.store_address.open() as store:
+        store.claim_run(takes_over=config.store.type == "sqlite")
         open_source(config).reset()
         shutil.rmtree(Path(config.state) / "checkpoint", ignore_errors=True)
-        with config.store_address.open() as store:
-            store.forget_pipeline()
+        store.forget_pipeline()
     done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
     if as_json:
         print_json({"done": done})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from pathlib import Path
 
 from tailrace.change import START, Position
@@ -16,6 +17,8 @@ from tailrace.journal.writer import JournalWriter
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
+_ATTEMPTS = 5
+_PAUSE_SECONDS = 0.02
 
 
 class Journal:
@@ -56,6 +59,21 @@ class Journal:
                 ) from error
             raise
 
+    @staticmethod
+    def is_written(path: str | Path) -> bool:
+        """Whether some process is the journal's writer now."""
+        try:
+            file = os.open(Path(path) / "lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(file)
+        return False
+
     @classmethod
     def open_reader(cls, path: str | Path) -> JournalReader:
         """A view of the journal for this process. Any number of them, also before the writer has made anything."""
@@ -64,15 +82,25 @@ class Journal:
 
 def _lock(folder: Path) -> int:
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    if not _try_lock(file):
         owner = os.pread(file, 200, 0).decode(errors="replace").strip()
         os.close(file)
         raise OwnedError(
             f"journal {folder} is written by {owner or 'another process'}",
             fix="stop that receiver first, or give this pipeline a journal of its own",
-        ) from None
+        )
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return file
+
+
+def _try_lock(file: int) -> bool:
+    # Who only looks (`is_written`) holds the lock for an instant; only who holds it for longer is a writer.
+    for _ in range(_ATTEMPTS):
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(_PAUSE_SECONDS)
+        else:
+            return True
+    return False

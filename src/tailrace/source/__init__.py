@@ -7,6 +7,7 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
 
@@ -157,11 +158,19 @@ class Source(Protocol):
         """Forget how far this source was read, and let the upstream forget it too. Repeating it changes nothing."""
         ...
 
+    def receiving(self) -> AbstractContextManager[object]:
+        """Receive what the upstream pushes for as long as the context lasts, where that is apart from following.
+
+        The pipeline enters it before it starts Spark, so that the log comes in meanwhile. A follower must do without.
+        """
+        ...
+
     def follow(self, versions: Versions | None = None) -> Follower:
         """Begin to follow, in the process that will call the follower.
 
-        A new version of a table is put into `versions` before an offset is given away that reaches its rows. Without
-        them the source keeps the versions itself, as it keeps the reader's place.
+        A new version of a table is put into `versions` before an offset is given away that reaches its rows. Who
+        gives them has called `prepare` and is `receiving`; else the source does so by itself, and keeps the versions as
+        it keeps its place.
         """
         ...
 

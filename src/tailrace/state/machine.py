@@ -2,7 +2,8 @@
 
 Init → DataSync → FinishedCopy → SyncWait → Catchup → SyncDone → Ready is the way of every table. Any state may fail;
 an Errored table goes back to where it was or starts over. Starting over (a resync) is possible from everywhere.
-Whether a table is paused is no state: a paused table stays where it is.
+Whether a table is paused is no state. Who stood still, paused or in error, is behind the others when it goes on: a
+Ready table does so from FinishedCopy.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class TableState(StrEnum):
 MEANINGS = {
     TableState.INIT: "The table is known and nothing of it is copied.",
     TableState.DATA_SYNC: "Its rows are being copied.",
-    TableState.FINISHED_COPY: "Every row of the snapshot is at the destination.",
+    TableState.FINISHED_COPY: "Every row of the snapshot is at the destination, and it is behind the others.",
     TableState.SYNC_WAIT: "It waits for a batch that may read its part of the log.",
     TableState.CATCHUP: "It reads its changes since the snapshot.",
     TableState.SYNC_DONE: "It has met the position of the other tables.",
@@ -55,7 +56,7 @@ TRANSITIONS: dict[TableState, frozenset[TableState]] = {
     TableState.SYNC_WAIT: frozenset({TableState.CATCHUP, TableState.INIT, TableState.ERRORED}),
     TableState.CATCHUP: frozenset({TableState.SYNC_DONE, TableState.INIT, TableState.ERRORED}),
     TableState.SYNC_DONE: frozenset({TableState.READY, TableState.INIT, TableState.ERRORED}),
-    TableState.READY: frozenset({TableState.INIT, TableState.ERRORED}),
+    TableState.READY: frozenset({TableState.INIT, TableState.FINISHED_COPY, TableState.ERRORED}),
     TableState.ERRORED: frozenset(WAY) - PASSING,
 }
 
@@ -74,6 +75,11 @@ def check_move(start: TableState, end: TableState) -> None:
 def durable(state: TableState) -> TableState:
     """What is stored for a table in `state`."""
     return TableState.FINISHED_COPY if state in PASSING else state
+
+
+def resumed(state: TableState) -> TableState:
+    """Where a table goes on that stood still in `state`: it has to catch up before it is Ready again."""
+    return min(durable(state), TableState.FINISHED_COPY, key=WAY.index)
 
 
 def draw_mermaid() -> str:

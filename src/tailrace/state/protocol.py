@@ -73,7 +73,9 @@ class TableStates(Protocol):
         ...
 
     def recover_table(self, upstream_id: str) -> None:
-        """From Errored back to the state it failed in. `attempts` stays until a batch of the table succeeds.
+        """From Errored back to the state it failed in, or to FinishedCopy from one behind it: it has to catch up.
+
+        `attempts` stays until a batch of the table succeeds.
 
         A table that is not errored stays as it is.
         """

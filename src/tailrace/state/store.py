@@ -78,11 +78,18 @@ class StateStore(LeaseKeeper, ProgressKeeper, VersionKeeper, RequestKeeper, Lett
         return self
 
     def forget_pipeline(self) -> None:
-        """Drop all there is of the pipeline: who opens it next begins a new life of it. A repeat changes nothing."""
+        """Drop all there is of the pipeline and begin a new life of it, in a new epoch. Nobody may run it any more."""
         with self._session.write(fenced=False) as tx:
             for table in layout.OF_PIPELINE:
                 tx.run(f"DELETE FROM {table} WHERE pipeline = :pipeline")  # noqa: S608 - names of ours
-            tx.run("DELETE FROM pipeline WHERE name = :pipeline")
+            # Runs are counted on: a runner of the old life that wakes up must not be taken for one of the new.
+            tx.run(
+                "UPDATE pipeline SET run = run + 1, changed = changed + 1, epoch = :epoch, created_at = :at,"
+                " owner_pid = NULL, owner_host = NULL, owner_started = NULL, owner_machine = NULL, lease_until = NULL"
+                " WHERE name = :pipeline",
+                epoch=str(uuid.uuid4()),
+                at=text_of(now()),
+            )
 
     def runner(self) -> Owner | None:
         """Who runs the pipeline now: who holds the lease or, where one machine has the state, the folder's lock."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 
-from tailrace.state.machine import TableState, check_move, durable
+from tailrace.state.machine import TableState, check_move, resumed
 from tailrace.state.record import Retry, TableRecord, TableUpdate
 from tailrace.state.row import storable
 
@@ -47,8 +47,9 @@ def fail(
     next_try: datetime | None,
 ) -> TableRecord:
     """Errored; a table that is so already keeps the state it goes back to."""
-    failed_in = table.failed_in or durable(table.state)
+    failed_in = table.failed_in
     if table.state is not TableState.ERRORED:
+        failed_in = resumed(table.state)
         table = walk(table, (TableState.ERRORED,), at)
     return replace(
         table,
@@ -63,7 +64,7 @@ def fail(
 
 
 def recover(table: TableRecord, at: datetime) -> TableRecord:
-    """Back in the state it failed in; a table that is not errored stays as it is."""
+    """Back where it goes on, `failed_in`; a table that is not errored stays as it is."""
     if table.state is not TableState.ERRORED:
         return table
     recovered = walk(table, (table.failed_in or TableState.INIT,), at)

@@ -65,11 +65,12 @@ class BlockRow:
         table, staged = TableSchema.from_json(raw["table"]), Staged(**raw["staged"])
         return Receipt(table, staged, raw["starts"], raw["completes"])
 
-    def error(self) -> TableError:
-        """The error that stopped the copy of a table."""
-        found = revive(json.loads(self.payload.to_pybytes()))
+    def error(self) -> tuple[str, TableError]:
+        """The error that stopped the copy of a table, and the table's upstream id."""
+        raw = json.loads(self.payload.to_pybytes())
+        found = revive(raw["error"])
         assert isinstance(found, TableError)
-        return found
+        return raw["upstream_id"], found
 
 
 def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:
@@ -87,8 +88,9 @@ def staged_row(receipt: Receipt, lane: int) -> pa.RecordBatch:
     return _row(lane, str(receipt.table.table), STAGED, "", json.dumps(raw).encode())
 
 
-def error_row(error: TableError, lane: int) -> pa.RecordBatch:
-    return _row(lane, error.table or "", ERROR, "", json.dumps(error.describe()).encode())
+def error_row(table: TableSchema, error: TableError, lane: int) -> pa.RecordBatch:
+    raw = {"upstream_id": table.upstream_id, "error": error.describe()}
+    return _row(lane, str(table.table), ERROR, "", json.dumps(raw).encode())
 
 
 def _row(lane: int, table: str, kind: int, first: str, payload: bytes) -> pa.RecordBatch:

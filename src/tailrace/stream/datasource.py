@@ -152,7 +152,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             reach("stream.staged")
             yield staged_row(Receipt(split.copies, staged, split.starts, split.completes), lane)
         except TableError as error:
-            yield error_row(error, lane)
+            yield error_row(split.copies, error, lane)
 
     def stop(self) -> None:
         if self._follower is not None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tailrace.advice import advice_for
 from tailrace.change import Position
-from tailrace.errors import TailraceError, revive
+from tailrace.errors import TailraceError, UnavailableError, revive
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
 from tailrace.source import Offset, Source, TableProgress
@@ -36,7 +36,14 @@ _STATE_OF = {
 class Ledger:
     """`applied` is called when a batch is durable at the destination, `committed` once Spark has logged it."""
 
-    def __init__(self, store: StateStore, source: Source, tables: TableOptions) -> None:
+    def __init__(
+        self,
+        store: StateStore,
+        source: Source,
+        tables: TableOptions,
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._clock = clock
         self._store = store
         self._source = source
         self._tables = tables
@@ -45,6 +52,8 @@ class Ledger:
         self._previous: Status | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
+        self._first_batch = self.last_batch + 1
+        self._failed_in: dict[str, int] = {}
         self._standing: Mapping[str, TableProgress] = _by_id(source.progress(dict(last.offset)) if last else [])
 
     @property
@@ -52,6 +61,12 @@ class Ledger:
         """Whether a batch was applied whose commit Spark has not yet reported."""
         with self._lock:
             return bool(self._results)
+
+    def is_stopped(self, upstream_id: str) -> bool:
+        """Whether a batch is done that was planned in the knowledge of the table's last failure, and leaves it out."""
+        standing = self._standing.get(upstream_id)
+        heard = self.last_batch > self._failed_in.get(upstream_id, -1)
+        return heard and standing is not None and standing.phase == "stopped"
 
     def open_tables(self, tables: Sequence[TableSchema]) -> None:
         """Make the tables of now known; forget those that left while nobody ran."""
@@ -67,34 +82,45 @@ class Ledger:
         self._store.require_owner()
 
     def applied(self, batch_id: int, results: list[Result]) -> None:
-        """Remember what a batch did. A table that failed in it is stored as such before Spark may go on."""
+        """Remember what a batch did. A table that failed in it is stored as such before Spark may go on.
+
+        Called again for a batch that was broken off, it may find that a table did better this time, or worse.
+        """
         failed = [result for result in results if result.error is not None]
         if failed:
             self._wait_for_commit(batch_id - 1)
+            self._failed_in |= {result.upstream_id: batch_id for result in failed}
             self._fail(failed)
+        well = {result.upstream_id for result in results if result.error is None}
+        for table in self._store.tables():
+            if table.state is TableState.ERRORED and table.upstream_id in well:
+                # It failed in this very batch, before: those that are stopped are in none.
+                self._store.recover_table(table.upstream_id)
         with self._lock:
             self._results[batch_id] = results
 
     def _wait_for_commit(self, batch_id: int) -> None:
         # Progress events come a moment late, and a failed table goes on from where the batch before had brought it.
         deadline = time.monotonic() + EVENT_SECONDS
-        while self.unconfirmed and self.last_batch < batch_id and time.monotonic() < deadline:
+        while self.unconfirmed and self.last_batch < batch_id:
+            if time.monotonic() > deadline:
+                raise UnavailableError(f"Spark does not say that batch {batch_id} is done; the next one is done again")
             time.sleep(0.01)
 
     def _fail(self, results: Sequence[Result]) -> None:
-        known = {table.name: table for table in self._store.tables()}
         for result in results:
             error = revive(result.error or {"kind": "TableError", "message": "it could not be applied"})
-            self._fail_table(known[result.table], error)
+            # One that joins with this very batch is not known yet.
+            table = self._store.table(result.upstream_id) or self._store.add_table(result.upstream_id, result.table)
+            self._fail_table(table, error, copying=result.copying)
 
-    def _fail_table(self, table: TableRecord, error: TailraceError) -> None:
+    def _fail_table(self, table: TableRecord, error: TailraceError, *, copying: bool) -> None:
         advice, settings = advice_for(type(error)), self._tables.settings_of(table.name).errors
         attempts = table.attempts + 1
         retry = advice.retry if settings.retry == "timed" else settings.retry
         if retry == "timed" and not advice.anew and attempts >= settings.attempts:
             retry = "manual"
         wait = 0.0 if advice.anew else min(settings.backoff * 2 ** (attempts - 1), LONGEST_WAIT_SECONDS)
-        copying = table.state in (TableState.INIT, TableState.DATA_SYNC)
         if error.raw is not None and error.position is not None:
             self._store.keep_letter(
                 table.upstream_id,
@@ -113,7 +139,7 @@ class Ledger:
             retry=retry,
             resume=None if copying or advice.anew or retry == "none" else self._reached(table.upstream_id),
             attempts=attempts,
-            next_try=datetime.now(UTC) + timedelta(seconds=wait) if retry == "timed" else None,
+            next_try=self._clock() + timedelta(seconds=wait) if retry == "timed" else None,
         )
 
     def _reached(self, upstream_id: str) -> str | None:
@@ -123,15 +149,24 @@ class Ledger:
 
     def committed(self, batch_id: int, offset: Offset, seconds: float) -> None:
         """Record the batch and let the upstream forget it. Called again for the same batch it does nothing new."""
+        if self._first_batch <= batch_id <= self.last_batch:
+            return
         with self._lock:
-            results = self._results.pop(batch_id, [])
+            results = self._results.get(batch_id, [])
         by_id = {result.upstream_id: result for result in results}
         standing = _by_id(self._source.progress(offset))
         known = self._meet(standing)
         begun = {request.id for request in self._store.open_requests() if request.kind == "resync"}
         begun &= {table.request for table in standing.values()}
+        anew = {each for each, now in standing.items() if self._is_anew(now, begun)}
+        # Failed in this batch or before a restart: the next offset says where it goes on, and this one must not.
+        unheard = {
+            each
+            for each, now in standing.items()
+            if each in known and known[each].state is TableState.ERRORED and now.phase != "stopped" and each not in anew
+        }
         updates = [
-            _update(known[each], now, by_id.get(each), anew=self._is_anew(now, begun))
+            _update(known[each], now, by_id.get(each), anew=each in anew, failed=each in unheard)
             for each, now in standing.items()
             # A table that stays level with the log is where the whole batch is: there is nothing to write for it.
             if each in known
@@ -143,19 +178,33 @@ class Ledger:
             str(max((table.position for table in standing.values()), default=None) or "") or None,
             rows=sum(result.copied + result.changes for result in results),
             seconds=seconds,
-            at=datetime.now(UTC),
+            at=self._clock(),
         )
         self._store.apply_batch(record, updates)
+        self._resolve_letters(standing)
         for gone in self._standing.keys() - standing.keys():
             self._store.forget_table(gone)
         for request in begun:
             self._store.finish_request(request, "the copy has begun")
         self._standing = standing
         self._show_passing(standing)
-        if batch_id % PRUNE_BATCHES == 0 and standing:
+        if batch_id % PRUNE_BATCHES == 0 and standing and not unheard:
             self._prune(min(table.position for table in standing.values()))
-        self._source.release(offset)
+        if not unheard:
+            self._source.release(offset)
         self.last_batch = batch_id
+        with self._lock:
+            self._results = {later: results for later, results in self._results.items() if later > batch_id}
+
+    def _resolve_letters(self, standing: Mapping[str, TableProgress]) -> None:
+        """A change that waited and was passed without an error has been applied after all."""
+        for letter in self._store.letters(status="waiting"):
+            now = standing.get(letter.upstream_id)
+            table = self._store.table(letter.upstream_id)
+            if now is None or table is None or table.state is TableState.ERRORED:
+                continue
+            if now.phase in ("catchup", "ready") and str(now.position) >= letter.position:
+                self._store.settle_letter(letter.id, "resolved")
 
     def _meet(self, standing: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
         """The records of the tables, made for those that joined and renamed for those that were."""
@@ -211,26 +260,31 @@ def _by_id(standing: Sequence[TableProgress]) -> dict[str, TableProgress]:
     return {table.upstream_id: table for table in standing}
 
 
-def _update(known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool) -> TableUpdate:
+def _update(known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool, failed: bool) -> TableUpdate:
     counted = result is not None and not result.repeated and result.error is None
     committed_at = result.committed_at if result is not None else None
     return TableUpdate(
         now.upstream_id,
-        steps=_steps(known.state, _STATE_OF[now.phase], anew=anew),
+        steps=_steps(known.state, _STATE_OF[now.phase], anew=anew, behind=now.phase in ("stopped", "catchup")),
         rows_copied=result.copied if counted and result else 0,
         changes_applied=result.changes if counted and result else 0,
         chunks_done=now.chunks_done if anew else max(0, now.chunks_done - known.chunks_done),
         chunks_total=now.chunks_total or None,
-        position=str(now.position) if now.phase != "init" else None,
+        position=str(now.position) if now.phase != "init" and not failed else None,
         last_change_committed_at=datetime.fromtimestamp(committed_at / 1e6, UTC) if committed_at else None,
     )
 
 
-def _steps(start: TableState, end: TableState, *, anew: bool) -> tuple[TableState, ...]:
-    """The states on the way; none when the table is there already or further. A new copy begins at Init."""
+def _steps(start: TableState, end: TableState, *, anew: bool, behind: bool) -> tuple[TableState, ...]:
+    """The states on the way; none when the table is there already or further. A new copy begins at Init.
+
+    A Ready table that is `behind` the others, because it is paused or was, goes back.
+    """
     if anew and end is not TableState.ERRORED:
         way = WAY[: WAY.index(end) + 1]
         return way[1:] if start is TableState.INIT else way
+    if start is TableState.READY and behind:
+        return (TableState.FINISHED_COPY,)
     if start == end or TableState.ERRORED in (start, end):
         return ()
     first, last = WAY.index(start), WAY.index(end)

@@ -31,13 +31,14 @@ UPKEEP_BATCHES = 20
 """How often a table's housekeeping is looked at; it is cheap when nothing is due."""
 
 RESULT_SCHEMA = (
-    "table STRING, upstream_id STRING, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
+    "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
     " repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING"
 )
 _RESULT_LAYOUT = pa.schema(
     [
         ("table", pa.string()),
         ("upstream_id", pa.string()),
+        ("copying", pa.bool_()),
         ("copied", pa.int64()),
         ("changes", pa.int64()),
         ("upserts", pa.int64()),
@@ -52,10 +53,14 @@ _RESULT_LAYOUT = pa.schema(
 
 @dataclass(frozen=True)
 class Result:
-    """What a batch did to one table. `committed_at` is the upstream's time of its last change, in microseconds."""
+    """What a batch did to one table: it was `copying` rows, or it applied changes of the log.
+
+    `committed_at` is the upstream's time of its last change, in microseconds.
+    """
 
     table: str
     upstream_id: str
+    copying: bool
     copied: int
     changes: int
     upserts: int
@@ -127,10 +132,9 @@ class Applier:
 
     def _apply(self, name: str, work: _Work, batch: Batch) -> pa.RecordBatch:
         started = time.monotonic()
-        result: dict[str, Any] = {"table": name}
+        result: dict[str, Any] = {"table": name, "upstream_id": work.upstream_id, "copying": work.copying}
         try:
             table = work.require_table()
-            result["upstream_id"] = table.upstream_id
             written = self._write(table, work, batch)
             if _due(name, batch):
                 self.destination.maintain(table.table)
@@ -214,10 +218,12 @@ def _flow(read: Read) -> Iterator[Changes]:
 class _Work:
     """What one batch holds for one table: receipts of copied rows, or changes of the log, counted as they are used.
 
-    `table` is the version it ends with; None when not even that could be told.
+    `table` is the version it ends with; None for a copy that failed.
     """
 
     def __init__(self, table: TableSchema | None, changes: Iterator[Changes]) -> None:
+        self.upstream_id = table.upstream_id if table is not None else ""
+        self.copying = False
         self.staged: list[Staged] = []
         self.starts = False
         self.completes = False
@@ -230,12 +236,13 @@ class _Work:
     @classmethod
     def of_copy(cls, rows: Iterable[BlockRow]) -> _Work:
         work = cls(None, iter(()))
+        work.copying = True
         for row in rows:
             if row.kind == ERROR:
-                work._error = row.error()
+                work.upstream_id, work._error = row.error()
             else:
                 receipt = row.receipt()
-                work._table = receipt.table
+                work._table, work.upstream_id = receipt.table, receipt.table.upstream_id
                 work.staged.append(receipt.staged)
                 work.starts, work.completes = receipt.starts, receipt.completes
         return work

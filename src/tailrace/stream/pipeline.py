@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tailrace import config as configuration
 from tailrace.config import PipelineConfig
 from tailrace.destination import Batch
-from tailrace.errors import Finding, LostError, UnavailableError, require
+from tailrace.errors import Finding, UnavailableError, require
 from tailrace.failpoint import reach
 from tailrace.preflight import check
 from tailrace.registry import open_destination, open_source
@@ -26,8 +25,10 @@ from tailrace.source import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
 from tailrace.status import Status
 from tailrace.stream.attendant import Attendant
+from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import recognise
+from tailrace.stream.lease import LeaseRenewal
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
@@ -61,8 +62,7 @@ class Run:
             self.on_progress(self.ledger.status())
 
     def tend(self) -> None:
-        """Between batches: keep the lease, look after the tables, say how things stand."""
-        self.store.renew_lease()
+        """Between batches: look after the tables, say how things stand."""
         gear = self.ledger.note_source()
         self.attendant.tend(is_full=gear == "full")
         self.show()
@@ -125,16 +125,20 @@ class Pipeline:
         with ExitStack() as stack:
             stack.enter_context(RunnerLock(self.config.state))
             store = stack.enter_context(self.config.store_address.open(self.config.fingerprint))
-            self._require_checkpoint(store)
-            drain_file(Path(self.config.state)).unlink(missing_ok=True)
             # Who holds the folder's lock knows that nobody else on this machine runs the pipeline.
-            number = store.claim_run(takes_over=self.config.store.type == "sqlite")
-            stack.callback(store.release_lease)
+            lease = self.config.store.lease
+            number = store.claim_run(seconds=lease, takes_over=self.config.store.type == "sqlite")
+            stack.callback(_quietly, store.release_lease)
+            stack.enter_context(LeaseRenewal(store, lease))
+            self._checkpoint.require(store)
+            drain_file(Path(self.config.state)).unlink(missing_ok=True)
             self.source.prepare()
             reach("pipeline.prepared")
+            stack.enter_context(self.source.receiving())
             ledger = Ledger(store, self.source, self.config.tables)
             ledger.open_tables(self.source.tables())
-            attendant = Attendant(store, self.config.tables)
+            self._hear_of_last_batch(ledger)
+            attendant = Attendant(store, self.config.tables, ledger.is_stopped)
             attendant.tend()
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
             listener = CommitListener(partial(self._committed, ledger))
@@ -146,16 +150,14 @@ class Pipeline:
     # -- before the first batch ---------------------------------------------------------------------------
 
     @property
-    def _checkpoint(self) -> Path:
-        return Path(self.config.state) / "checkpoint"
+    def _checkpoint(self) -> Checkpoint:
+        return Checkpoint(Path(self.config.state) / "checkpoint")
 
-    def _require_checkpoint(self, store: StateStore) -> None:
-        # Batch ids would start again at 0, and the destination would take new batches for old ones.
-        if store.last_batch() is not None and not (self._checkpoint / "offsets").is_dir():
-            raise LostError(
-                f"the state says that batches were applied, but the checkpoint {self._checkpoint} is gone",
-                fix=f"put the checkpoint back, or remove {self.config.state} and the destination's tables to copy anew",
-            )
+    def _hear_of_last_batch(self, ledger: Ledger) -> None:
+        """Record the last batch in Spark's log if nobody was there to hear of it."""
+        last = self._checkpoint.last_commit()
+        if last is not None and last[0] > ledger.last_batch:
+            ledger.committed(*last, seconds=0.0)
 
     # -- running ------------------------------------------------------------------------------------------
 
@@ -172,14 +174,16 @@ class Pipeline:
                     raise
                 until = time.monotonic() + BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
                 while time.monotonic() < until and not self._draining.wait(min(STATUS_SECONDS, BACKOFF_SECONDS[0])):
-                    run.store.renew_lease()
-                    run.ledger.waiting(error)
-                    run.show()
+                    # What is out of reach may be the store itself.
+                    with suppress(UnavailableError):
+                        run.ledger.waiting(error)
+                        run.show()
             else:
                 return
 
     def _run_query(self, run: Run) -> None:
         config, session, ledger = self.config, run.session, run.ledger
+        self._hear_of_last_batch(ledger)
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         format_name = f"tailrace_{config.name}"
@@ -193,7 +197,7 @@ class Pipeline:
             self._in_batch.set()
             try:
                 ledger.require_owner()
-                sync_log(self._checkpoint, "offsets", batch_id)
+                self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
                 ledger.applied(batch_id, applier.apply(blocks, Batch(life, batch_id)))
                 reach("pipeline.applied")
@@ -206,7 +210,7 @@ class Pipeline:
                 .load()
                 .writeStream.foreachBatch(apply)
                 .queryName(config.name)
-                .option("checkpointLocation", str(self._checkpoint))
+                .option("checkpointLocation", str(self._checkpoint.folder))
             )
             if run.once:
                 writer = writer.trigger(availableNow=True)
@@ -231,7 +235,7 @@ class Pipeline:
                 run.tend()
                 shown = time.monotonic()
         if self._draining.is_set():
-            self._settle(query, run.ledger)
+            self._settle(query, run)
         elif (failure := query.exception()) is not None:
             raise failure
         # The last batch's progress event may arrive after the query has ended.
@@ -243,33 +247,23 @@ class Pipeline:
     def _committed(self, ledger: Ledger, batch_id: int, offset: Offset, seconds: float) -> None:
         """Spark has logged the batch: make the log entry durable, then let the upstream forget."""
         reach("pipeline.before_release")
-        sync_log(self._checkpoint, "commits", batch_id)
+        self._checkpoint.sync("commits", batch_id)
         ledger.committed(batch_id, offset, seconds)
         reach("pipeline.released")
 
-    def _settle(self, query: StreamingQuery, ledger: Ledger) -> None:
+    def _settle(self, query: StreamingQuery, run: Run) -> None:
         """Let the batch in hand end and be committed. Stopping within one is safe, but then it is done again."""
         flag = drain_file(Path(self.config.state))
         flag.touch()
         quiet_since = time.monotonic()
         while query.isActive and time.monotonic() - quiet_since < QUIET_SECONDS:
-            if self._in_batch.is_set() or ledger.unconfirmed:
+            run.listener.raise_failure()
+            if self._in_batch.is_set() or run.ledger.unconfirmed:
                 quiet_since = time.monotonic()
             time.sleep(0.02)
 
 
-def sync_log(checkpoint: Path, log: str, batch_id: int) -> None:
-    """Put Spark's entry for a batch on disk, which Spark leaves to the operating system.
-
-    After a power cut, a batch that the destination knows must be found with the range it had. Checkpoints that are not
-    in the local file system look after themselves.
-    """
-    for place in (checkpoint / log / str(batch_id), checkpoint / log):
-        try:
-            handle = os.open(place, os.O_RDONLY)
-        except FileNotFoundError:
-            return
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+def _quietly(release: Callable[[], None]) -> None:
+    # A lease that cannot be given back runs out.
+    with suppress(UnavailableError):
+        release()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Self
 
@@ -115,10 +116,13 @@ class Replay:
         self.orders = Orders()
         self.stale: dict[str, bool] = {}
         self._follower: Follower | None = None
+        self._receiving = ExitStack()
 
     @property
     def follower(self) -> Follower:
         if self._follower is None:
+            self.source.prepare()
+            self._receiving.enter_context(self.source.receiving())
             self._follower = self.source.follow(self.versions)
         return self._follower
 
@@ -127,6 +131,7 @@ class Replay:
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
+        self._receiving.close()
 
     def __enter__(self) -> Self:
         return self

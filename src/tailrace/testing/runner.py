@@ -15,7 +15,7 @@ from typing import Self
 from tailrace.config import load
 from tailrace.errors import TailraceError
 from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE
-from tailrace.state import StateStore, TableState
+from tailrace.state import TableState
 from tailrace.status import Status
 
 _POLL_SECONDS = 0.05
@@ -37,7 +37,7 @@ class Run:
         self.file = file
         self.log_file = file.with_suffix(".log")
         self.marks = file.with_suffix(".failpoints")
-        self.state = load(file, connects=False).state
+        self._store = load(file, connects=False).store_address
         self._arguments = ["run", str(file), *(["--once"] if once else [])]
         self._environment = {**os.environ, **environment}
         if failpoints:
@@ -94,7 +94,7 @@ class Run:
     def status(self) -> Status | None:
         """What the state store says now; None before there is one."""
         try:
-            with StateStore.open_reading(self.state) as store:
+            with self._store.open_reading() as store:
                 return Status.read(store)
         except TailraceError:
             return None

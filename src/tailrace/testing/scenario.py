@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import subprocess
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -15,8 +17,9 @@ from tailrace.destination.delta.path import Place
 from tailrace.registry import open_source
 from tailrace.schema import TableName, TableSchema
 from tailrace.source.postgres.lsn import parse_lsn
+from tailrace.status import Status
 from tailrace.testing.compare import Difference, compare
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import Run, all_ready, command
 
 # A short-lived JVM spends more on its second compiler than it gets back.
 _QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
@@ -59,13 +62,13 @@ class Scenario:
 
     def sql(self, *statements: str) -> None:
         """Run each statement in a transaction of its own."""
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        with psycopg.connect(self.dsn, autocommit=True, client_encoding="UTF8") as connection:
             for statement in statements:
                 connection.execute(statement.encode())
 
     def value(self, query: str) -> Any:
         """The first value of the first row."""
-        with psycopg.connect(self.dsn, autocommit=True) as connection:
+        with psycopg.connect(self.dsn, autocommit=True, client_encoding="UTF8") as connection:
             row = connection.execute(query.encode()).fetchone()
         return None if row is None else row[0]
 
@@ -80,29 +83,43 @@ class Scenario:
 
     def fence(self) -> int:
         """A place in the log: whoever has applied it has applied everything committed before this call."""
-        with psycopg.connect(self.dsn) as connection:
+        with psycopg.connect(self.dsn, client_encoding="UTF8") as connection:
             connection.execute("INSERT INTO public.fence DEFAULT VALUES")
             row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
         assert row is not None
         return parse_lsn(row[0])
 
-    def catch_up(self, run: Run, seconds: float = 90.0) -> None:
-        """Wait until everything committed so far is in the lake and every table is Ready."""
+    def catch_up(self, run: Run, seconds: float = 90.0, *, without: Collection[str] = ()) -> None:
+        """Wait until everything committed so far is in the lake and every table is Ready, but for those `without`."""
         lsn = self.fence()
-        run.wait_until(lambda s: all_ready(s) and s.position is not None and int(s.position[:16], 16) >= lsn, seconds)
+
+        def caught_up(status: Status) -> bool:
+            others = tuple(table for table in status.tables if table.name not in without)
+            reached = status.position is not None and int(status.position[:16], 16) >= lsn
+            return reached and all_ready(replace(status, tables=others))
+
+        run.wait_until(caught_up, seconds)
+
+    def execute(self, name: str, *arguments: str) -> str:
+        """`tailrace NAME FILE ARGUMENTS` to its end, as a process of its own; what it printed."""
+        done = subprocess.run(
+            command(name, str(self.file), *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
 
     def tables(self) -> list[TableSchema]:
         """The tables the pipeline follows, as the source has them now."""
         return open_source(load(self.file)).tables()
 
-    def differences(self) -> list[Difference]:
-        """Where lake and source differ now; nobody may write to either."""
-        return compare(self.dsn, self.tables(), self.lake)
+    def differences(self, *, without: Collection[str] = ()) -> list[Difference]:
+        """Where lake and source differ now, but for the tables `without`; nobody may write to either."""
+        return compare(self.dsn, [table for table in self.tables() if str(table.table) not in without], self.lake)
 
     def batch_ids(self, table: TableName) -> list[int]:
         """The ids of the batches in a table's Delta history, in the order of its commits."""
         txns = (action["txn"] for action in self._history(table) if "txn" in action)
-        return [int(txn["version"]) for txn in txns if txn["appId"] == f"tailrace/{self.name}"]
+        return [int(txn["version"]) for txn in txns if txn["appId"].startswith(f"tailrace/{self.name}/")]
 
     def rows_written(self, table: TableName) -> int:
         """How many rows all files hold that were ever added to a table, those taken out again included."""

@@ -456,3 +456,24 @@ def test_a_scan_refuses_bytes_that_are_no_messages() -> None:
     for message in (b"Z123456789", commit(1)[:-1], insert(1, [])[:3], b""):
         with pytest.raises(MalformedError):
             scan(pa.array([message], pa.binary()))
+
+
+def test_a_skipped_change_is_left_out_where_it_is_and_no_other_one_elsewhere() -> None:
+    def transaction(lsn: int) -> list[bytes]:
+        rows = [insert(1, (str(lsn + number), "x")) for number in range(3)]
+        return [begin(lsn), relation(shape_of(1)), *rows, commit(lsn)]
+
+    def kept(messages: list[bytes]) -> list[int]:
+        found = decode(
+            pa.array(messages, pa.binary()),
+            relations={},
+            transaction=None,
+            tables={1: only(table_of(1))},
+            skips={1: [Position(200, 2)]},
+        )
+        return [row["id"] for changes in found for row in changes.batch.column("row").to_pylist()]
+
+    assert kept(transaction(100)) == [100, 101, 102]
+    assert kept(transaction(200)) == [200, 202]
+    assert kept(transaction(300)) == [300, 301, 302]
+    assert kept([*transaction(100), *transaction(200), *transaction(300)]) == [100, 101, 102, 200, 202, 300, 301, 302]

@@ -318,13 +318,15 @@ def _early(table: str, changes: Changes) -> TableError:
 def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:
     """The changes in pieces that fit into memory together with what is made of them."""
     part: list[Changes] = []
+    size = 0
     for chunk in changes:
         if not len(chunk):
             continue
-        if _size(part) >= PART_BYTES and not _belong_together(part[-1], chunk):
+        if size >= PART_BYTES and not _belong_together(part[-1], chunk):
             yield part
-            part = []
+            part, size = [], 0
         part.append(chunk)
+        size += chunk.batch.nbytes
     if part:
         yield part
 

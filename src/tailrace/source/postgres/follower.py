@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.change import START, Position
 from tailrace.errors import LostError
-from tailrace.journal import Cursor, JournalReader
+from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
 from tailrace.source.postgres.catalog import Published
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
+RECEIVER_SECONDS = 5.0
+"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
@@ -40,13 +42,14 @@ STEP_ASIDE_BYTES = 64 * 1024 * 1024
 class PostgresFollower:
     """Owns the receiver process and the copy's snapshot; everything durable is in journal, offsets and versions."""
 
-    def __init__(self, source: PostgresSource, versions: Versions) -> None:
+    def __init__(self, source: PostgresSource, versions: Versions, *, receives: bool) -> None:
         self.source = source
         self._versions = versions
         self._census = Census(source)
         self._journal = JournalReader(Path(source.journal))
         self._schemas = SchemaLog(source.dsn, source.publication, versions, self._published_now)
-        self._receiver = ReceiverProcess(source.receiver_options())
+        patience = 0.0 if receives else RECEIVER_SECONDS
+        self._receiver = ReceiverProcess(source.receiver_options(), patience_seconds=patience)
         self._round: Round | None = None
         self._opening: Opening | None = None
         self._gathers_since: float | None = None
@@ -75,7 +78,7 @@ class PostgresFollower:
         if now.log >= goal:
             return True
         self._journal.refresh()
-        return self._journal.mark() >= goal and not self._journal.frames(now.log, goal)
+        return self._journal.mark() >= goal and not self._tells(now, self._journal.frames(now.log, goal), goal)
 
     def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
         self._receiver.require_alive()
@@ -111,8 +114,8 @@ class PostgresFollower:
                 if entry.phase != "stopped" or (at is None and entry.at is not None):
                     changed[oid] = entry.stop(at)
             elif upstream_id in orders.paused:
-                if entry.phase not in ("stopped", "init"):
-                    changed[oid] = entry.stop(reached)
+                if entry.phase != "stopped":
+                    changed[oid] = entry.stop(reached if entry.phase != "init" else None)
             elif entry.phase == "stopped":
                 changed[oid] = entry.resume()
         return now.with_tables(changed)
@@ -202,15 +205,17 @@ class PostgresFollower:
         if end.log < self._journal.head():
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
+        return self._tells(now, frames, end.log) or sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+
+    def _tells(self, now: LogOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
+        """Whether the frames up to a position hold rows, or a new version, of a table that is level with the log."""
         ready = now.within("ready")
         metas = [FrameMeta.from_bytes(ref.meta) for ref in frames]
         if any(oid in ready for meta in metas for oid in meta.rows):
             return True
-        if any(meta.shapes for meta in metas) and any(
-            len(self._versions.schemas_between(str(oid), now.log, end.log)) > 1 for oid in ready
-        ):
-            return True
-        return sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+        return any(meta.shapes for meta in metas) and any(
+            len(self._versions.schemas_between(str(oid), now.log, upto)) > 1 for oid in ready
+        )
 
     # -- the copy -----------------------------------------------------------------------------------------
 
@@ -367,14 +372,3 @@ class PostgresFollower:
         if self._opening is not None:
             self._opening.abandon()
         self._receiver.stop()
-
-
-def _stop(now: LogOffset, orders: Orders) -> LogOffset:
-    """Tables in error stay where they failed, until they are copied anew or told to go on."""
-    stopped = {}
-    for upstream_id, resume in orders.stopped.items():
-        entry = now.tables.get(int(upstream_id))
-        if entry is not None and entry.phase != "stopped" and upstream_id not in orders.resync:
-            at = Position.parse(resume) if resume else entry.position(now.log)
-            stopped[int(upstream_id)] = replace(entry, phase="stopped", at=at)
-    return now.with_tables(stopped)

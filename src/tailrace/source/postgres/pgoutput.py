@@ -119,7 +119,9 @@ def _by_version(piece: _Piece, placement: Placement, history: History) -> Iterat
 
 def _found(placement: Placement, positions: Collection[Position]) -> Places:
     """The changes at these positions; the second half of a changed key stands for the whole."""
-    return np.array([placement.before(Position(at.commit, at.ordinal & ~1)) for at in positions], np.int64)
+    whole = [Position(at.commit, at.ordinal & ~1) for at in positions]
+    # None for one that lies before or behind these messages.
+    return np.array([each for at in whole for each in range(placement.before(at), placement.upto(at))], np.int64)
 
 
 def _locate(error: TableError, frame: Frame, placement: Placement, piece: _Piece, table: TableSchema) -> None:

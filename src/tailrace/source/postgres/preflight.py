@@ -12,8 +12,10 @@ from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
 from tailrace.schema import TableName
+from tailrace.source.postgres import ddl
 from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.receiver import RESYNC
 from tailrace.source.postgres.slot import (
     PublicationMark,
     addition_sql,
@@ -21,6 +23,7 @@ from tailrace.source.postgres.slot import (
     publication_exists,
     publication_sql,
     read_mark,
+    require,
     waiting_for,
 )
 
@@ -85,6 +88,7 @@ def check(source: PostgresSource) -> list[Finding]:
                 *_role(connection),
                 *_publication(connection, source),
                 *_slot(connection, source),
+                _trigger(connection),
                 *_tables(connection, source),
             ]
     except PreflightError as error:
@@ -201,13 +205,8 @@ def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
         if status.plugin != "pgoutput":
             message = f"{source.slot!r} exists with the plugin {status.plugin}"
             return [Finding("error", "slot", message, "choose another name with source.slot")]
-        if status.wal_status == "lost":
-            message = f"the server removed WAL that {source.slot!r} still needed"
-            return [
-                Finding(
-                    "error", "slot", message, f"SELECT pg_drop_replication_slot('{source.slot}');  -- then copy anew"
-                )
-            ]
+        # Nothing that could be set up: what is lost has its own exit code and its own way out.
+        require(status, source.slot, RESYNC)
         return [Finding("ok", "slot", f"{source.slot!r} exists, {status.backlog:,} bytes behind")]
     limit = int(_value(connection, "SHOW max_replication_slots"))
     used = int(_value(connection, "SELECT count(*) FROM pg_replication_slots"))
@@ -227,6 +226,18 @@ def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
         message = f"creating it will wait for the open write transactions of processes {listed}"
         findings.append(Finding("warning", "slot", message, "let them commit, or SELECT pg_terminate_backend(pid);"))
     return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
+
+
+def _trigger(connection: Session) -> Finding:
+    version = ddl.installed_version(connection)
+    if version is None:
+        message = "are derived from the log; the event trigger that makes them exact is not installed"
+        return Finding("ok", "schema changes", message, "tailrace prepare FILE")
+    if version != ddl.VERSION:
+        return Finding(
+            "warning", "schema changes", f"the event trigger is of version {version}", "tailrace prepare FILE"
+        )
+    return Finding("ok", "schema changes", "the event trigger is installed")
 
 
 def _tables(connection: Session, source: PostgresSource) -> list[Finding]:

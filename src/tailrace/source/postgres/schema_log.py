@@ -60,7 +60,9 @@ class SchemaLog:
 
     def _take_relation(self, relation: Relation, at: Position) -> None:
         known = self._versions.schema_at(str(relation.oid), at)
-        if known is None or not (differences(known, relation) or _renamed(known, relation)):
+        if known is None:
+            return
+        if not (differences(known, relation) or _is_another(known, relation) or self._has_lost_key(known, relation)):
             return
         try:
             derived = derive(known, relation, self._now(relation.oid))
@@ -68,6 +70,13 @@ class SchemaLog:
             self._mark(relation.oid, at, error.message)
             return
         self._put(derived.schema, at, derived.recopy)
+
+    def _has_lost_key(self, known: TableSchema, relation: Relation) -> bool:
+        """Whether the table has no key any more; as a deferrable one marks no columns either, the catalog decides."""
+        if not known.key or relation.replica_identity != "d" or any(column.identifies for column in relation.columns):
+            return False
+        now = self._now(relation.oid)
+        return now is not None and not now.schema.key
 
     def _take_ddl(self, content: bytes, at: Position) -> None:
         try:
@@ -105,8 +114,12 @@ class SchemaLog:
         return self._types
 
 
-def _renamed(known: TableSchema, relation: Relation) -> bool:
-    return (relation.schema, relation.name) != (known.table.schema, known.table.name)
+def _is_another(known: TableSchema, relation: Relation) -> bool:
+    """Whether the table has another name or another key, which a change of its columns alone would not show."""
+    if (relation.schema, relation.name) != (known.table.schema, known.table.name):
+        return True
+    identity = {column.name for column in relation.columns if column.identifies}
+    return relation.replica_identity in ("d", "i") and bool(identity) and identity != set(known.key)
 
 
 def _just_before(at: Position) -> Position:

@@ -6,6 +6,7 @@ import glob
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -25,6 +26,7 @@ from tailrace.source import Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
+from tailrace.source.postgres.child import ReceiverProcess
 from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import PostgresFollower
@@ -149,10 +151,20 @@ class PostgresSource:
             drop_slot(connection, self.slot)
         shutil.rmtree(self.journal, ignore_errors=True)
 
+    @contextmanager
+    def receiving(self) -> Iterator[ReceiverProcess]:
+        receiver = ReceiverProcess(self.receiver_options())
+        try:
+            yield receiver
+        finally:
+            receiver.stop()
+
     def follow(self, versions: Versions | None = None) -> PostgresFollower:
+        if versions is not None:  # a pipeline, which has prepared the source and receives
+            return PostgresFollower(self, versions, receives=False)
         self.prepare()
         own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
-        return PostgresFollower(self, versions if versions is not None else Remembered(own))
+        return PostgresFollower(self, Remembered(own), receives=True)
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, CopySplit):

@@ -1,0 +1,111 @@
+"""The commands `tailrace sqlite …`: capture for a whole SQLite file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tailrace.cli.report import Debug, Json, print_json, reported
+
+app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite file.", show_default=False)]
+Table = Annotated[str, typer.Option("--table", help="The capture table.")]
+
+_TABLE = "turso_cdc"
+
+
+@app.command(epilog="Example: tailrace sqlite enable app.db --mode full")
+@reported
+def enable(
+    file: File,
+    mode: Annotated[str, typer.Option("--mode", help="id, before, after or full.")] = "full",
+    table: Table = _TABLE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Capture every change of the file by triggers. Run it again after DDL: it brings the triggers up to date."""
+    from tailrace.sqlite import trigger
+    from tailrace.sqlite.replica import open_file
+
+    with open_file(file) as connection:
+        captured = trigger.enable(connection, f"{mode},{table}")
+    _tell(as_json, f"capturing {captured.mode} into {captured.table} ({captured.version})", captured._asdict())
+
+
+@app.command(epilog="Example: tailrace sqlite disable app.db")
+@reported
+def disable(
+    file: File,
+    drop: Annotated[bool, typer.Option("--drop", help="Drop the tape as well.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Stop capturing the file. The tape stays readable unless it is dropped."""
+    from tailrace.sqlite import trigger
+    from tailrace.sqlite.replica import open_file
+
+    with open_file(file) as connection:
+        trigger.disable(connection, drop=drop)
+    _tell(as_json, "off" + (", the tape is dropped" if drop else ""), {"mode": "off", "dropped": drop})
+
+
+@app.command(epilog="Example: tailrace sqlite status app.db --json")
+@reported
+def status(file: File, table: Table = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
+    """Show what captures the file by triggers, and what is on its tape."""
+    from tailrace.sqlite import layout, trigger
+    from tailrace.sqlite.replica import open_file
+    from tailrace.sqlite.tape import Tape
+
+    with open_file(file, writes=False) as connection:
+        state = trigger.read_status(connection)
+        name = state.captured.table or table
+        counted = Tape(connection, name).statistics() if layout.has_table(connection, name) else None
+        version = layout.read_version(connection, name) if counted else None
+    value: dict[str, Any] = {
+        **state.captured._asdict(),
+        "tables": state.tables,
+        "pending_schema_changes": state.pending,
+        "tape": None,
+    }
+    lines = [f"triggers  {state.captured.mode}, {state.tables} tables"]
+    if state.pending:
+        lines.append(f"pending   {state.pending} schema changes: tailrace sqlite enable {file}")
+    if counted is not None:
+        value["tape"] = {
+            "table": name,
+            "version": version,
+            "cdc_operations": counted.cdc_operations,
+            "first": counted.first,
+            "last": counted.last,
+            "changes": counted.tables,
+        }
+        lines.append(f"tape      {name} ({version}), {counted.cdc_operations} rows, {counted.first} to {counted.last}")
+    _tell(as_json, "\n".join(lines), value)
+
+
+@app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")
+@reported
+def purge(
+    file: File,
+    upto: Annotated[
+        int, typer.Option("--upto", min=0, help="The last change that every reader has.", show_default=False)
+    ],
+    table: Table = _TABLE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Forget the changes before one. The numbers of changes go on as they were; they never start over."""
+    from tailrace.sqlite.replica import open_file
+    from tailrace.sqlite.sequence import purge as forget
+
+    with open_file(file) as connection:
+        count = forget(connection, upto, table)
+    _tell(as_json, f"{count} changes purged", {"purged": count})
+
+
+def _tell(as_json: bool, text: str, value: dict[str, Any]) -> None:
+    print_json(value) if as_json else typer.echo(text)

@@ -1,0 +1,161 @@
+"""The commands `tailrace tape …`: replay, undo and look at the changes that were captured in a file."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailrace.sqlite.change import Change
+    from tailrace.sqlite.layout import Connection
+    from tailrace.sqlite.tape import Transaction
+
+app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
+Source = Annotated[Path, typer.Argument(metavar="SRC", help="The file that has the tape.", show_default=False)]
+Replica = Annotated[Path, typer.Argument(metavar="DST", help="The file that follows it.", show_default=False)]
+Table = Annotated[str, typer.Option("--table", help="The capture table.")]
+
+_TABLE = "turso_cdc"
+_SIGNS = {1: "+", 0: "~", -1: "-"}
+
+
+@app.command(epilog="Example: tailrace tape apply app.db replica.db")
+@reported
+def apply(
+    source: Source,
+    destination: Replica,
+    start: Annotated[
+        int | None, typer.Option("--from", min=0, help="The change whose effects an existing DST has; 0: none.")
+    ] = None,
+    table: Table = _TABLE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Bring DST up to what SRC has committed. Repeating it goes on where it stopped; a missing DST is copied first."""
+    from dataclasses import asdict
+
+    from tailrace.sqlite import replica
+
+    done = replica.apply(source, destination, table=table, start=start)
+    if as_json:
+        print_json(asdict(done))
+    else:
+        copied = "copied, then " if done.copied else ""
+        typer.echo(f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}")
+
+
+@app.command(epilog="Example: tailrace tape revert app.db --last 1")
+@reported
+def revert(
+    file: File,
+    to: Annotated[int | None, typer.Option("--to", min=0, help="Undo every change after this one.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Undo so many transactions.")] = None,
+    table: Table = _TABLE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Undo changes of the file, all in one transaction. What is undone stays on the tape, and the undoing joins it."""
+    from dataclasses import asdict
+
+    from tailrace.sqlite import replica
+
+    if (to is None) == (last is None):
+        raise ConfigError("say how far to go back", fix="either --to CHANGE_ID or --last N")
+    done = replica.revert(file, to=to, last=last, table=table)
+    print_json(asdict(done)) if as_json else typer.echo(f"{done.changes} changes undone, back at {done.to}")
+
+
+@app.command(epilog="Example: tailrace tape show app.db --after 1200")
+@reported
+def show(
+    file: File,
+    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this change.")] = 0,
+    table: Table = _TABLE,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have the names they have now."""
+    from tailrace.sqlite.replica import open_file
+    from tailrace.sqlite.tape import Tape
+
+    with open_file(file, writes=False) as connection:
+        tape = Tape(connection, table)
+        groups = tape.transactions(after, ignore_schema_changes=False)
+        if as_json:
+            names: dict[str, list[str]] = {}
+            print_json({"transactions": [_describe(connection, group, names) for group in groups]})
+        else:
+            _print_diff(connection, list(groups))
+
+
+def _describe(connection: Connection, group: Transaction, names: dict[str, list[str]]) -> dict[str, Any]:
+    return {
+        "txn_id": group.txn_id,
+        "time": group.time,
+        "last": group.last,
+        "changes": [
+            {
+                "change_id": change.change_id,
+                "type": {1: "insert", 0: "update", -1: "delete"}[change.type],
+                "table": change.table,
+                "id": change.id,
+                "before": _named(connection, change, "before", names),
+                "after": _named(connection, change, "after", names),
+            }
+            for change in group.changes
+        ],
+    }
+
+
+def _print_diff(connection: Connection, groups: list[Transaction]) -> None:
+    names: dict[str, list[str]] = {}
+    for group in groups:
+        when = datetime.fromtimestamp(group.time or 0, UTC).isoformat(sep=" ", timespec="seconds")
+        label = f"transaction {group.txn_id}" if group.txn_id is not None else "changes"
+        typer.echo(f"{label}  {when}  up to {group.last}")
+        for change in group.changes:
+            before, after = (_named(connection, change, image, names) for image in ("before", "after"))
+            typer.echo(f"  {_SIGNS[change.type]} {change.table} #{change.id!s}  {_difference(before, after)}".rstrip())
+
+
+def _difference(before: dict[str, str] | None, after: dict[str, str] | None) -> str:
+    if before is None or after is None:
+        return ", ".join(f"{name}={text}" for name, text in (before or after or {}).items())
+    return ", ".join(
+        f"{name}: {before.get(name, 'NULL')} → {text}" for name, text in after.items() if before.get(name) != text
+    )
+
+
+def _named(connection: Connection, change: Change, image: str, names: dict[str, list[str]]) -> dict[str, str] | None:
+    row = change.row(image)
+    if row is None:
+        return None
+    known = names.setdefault(change.table or "", _column_names(connection, change.table or ""))
+    labels = [*known, *(f"column {place}" for place in range(len(known) + 1, len(row) + 1))]
+    return {label: _literal(value) for label, value in zip(labels, row, strict=False)}
+
+
+def _column_names(connection: Connection, table: str) -> list[str]:
+    from tailrace.sqlite.layout import quoted
+
+    return [str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()]
+
+
+def _literal(value: object) -> str:
+    """A value as SQL writes it, so that '1', 1 and 1.0 look different."""
+    from tailrace.sqlite.affinity import exact_text
+
+    if value is None:
+        return "NULL"
+    if isinstance(value, str):
+        text = exact_text(value)
+        return text if text.startswith("X'") and text != value else "'" + text.replace("'", "''") + "'"
+    return exact_text(value)

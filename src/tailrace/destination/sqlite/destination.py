@@ -1,0 +1,249 @@
+"""`SqliteDestination`: staging copied rows, and one transaction for every table and batch."""
+
+from __future__ import annotations
+
+import datetime
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import pyarrow as pa
+
+from tailrace.change import Changes, Position
+from tailrace.collapse import Collapsed, collapse
+from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination.delta.layout import METADATA
+from tailrace.destination.sqlite import preflight, register, stage
+from tailrace.destination.sqlite.evolution import plan, succeed
+from tailrace.destination.sqlite.file import opened, reaching, transaction
+from tailrace.destination.sqlite.layout import Layout
+from tailrace.destination.sqlite.merge import append, merge
+from tailrace.destination.sqlite.name import file_name, quote
+from tailrace.destination.sqlite.register import SHADOW
+from tailrace.destination.sqlite.target import Target, has_rows
+from tailrace.errors import Finding, OwnedError, TableError
+from tailrace.schema import TableName, TableSchema
+
+if TYPE_CHECKING:
+    from tailrace.destination.sqlite.option import SqliteOptions
+
+PART_BYTES = 64 << 20
+"""How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
+
+LARGE_WAL_BYTES = 64 << 20
+"""From this size on the write-ahead log is put into the file and cut between batches."""
+
+
+@dataclass(frozen=True)
+class SqliteDestination:
+    """Keeps each table as a table of one SQLite file; frozen and picklable, the file is opened inside its methods.
+
+    deletes                `hard` removes deleted rows; `soft` keeps them with `_tailrace_deleted_at` set, until the key
+                           is inserted again
+    metadata               adds `_tailrace_position`, `_tailrace_op` and `_tailrace_committed_at`, or those named of
+                           `position`, `op`, `committed_at`
+    lock_timeout_seconds   how long a write waits for another one to end
+
+    A table without a key is a log: every change is a row, in order, with its operation and position.
+    A value that its column cannot hold stands as text in `_tailrace_exact`; that column comes with the first such
+    value.
+    """
+
+    path: str
+    deletes: Literal["hard", "soft"] = "hard"
+    metadata: bool | Sequence[str] = False
+    lock_timeout_seconds: float = 60.0
+
+    @classmethod
+    def from_options(cls, options: SqliteOptions, *, name: str) -> SqliteDestination:
+        return cls(str(options.path), options.deletes, options.metadata, float(options.lock_timeout))
+
+    @property
+    def name(self) -> str:
+        return f"sqlite {self.path}"
+
+    @property
+    def _file(self) -> Path:
+        return Path(self.path)
+
+    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+        """Look whether these tables can be kept here. Creates nothing."""
+        return preflight.check(self._file, tables)
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
+        """Store copied rows in a file beside the replica, which the receipt names. Each call writes one of its own."""
+        with reaching(self._file, str(table.table)):
+            return stage.write(self._file, table, rows)
+
+    def write_changes(
+        self,
+        table: TableSchema,
+        changes: Iterable[Changes],
+        batch: Batch,
+        *,
+        staged: Sequence[Staged] = (),
+        starts: bool = False,
+        completes: bool = False,
+        refetch: Refetch | None = None,
+    ) -> Written:
+        """Make the batch visible in one transaction. A batch that is there already is left alone.
+
+        What a batch copies into a table that holds rows goes into a table beside it, which takes its place in the batch
+        that completes the copy. Nothing is committed when there is nothing to write and the table has the columns of
+        `table` already. Raises OwnedError when another runner of the pipeline committed meanwhile, UnavailableError
+        when the file stays locked or cannot be written, TableError when this table cannot go on.
+        """
+        layout = self._layout(table)
+        with reaching(self._file, str(table.table)), opened(self._file, self.lock_timeout_seconds) as connection:
+            if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
+                stage.discard(self._file, staged)
+                return Written(repeated=True)
+            parts = _parts(changes)
+            # Read and collapsed before the lock is taken; other lanes write meanwhile.
+            first = [self._work(part, table) for _, part in zip(range(1), parts, strict=False)]
+            if not (starts or completes or staged or first) and not _evolves(connection, layout):
+                return Written()
+            with transaction(connection):
+                if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
+                    raise OwnedError(
+                        f"another runner of {batch.pipeline} wrote batch {batch.id} or a later one meanwhile",
+                        table=str(table.table),
+                        fix="stop one of the two runners; `tailrace status` names them",
+                    )
+                target, is_shadow = _target(connection, layout, batch, starts, completes or bool(staged))
+                if is_shadow and first and not completes:
+                    raise _early(layout.table)
+                now = _now()
+                written = Written(upserts=append(target, stage.read(self._file, staged), now))
+                while first:
+                    written = _sum(written, _apply(target, first.pop(), now, refetch))
+                for part in parts:
+                    written = _sum(written, _apply(target, self._work(part, table), now, refetch))
+                if is_shadow and completes:
+                    succeed(connection, target.name, file_name(table.table))
+                    register.forget_copy(connection, table.table)
+                    is_shadow = False
+                if is_shadow:
+                    register.put_copy(connection, batch.pipeline, target.kept)
+                else:
+                    register.put_kept(connection, target.kept)
+                register.put_batch(connection, batch, table.table)
+            stage.discard(self._file, staged)
+            return written
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Remove the table, a copy of it under way, and what is known of its batches. A repeat does nothing.
+
+        Raises TableError for a table that tailrace did not make.
+        """
+        if not self._file.exists():
+            return
+        name = file_name(table.table)
+        with (
+            reaching(self._file, str(table.table)),
+            opened(self._file, self.lock_timeout_seconds) as connection,
+            transaction(connection),
+        ):
+            if register.kept(connection, table.table) is not None:
+                connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+            connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
+            register.forget(connection, table.table)
+
+    def maintain(self, table: TableName) -> str | None:
+        """Cut a write-ahead log that has grown large, and delete staged files that no batch will name."""
+        wal = self._file.with_name(f"{self._file.name}-wal")
+        done: list[str] = []
+        with reaching(self._file, str(table)):
+            if gone := stage.discard_abandoned(self._file):
+                done.append(f"deleted {gone} abandoned files")
+            if wal.exists() and (size := wal.stat().st_size) >= LARGE_WAL_BYTES:
+                with opened(self._file, self.lock_timeout_seconds) as connection:
+                    (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+                if not busy:
+                    done.append(f"cut a write-ahead log of {size >> 20} MiB")
+        return "; ".join(done) or None
+
+    def shutdown(self) -> None:
+        """Nothing is open between calls."""
+
+    def _layout(self, table: TableSchema) -> Layout:
+        metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
+        return Layout(table, metadata, self.deletes == "soft")
+
+    def _work(self, part: list[Changes], table: TableSchema) -> Collapsed | list[Changes]:
+        return collapse(part, table, keep_deleted=self.deletes == "soft") if table.key else part
+
+
+def _evolves(connection: sqlite3.Connection, layout: Layout) -> bool:
+    now = register.kept(connection, layout.table.table)
+    return now is not None and plan(now, layout.table).changes(now)
+
+
+def _target(
+    connection: sqlite3.Connection, layout: Layout, batch: Batch, starts: bool, copies: bool
+) -> tuple[Target, bool]:
+    """The table that the batch writes to, with its columns in order, and whether it is to take the place of another."""
+    table = layout.table.table
+    name = file_name(table)
+    now = register.kept(connection, table)
+    copy = register.copy(connection, table)
+    if starts:
+        connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
+        register.forget_copy(connection, table)
+        if now is None:
+            return Target.created(connection, name, layout), False
+        shadow = Target.created(connection, SHADOW + name, layout)
+        if has_rows(connection, name):
+            return shadow, True
+        succeed(connection, SHADOW + name, name)
+        shadow.name = name
+        return shadow, False
+    if copy is not None and copy.pipeline == batch.pipeline and copies:
+        return Target.evolved(connection, SHADOW + name, copy.kept, layout), True
+    if now is None:
+        return Target.created(connection, name, layout), False
+    return Target.evolved(connection, name, now, layout), False
+
+
+def _apply(
+    target: Target, work: Collapsed | list[Changes], now: pa.TimestampScalar, refetch: Refetch | None
+) -> Written:
+    if isinstance(work, Collapsed):
+        return merge(target, work, now, refetch)
+    count = append(target, work, now)
+    return Written(count, count)
+
+
+def _sum(one: Written, two: Written) -> Written:
+    return Written(one.changes + two.changes, one.upserts + two.upserts, one.deletes + two.deletes)
+
+
+def _early(table: TableSchema) -> TableError:
+    return TableError(
+        "changes came with copied rows that cannot be shown before their copy is complete",
+        table=str(table.table),
+        fix=f"tailrace resync {table.table}",
+    )
+
+
+def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:
+    """The changes in pieces that fit into memory together with what is made of them."""
+    part: list[Changes] = []
+    size = 0
+    for chunk in changes:
+        if not len(chunk):
+            continue
+        # A changed key is a delete and, right behind it, an insert that may need values of the deleted row.
+        if size >= PART_BYTES and chunk.first != Position(part[-1].last.commit, part[-1].last.ordinal + 1):
+            yield part
+            part, size = [], 0
+        part.append(chunk)
+        size += chunk.batch.nbytes
+    if part:
+        yield part
+
+
+def _now() -> pa.TimestampScalar:
+    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))

@@ -1,0 +1,213 @@
+"""How a table's columns in the file follow those of its upstream.
+
+Added columns are added and renamed ones renamed in place; dropped ones stay, null in rows written from then on, until
+another column takes their name. A column whose values are kept otherwise from now on, one that takes a dropped one's
+name and another key have the table built anew, in the transaction of the batch that brings them. Any change of a type
+that could lose a value stops the table.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.collapse import origins
+from tailrace.destination.delta.layout import EXACT
+from tailrace.destination.sqlite.layout import as_kept, create_sql
+from tailrace.destination.sqlite.name import fold, listed, quote
+from tailrace.destination.sqlite.value import declared, encode
+from tailrace.errors import SchemaChangedError
+from tailrace.schema import Column, TableSchema
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The way from some columns to others.
+
+    kept       the upstream's columns afterwards, dropped ones included
+    sources    for each of them that was there before, its name before and the SQL for its values
+    initial    what rows hold in the others, where that is not null
+    rebuilt    whether renaming and adding columns is not enough
+    """
+
+    kept: TableSchema
+    sources: Mapping[str, tuple[str, str]]
+    initial: Mapping[str, Any]
+    rebuilt: bool
+
+    @property
+    def renamed(self) -> dict[str, str]:
+        """Old names of columns that are still there to their new ones."""
+        return {old: new for new, (old, _) in self.sources.items()}
+
+    def changes(self, now: TableSchema) -> bool:
+        return self.rebuilt or _described(self.kept) != _described(now)
+
+
+def plan(now: TableSchema, table: TableSchema) -> Plan:
+    """From the columns a table has in the file to those of a version; SchemaChangedError where there is no way."""
+    wanted = as_kept(table)
+    name = str(table.table)
+    if bool(now.key) != bool(wanted.key):
+        raise SchemaChangedError(
+            "the table is kept as a log of changes, and now has a key"
+            if wanted.key
+            else "the table is kept by its key, and now has none",
+            table=name,
+            fix=f"tailrace resync {name}",
+        )
+    before, after = ([(c.name, c.number) for c in schema.columns] for schema in (now, wanted))
+    places: dict[int, Column] = {}
+    sources: dict[str, tuple[str, str]] = {}
+    added: list[Column] = []
+    rebuilt = False
+    for column, at in zip(wanted.columns, origins(before, after), strict=True):
+        if at is None:
+            added.append(column)
+            continue
+        old = now.columns[at]
+        expression = quote(old.name)
+        kind = column.type
+        if (way := _widening(old.type, column.type)) is not None:
+            rebuilt = rebuilt or bool(way)
+            expression = way.format(expression) if way else expression
+        elif _widening(column.type, old.type) is not None:
+            # It became narrower upstream and stays as it is here: every value fits.
+            kind = old.type
+        else:
+            raise SchemaChangedError(
+                f"column {column.name} is {column.type} upstream and {old.type} in the file",
+                table=name,
+                fix=f"tailrace resync {name}",
+            )
+        places[at] = replace(column, type=kind)
+        sources[column.name] = (old.name, expression)
+    taken = {fold(column.name) for column in wanted.columns}
+    kept: list[Column] = []
+    for at, old in enumerate(now.columns):
+        if at in places:
+            kept.append(places[at])
+        elif fold(old.name) in taken:
+            rebuilt = True
+        else:
+            kept.append(old)
+            sources[old.name] = (old.name, quote(old.name))
+    key = {sources[column][0] for column in wanted.key if column in sources}
+    rebuilt = rebuilt or key != set(now.key) or len(key) != len(wanted.key)
+    initial = {
+        column.name: encode(pa.array([column.initial], column.initial.type), as_type.type, column.name, name)[0]
+        for column, as_type in zip(table.columns, wanted.columns, strict=True)
+        if column.name not in sources and column.initial is not None
+    }
+    return Plan(replace(wanted, columns=(*kept, *added)), sources, initial, rebuilt)
+
+
+def carry_out(connection: sqlite3.Connection, name: str, own: list[str], plan: Plan) -> None:
+    """Change the table `name`, which has the columns `own` besides the upstream's. Inside a transaction."""
+    renamed = plan.renamed
+    if EXACT in own and (plan.rebuilt or any(old != new for old, new in renamed.items())):
+        connection.create_function("tailrace_renamed", 1, lambda text: _renamed(text, renamed), deterministic=True)
+        connection.execute(
+            f"UPDATE {quote(name)} SET {EXACT} = tailrace_renamed({EXACT}) WHERE {EXACT} IS NOT NULL"  # noqa: S608
+        )
+    if plan.rebuilt:
+        _rebuild(connection, name, own, plan)
+        return
+    # By way of names that nobody has: two columns may have swapped theirs.
+    moves = [(old, f"_tailrace {at}", new) for at, (old, new) in enumerate(renamed.items()) if old != new]
+    for step in ([(old, between) for old, between, _ in moves], [(between, new) for _, between, new in moves]):
+        for old, new in step:
+            connection.execute(f"ALTER TABLE {quote(name)} RENAME COLUMN {quote(old)} TO {quote(new)}")
+    for column in plan.kept.columns:
+        if column.name not in plan.sources:
+            add_column(connection, name, column.name, declared(column.type))
+            if (value := plan.initial.get(column.name)) is not None:
+                connection.execute(f"UPDATE {quote(name)} SET {quote(column.name)} = ?", (value,))  # noqa: S608
+
+
+def add_column(connection: sqlite3.Connection, name: str, column: str, kind: str) -> None:
+    connection.execute(f"ALTER TABLE {quote(name)} ADD COLUMN {quote(column)} {kind}")
+
+
+def succeed(connection: sqlite3.Connection, heir: str, name: str) -> None:
+    """Put the table `heir` in the place of `name`, with the indexes and triggers that people added to it.
+
+    Those on a column that is gone go with it.
+    """
+    extras = connection.execute(
+        "SELECT sql FROM sqlite_schema WHERE tbl_name = ? COLLATE NOCASE AND type <> 'table' AND sql IS NOT NULL",
+        (name,),
+    ).fetchall()
+    connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
+    connection.execute(f"ALTER TABLE {quote(heir)} RENAME TO {quote(name)}")
+    for (statement,) in extras:
+        with suppress(sqlite3.OperationalError):
+            connection.execute(statement)
+
+
+def _rebuild(connection: sqlite3.Connection, name: str, own: list[str], plan: Plan) -> None:
+    heir = f"_tailrace heir of {name}"
+    connection.execute(create_sql(heir, plan.kept, own))
+    names = [column.name for column in plan.kept.columns]
+    values = [plan.sources[column][1] if column in plan.sources else "?" for column in names]
+    connection.execute(
+        f"INSERT INTO {quote(heir)} ({listed([*names, *own])}) "  # noqa: S608
+        f"SELECT {', '.join([*values, *map(quote, own)])} FROM {quote(name)}",
+        [plan.initial.get(column) for column in names if column not in plan.sources],
+    )
+    succeed(connection, heir, name)
+
+
+def _renamed(text: str, names: Mapping[str, str]) -> str | None:
+    kept = {names[name]: value for name, value in json.loads(text).items() if name in names}
+    return json.dumps(kept, ensure_ascii=False) if kept else None
+
+
+def _described(schema: TableSchema) -> list[tuple[str, pa.DataType, int]]:
+    return [(column.name, column.type, column.number) for column in schema.columns]
+
+
+def _widening(narrow: pa.DataType, wide: pa.DataType) -> str | None:
+    """The SQL that makes kept values of one type those of another, `{}` being the column; empty when they are the same.
+
+    None when a value might be lost.
+    """
+    if narrow == wide:
+        return ""
+    if _is_integer(narrow):
+        low, high = _range(narrow)
+        if _is_integer(wide):
+            return "" if _range(wide)[0] <= low and high <= _range(wide)[1] else None
+        if pa.types.is_decimal(wide) and wide.scale >= 0:
+            fits = wide.precision - wide.scale >= len(str(high))
+            return f"CAST({{}} AS TEXT){_zeros(0, wide.scale)}" if fits else None
+        return "CAST({} AS REAL)" if wide == pa.float64() and high < 2**53 else None
+    if pa.types.is_floating(narrow):
+        return "" if pa.types.is_floating(wide) and wide.bit_width > narrow.bit_width else None
+    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide) and 0 <= narrow.scale <= wide.scale:
+        fits = wide.precision - wide.scale >= narrow.precision - narrow.scale
+        same = narrow.scale == wide.scale
+        return ("" if same else "{}" + _zeros(narrow.scale, wide.scale)) if fits else None
+    return None
+
+
+def _zeros(before: int, after: int) -> str:
+    """What text of a decimal gets behind it to have more digits after its point."""
+    if before == after:
+        return ""
+    return f" || '{'' if before else '.'}{'0' * (after - before)}'"
+
+
+def _is_integer(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) and kind != pa.uint64())
+
+
+def _range(kind: pa.DataType) -> tuple[int, int]:
+    bits = kind.bit_width
+    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if pa.types.is_signed_integer(kind) else (0, 2**bits - 1)

@@ -1,0 +1,192 @@
+"""A batch's rows and changes into its table, inside the batch's transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace import key as keys
+from tailrace.change import Changes, Op, Position, op_names, position_texts
+from tailrace.collapse import Collapsed, Marks, fit
+from tailrace.destination import Refetch, Written
+from tailrace.destination.delta.layout import COMMITTED_AT, DELETED_AT, EXACT, OP, POSITION
+from tailrace.destination.sqlite.layout import Columns, instants, merged_exact
+from tailrace.destination.sqlite.target import Target
+from tailrace.errors import TableError
+from tailrace.schema import TableSchema
+
+SLICE_ROWS = 50_000
+"""How many rows are Python values at a time."""
+
+Old = dict[int, tuple[Any, ...]]
+"""By row of a collapsed batch, the values it needs from the row it changes, in the order they are asked for."""
+
+
+def append(target: Target, chunks: Iterable[Changes], now: pa.TimestampScalar) -> int:
+    """Write whole rows in their order, copied ones or those of a log; says how many."""
+    count = 0
+    for chunk in chunks:
+        fitted = fit(chunk, target.layout.table)
+        for start in range(0, len(fitted), SLICE_ROWS):
+            some = Changes(fitted.table, fitted.batch.slice(start, SLICE_ROWS))
+            target.put(target.layout.rows_of(some, target.kept, now))
+        count += len(fitted)
+    return count
+
+
+def merge(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Written:
+    """Apply the last change of each key.
+
+    Rows that lack values get those of the row they change, as it was before the batch; if there is none, those that the
+    upstream has now; and if that has none either, its delete is on the way and the row is left out. Raises TableError
+    when there is no way to ask the upstream.
+    """
+    collapsed = _by_key(collapsed, target.kept)
+    # Old values first: two rows may take each other's key.
+    gaps = _Gaps.of(collapsed)
+    wanted = np.ones(collapsed.rows.num_rows, bool)
+    gaps.look_up(target, collapsed)
+    gaps.fetch(target, collapsed, wanted, refetch)
+    if collapsed.truncated:
+        target.clear(_stamp(collapsed.truncate_marks, now) if target.layout.keeps_deleted else None)
+    deletes = target.delete(collapsed.deletes) if collapsed.deletes.num_rows else 0
+    for start in range(0, len(wanted), SLICE_ROWS):
+        marks = _sliced(collapsed.marks, start)
+        columns = [column.slice(start, SLICE_ROWS) for column in collapsed.rows.columns]
+        rows = target.layout.rows(columns, marks, target.kept, now)
+        gaps.fill(rows, start)
+        some = wanted[start : start + SLICE_ROWS]
+        target.put(rows, None if some.all() else some.tolist())
+    upserts = int(wanted.sum())
+    if target.layout.keeps_deleted:
+        deletes = int((wanted & (collapsed.marks.op == Op.DELETE)).sum())
+        upserts -= deletes
+    return Written(collapsed.changes, upserts, deletes)
+
+
+@dataclass
+class _Gaps:
+    """What the changes left out: which columns (`names`, at `places`) of which rows, and the values found for them."""
+
+    places: list[int]
+    names: list[str]
+    mask: npt.NDArray[np.bool_]
+    rows: npt.NDArray[np.int64]
+    keys: pa.Table
+    old: Old
+
+    @classmethod
+    def of(cls, collapsed: Collapsed) -> _Gaps:
+        mask = collapsed.unchanged
+        if mask is None:
+            mask = np.zeros((0, len(collapsed.table.columns)), bool)
+        places = np.flatnonzero(mask.any(axis=0)).tolist()
+        names = [collapsed.table.columns[at].name for at in places]
+        return cls(places, names, mask, collapsed.incomplete, collapsed.lookup, {})
+
+    def look_up(self, target: Target, collapsed: Collapsed) -> None:
+        """Find values in the table as it is."""
+        known = np.asarray(pc.is_valid(self.keys.column(0)).to_numpy(), bool)
+        if collapsed.truncated or not known.any():
+            return
+        asked = [*self.names, *([EXACT] if EXACT in target.own else [])]
+        self.old = target.find(self.rows[known].tolist(), self.keys.filter(pa.array(known)), asked)
+
+    def fetch(
+        self, target: Target, collapsed: Collapsed, wanted: npt.NDArray[np.bool_], refetch: Refetch | None
+    ) -> None:
+        """Ask the upstream for the values of rows that are not in the table; those it lacks too are not wanted."""
+        lost = np.array([row for row in self.rows.tolist() if row not in self.old], np.int64)
+        deleted = collapsed.marks.op[lost] == Op.DELETE
+        wanted[lost[deleted]] = False
+        lost = lost[~deleted]
+        if not len(lost):
+            return
+        if refetch is None:
+            raise _nowhere(collapsed, lost)
+        table = collapsed.table
+        asked = collapsed.rows.select(list(table.key)).take(pa.array(lost))
+        fetched = refetch(table, asked)
+        have = keys.comparable([fetched.column(name).cast(table.column(name).type) for name in table.key])
+        at = keys.positions(keys.comparable(asked.columns), have)
+        wanted[lost[at < 0]] = False
+        values = target.encoded(fetched.select(self.names).take(pa.array(at[at >= 0])))
+        self.old |= dict(zip(lost[at >= 0].tolist(), zip(*values, strict=True), strict=True))
+
+    def fill(self, columns: Columns, start: int) -> None:
+        """Put the values found into the slice of rows that begins at `start`."""
+        exact = columns[-1]
+        low, high = np.searchsorted(self.rows, [start, start + SLICE_ROWS])
+        for row in self.rows[low:high].tolist():
+            if (values := self.old.get(row)) is None:
+                continue
+            kept = self.mask[row]
+            for place, value in zip(self.places, values, strict=False):
+                if kept[place]:
+                    columns[place][row - start] = value
+            if len(values) > len(self.places):
+                names = [name for place, name in zip(self.places, self.names, strict=True) if kept[place]]
+                exact[row - start] = merged_exact(exact[row - start], values[-1], names)
+
+
+def _nowhere(collapsed: Collapsed, rows: npt.NDArray[np.int64]) -> TableError:
+    name, marks, first = str(collapsed.table.table), collapsed.marks, rows[0]
+    return TableError(
+        f"{len(rows)} changed rows lack values that the upstream left out, and the file has no such rows",
+        table=name,
+        position=str(Position(int(marks.commit[first]), int(marks.ordinal[first]))),
+        fix=f"tailrace resync {name}",
+    )
+
+
+def _stamp(marks: Marks, now: pa.TimestampScalar) -> dict[str, Any]:
+    """What the rows of a table that keeps its deleted rows hold after a truncate."""
+    return {
+        DELETED_AT: instants(pc.fill_null(marks.committed_at, now))[0],
+        OP: op_names(marks.op)[0].as_py(),
+        POSITION: position_texts(marks.commit, marks.ordinal)[0].as_py(),
+        COMMITTED_AT: instants(marks.committed_at)[0],
+    }
+
+
+def _by_key(collapsed: Collapsed, kept: TableSchema) -> Collapsed:
+    """The rows in the order the table has them, so that neighbours are written together and a page only once."""
+    rows, marks, unchanged = collapsed.rows, collapsed.marks, collapsed.unchanged
+    key = {name: rows.column(name).cast(kept.column(name).type) for name in collapsed.table.key}
+    order = pc.sort_indices(pa.table(key), [(name, "ascending") for name in key]).to_numpy()
+    pick = pa.array(order)
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    incomplete = place[collapsed.incomplete]
+    ascending = np.argsort(incomplete)
+    return replace(
+        collapsed,
+        rows=rows.take(pick),
+        marks=Marks(
+            marks.op[order],
+            marks.commit[order],
+            marks.ordinal[order],
+            marks.committed_at.take(pick),
+            marks.exact.take(pick),
+        ),
+        unchanged=None if unchanged is None else unchanged[order],
+        incomplete=incomplete[ascending],
+        lookup=collapsed.lookup.take(pa.array(ascending)),
+    )
+
+
+def _sliced(marks: Marks, start: int) -> Marks:
+    end = start + SLICE_ROWS
+    return Marks(
+        marks.op[start:end],
+        marks.commit[start:end],
+        marks.ordinal[start:end],
+        marks.committed_at.slice(start, SLICE_ROWS),
+        marks.exact.slice(start, SLICE_ROWS),
+    )

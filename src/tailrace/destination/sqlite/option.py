@@ -1,0 +1,21 @@
+"""The keys of `destination:` with `type: sqlite`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from tailrace.option import Duration, FilePath, TypedOptions
+
+
+class SqliteOptions(TypedOptions):
+    """A replica in one SQLite file."""
+
+    type: Literal["sqlite"]
+    path: FilePath = Field(description="the file; made when it is not there")
+    deletes: Literal["hard", "soft"] = Field(
+        default="hard", description="remove deleted rows, or keep them with the time they went"
+    )
+    metadata: bool = Field(default=False, description="add columns for the position and time of a row's last change")
+    lock_timeout: Duration = Field(default=60.0, gt=0, description="how long to wait while somebody else writes")

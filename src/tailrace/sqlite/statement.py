@@ -1,0 +1,174 @@
+"""DDL on a captured connection: met as it begins, written down as it ends, committed with what it did.
+
+SQLite's hooks do not see changes of sqlite_schema. A statement is met before it runs (apsw's execution trace) and
+again when the cursor's `execute` returns; in between it runs in a savepoint, so that its rows are in its transaction.
+"""
+
+from __future__ import annotations
+
+import re
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tailrace.errors import PreflightError
+from tailrace.sqlite.schema_change import Entry, SchemaChange, compare, read_schema
+
+if TYPE_CHECKING:
+    import apsw
+
+_COMMENT = r"(?:--[^\n]*\n|/\*.*?\*/|\s)*"
+_DDL = re.compile(rf"{_COMMENT}(?:CREATE|ALTER|DROP)\b{_COMMENT}(?!TEMP\b|TEMPORARY\b)", re.IGNORECASE | re.DOTALL)
+_MAYBE_DDL = re.compile(r"\b(?:CREATE|ALTER|DROP)\b", re.IGNORECASE)
+_SAVEPOINT = "tailrace_ddl"
+
+
+class Listener(Protocol):
+    def refresh(self) -> None:
+        """A statement is about to run."""
+        ...
+
+    def note_schema(self, changes: Sequence[SchemaChange]) -> None:
+        """These changes of the schema were made just now, in the transaction that is open."""
+        ...
+
+
+class StatementWatch:
+    """Watches the statements of one connection until `stop`. The application's own trace keeps being called."""
+
+    def __init__(self, connection: apsw.Connection, listener: Listener) -> None:
+        self._connection = weakref.ref(connection)
+        self._listener = listener
+        self._pending: tuple[str, dict[int, Entry]] | None = None
+        self._depth = 0
+        self._resting = False
+        self._trace_before = connection.exec_trace
+        self._factory_before = connection.cursor_factory
+        connection.cursor_factory = _watching_class(self._factory_before, self)
+        connection.exec_trace = self._trace
+
+    def stop(self) -> None:
+        if (connection := self._connection()) is not None:
+            connection.exec_trace = self._trace_before
+            connection.cursor_factory = self._factory_before
+
+    @contextmanager
+    def untraced(self) -> Iterator[None]:
+        """For statements that are no DDL: only the application's own trace is called meanwhile."""
+        if self._pending is not None and not self._resting:
+            self._finish()
+        if not self._resting:
+            self._refresh()
+        connection = self._open()
+        traced = connection.exec_trace
+        connection.exec_trace = self._trace_before
+        try:
+            yield
+        finally:
+            connection.exec_trace = traced
+
+    def enter(self) -> None:
+        self._depth += 1
+
+    def leave(self, *, failed: bool) -> None:
+        """`execute` of a cursor is about to return or raise. Raises what kept the DDL from being captured."""
+        self._depth -= 1
+        if self._pending is not None and not self._resting:
+            self._abandon() if failed else self._finish()
+
+    def _trace(self, cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        if self._resting:
+            return True
+        if self._pending is not None:
+            self._finish()
+        if self._trace_before is not None and not self._trace_before(cursor, sql, bindings):
+            return False
+        self._refresh()
+        if _DDL.match(sql):
+            self._begin(sql)
+        return True
+
+    def _refresh(self) -> None:
+        self._resting = True
+        try:
+            self._listener.refresh()
+        finally:
+            self._resting = False
+
+    def _begin(self, sql: str) -> None:
+        if not self._depth:
+            raise PreflightError(
+                "a statement that changes the schema cannot be captured from here",
+                fix="run it alone, on a cursor made after capture began",
+            )
+        connection = self._open()
+        self._resting = True
+        try:
+            connection.execute(f"SAVEPOINT {_SAVEPOINT}")
+            self._pending = (sql.strip().rstrip(";").rstrip(), read_schema(connection))
+        finally:
+            self._resting = False
+
+    def _finish(self) -> None:
+        assert self._pending is not None
+        statement, before = self._pending
+        connection = self._open()
+        self._resting = True
+        try:
+            self._listener.note_schema(compare(before, read_schema(connection), statement))
+            connection.execute(f"RELEASE {_SAVEPOINT}")
+            self._pending = None
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._resting = False
+
+    def _abandon(self) -> None:
+        self._pending = None
+        connection = self._open()
+        if connection.in_transaction:
+            self._resting = True
+            try:
+                connection.execute(f"ROLLBACK TO {_SAVEPOINT}; RELEASE {_SAVEPOINT}")
+            finally:
+                self._resting = False
+
+    def _open(self) -> apsw.Connection:
+        connection = self._connection()
+        assert connection is not None
+        return connection
+
+
+def _watching_class(factory: Any, watch: StatementWatch) -> Any:
+    """A cursor class, derived from the one the application uses, that tells `watch` when `execute` ends."""
+    if not isinstance(factory, type):
+        raise PreflightError(
+            "the connection's cursor_factory is not a class, so DDL could not be captured",
+            fix="set connection.cursor_factory to a subclass of apsw.Cursor",
+        )
+
+    class WatchedCursor(factory):  # type: ignore[misc]
+        def execute(self, *args: Any, **kwargs: Any) -> Any:
+            return _run(watch, super().execute, args, kwargs)
+
+        def executemany(self, *args: Any, **kwargs: Any) -> Any:
+            # The trace is called for every row; it is only there to meet DDL.
+            if args and isinstance(args[0], str) and not _MAYBE_DDL.search(args[0]):
+                with watch.untraced():
+                    return super().executemany(*args, **kwargs)
+            return _run(watch, super().executemany, args, kwargs)
+
+    return WatchedCursor
+
+
+def _run(watch: StatementWatch, execute: Any, args: Any, kwargs: Any) -> Any:
+    watch.enter()
+    try:
+        result = execute(*args, **kwargs)
+    except BaseException:
+        watch.leave(failed=True)
+        raise
+    watch.leave(failed=False)
+    return result

@@ -1,0 +1,208 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""Capture for a whole SQLite file, by triggers that every writer fires, whatever library or language it uses.
+
+A trigger cannot see transactions or DDL: changes carry no transaction id, and DDL is found by looking. `enable`, run
+again, writes down what became of the schema since, with the rows that the triggers could not see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tailrace.errors import PreflightError
+from tailrace.sqlite import layout
+from tailrace.sqlite.layout import INSERT, UPDATE, Connection, Shape, quoted, side_tables
+from tailrace.sqlite.mode import OFF, Captured, Mode, parse_mode
+from tailrace.sqlite.record import Value, encode
+from tailrace.sqlite.schema_change import Entry, SchemaChange, column_names, compare, is_own_trigger, read_schema
+from tailrace.sqlite.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
+
+
+@dataclass(frozen=True)
+class Status:
+    """What captures a file. `pending` counts changes of the schema that `enable` has yet to write down."""
+
+    captured: Captured
+    tables: int
+    pending: int
+
+
+def enable(connection: Connection, argument: str = "full") -> Captured:
+    """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
+
+    Run again, it brings the triggers up to date with the schema and writes the DDL since to the tape; where nothing
+    changed it does nothing. One transaction: if it raises, the file is as it was. Raises ConfigError for a wrong
+    argument and PreflightError for a file that is captured already in another way, or has a table that cannot be.
+    """
+    mode = parse_mode(argument)
+    if mode is None:
+        disable(connection)
+        return OFF
+    with layout.transaction(connection):
+        running = layout.trigger_capture(connection)
+        if running is None or running.table != mode.table:
+            _require_unclaimed(connection, mode, running)
+            layout.ensure(connection, mode.table)
+            _put_capture(connection, mode, after=None)
+        elif running != mode or _pending(connection, mode):
+            _write_schema_changes(connection, running)
+            _put_capture(connection, mode, after=running)
+    return read_captured(connection)
+
+
+def disable(connection: Connection, *, drop: bool = False) -> None:
+    """Stop capturing by triggers. The tape stays readable; with `drop` it goes too. Repeating it changes nothing.
+
+    Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see.
+    """
+    with layout.transaction(connection):
+        running = layout.trigger_capture(connection)
+        _drop_triggers(connection)
+        if running is None:
+            return
+        connection.execute(f"DROP TABLE {layout.CAPTURE_TABLE}")
+        if drop:
+            for table in (running.table, *side_tables(running.table)):
+                connection.execute(f"DROP TABLE IF EXISTS {quoted(table)}")
+            connection.execute(f"DELETE FROM {layout.VERSION_TABLE} WHERE table_name = ?", (running.table,))
+
+
+def suspend(connection: Connection) -> Mode | None:
+    """Take the triggers away for the rest of the transaction, whose caller writes the tape itself; for `resume`."""
+    running = layout.trigger_capture(connection)
+    _drop_triggers(connection)
+    return running
+
+
+def resume(connection: Connection, running: Mode | None) -> None:
+    """Put the triggers back, made for the schema as it is now. Called in the transaction that suspended them."""
+    if running is not None:
+        _put_capture(connection, running, after=running)
+
+
+def read_captured(connection: Connection) -> Captured:
+    """What `enable` was asked for in this file: (mode, table, version), or ('off', None, None)."""
+    running = layout.trigger_capture(connection)
+    if running is None:
+        return OFF
+    return Captured(running.name, running.table, layout.read_version(connection, running.table))
+
+
+def read_status(connection: Connection) -> Status:
+    captured = read_captured(connection)
+    running = layout.trigger_capture(connection)
+    pending = len(_pending(connection, running)) if running is not None else 0
+    return Status(captured, len(layout.list_tables(connection)), pending)
+
+
+def _require_unclaimed(connection: Connection, mode: Mode, running: Mode | None) -> None:
+    if running is not None:
+        raise PreflightError(
+            f"triggers capture this file into {running.table} already",
+            fix=f"keep that table, or: tailrace sqlite disable FILE (then enable with {mode.table})",
+        )
+    claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
+    taken = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
+    if layout.has_table(connection, mode.table):
+        taken.append(mode.table)
+    if taken:
+        raise PreflightError(
+            f"the file holds the tape of another capture ({taken[0]}): of Turso, of a connection, or one that was "
+            "stopped; capturing twice would double every change",
+            fix=f"stop that capture and drop its table: DROP TABLE {quoted(taken[0])}; "
+            f"DELETE FROM {layout.VERSION_TABLE};",
+        )
+
+
+def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None:
+    """Make the triggers for the schema as it is now, and remember it."""
+    shapes = [layout.read_shape(connection, table) for table in layout.list_tables(connection)]
+    for shape in shapes:
+        layout.require_capturable(shape)
+    width = max((len(shape.fields) for shape in shapes), default=0)
+    _drop_triggers(connection)
+    if after is None:
+        for sql in make_side_tables(mode, width):
+            connection.execute(sql)
+    else:
+        _widen(connection, mode, width)
+    connection.execute(make_replaced_trigger(mode, width))
+    for shape in shapes:
+        for sql in make_triggers(connection, mode, shape):
+            connection.execute(sql)
+    schema = quoted(side_tables(mode.table)[2])
+    connection.execute(f"DELETE FROM {schema}")
+    for rowid, entry in read_schema(connection).items():
+        connection.execute(f"INSERT INTO {schema} VALUES (?, ?, ?, ?, ?, ?)", (rowid, *entry))
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {layout.CAPTURE_TABLE} (mode TEXT NOT NULL, table_name TEXT NOT NULL)"
+    )
+    connection.execute(f"DELETE FROM {layout.CAPTURE_TABLE}")
+    connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
+
+
+def _widen(connection: Connection, mode: Mode, width: int) -> None:
+    for table in side_tables(mode.table)[:2]:
+        held = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
+        for index in range(2 * width):
+            if f"c{index}" not in held:
+                connection.execute(f"ALTER TABLE {quoted(table)} ADD COLUMN c{index}")
+
+
+def _drop_triggers(connection: Connection) -> None:
+    for kind, name in connection.execute("SELECT type, name FROM sqlite_schema").fetchall():
+        if is_own_trigger(kind, name):
+            connection.execute(f"DROP TRIGGER {quoted(name)}")
+
+
+def _pending(connection: Connection, mode: Mode) -> list[SchemaChange]:
+    return compare(_remembered(connection, mode), read_schema(connection))
+
+
+def _remembered(connection: Connection, mode: Mode) -> dict[int, Entry]:
+    schema = quoted(side_tables(mode.table)[2])
+    rows = connection.execute(f"SELECT id, type, name, tbl_name, rootpage, sql FROM {schema}").fetchall()
+    return {int(rowid): tuple(entry) for rowid, *entry in rows}
+
+
+def _write_schema_changes(connection: Connection, mode: Mode) -> None:
+    """DDL since the triggers were made, each followed by the rows they could not see."""
+    for change in _pending(connection, mode):
+        before = encode(change.before) if change.before and mode.has_before else None
+        after = encode(change.after) if change.after and mode.has_after else None
+        _write_change(connection, mode, change.type, layout.SCHEMA_TABLE, change.id, before, after)
+        if change.after is None or change.after[0] != "table":
+            continue
+        table = str(change.after[1])
+        if table in layout.list_tables(connection):
+            shape = layout.read_shape(connection, table)
+            known = column_names(str(change.before[4])) if change.before is not None else []
+            added = [field.name for field in shape.fields[len(known) :]]
+            if change.before is None or added:
+                _write_unseen_rows(connection, mode, shape, added)
+
+
+def _write_unseen_rows(connection: Connection, mode: Mode, shape: Shape, added: Sequence[str]) -> None:
+    """All rows of a new table, or those that hold something in columns that were added; the rest is the default's."""
+    is_new = len(added) == len(shape.fields)
+    names = [quoted(field.name) for field in shape.fields]
+    defaults = [field.default or "NULL" if field.name in added else quoted(field.name) for field in shape.fields]
+    differs = " OR ".join(f"{name} IS NOT {default}" for name, default in zip(names, defaults, strict=True))
+    sql = f"SELECT {shape.rowid}, {', '.join(names)}, {', '.join(defaults)} FROM {quoted(shape.table)}"
+    for rowid, *cells in connection.execute(sql if is_new else f"{sql} WHERE {differs}").fetchall():
+        new, old = cells[: len(names)], cells[len(names) :]
+        before = encode(old) if mode.has_before and not is_new else None
+        after = encode(new) if mode.has_after else None
+        _write_change(connection, mode, INSERT if is_new else UPDATE, shape.table, rowid, before, after)
+
+
+def _write_change(
+    connection: Connection, mode: Mode, kind: int, table: str, rowid: Value, before: bytes | None, after: bytes | None
+) -> None:
+    connection.execute(
+        f'INSERT INTO {quoted(mode.table)} (change_time, change_type, table_name, id, "before", "after") '
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (int(time.time()), kind, table, rowid, before, after),
+    )

@@ -1,0 +1,137 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The triggers that capture one table, whoever writes it.
+
+A trigger writes the change's row and, in the image table beside it, the values themselves: natively stored, so exact,
+which no text made by SQL is. REPLACE deletes rows without firing their delete trigger (unless recursive_triggers is
+on); the rows it might take are noted before each insert, and those that are gone behind it are written as deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from tailrace.errors import PreflightError
+from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, Connection, Shape, literal, quoted, side_tables
+from tailrace.sqlite.mode import Mode
+from tailrace.sqlite.schema_change import TRIGGER_PREFIX
+
+_EXPRESSION = -2
+
+
+def make_side_tables(mode: Mode, width: int) -> Iterator[str]:
+    """The image table, the table of rows being replaced and its trigger, for tables of up to `width` columns."""
+    image, replaced, schema = map(quoted, side_tables(mode.table))
+    cells = "".join(f", {cell}" for cell in _cells(2 * width))
+    yield f"CREATE TABLE {image} (change_id INTEGER PRIMARY KEY, before_width INTEGER, after_width INTEGER{cells})"
+    yield f"CREATE TABLE {replaced} (table_name TEXT, id INTEGER, confirmed INTEGER, width INTEGER{cells})"
+    yield f"CREATE TABLE {schema} (id INTEGER PRIMARY KEY, type TEXT, name TEXT, tbl_name TEXT, rootpage INTEGER, sql)"
+
+
+def make_replaced_trigger(mode: Mode, width: int) -> str:
+    """Writes a delete for each row that is confirmed to have been replaced."""
+    body = _write(mode, DELETE, "OLD.table_name", "OLD.id", "OLD.width", [f"OLD.{cell}" for cell in _cells(width)], [])
+    replaced = quoted(side_tables(mode.table)[1])
+    return f"CREATE TRIGGER {_name('replaced', '')} AFTER UPDATE ON {replaced} BEGIN {body} END"
+
+
+def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[str]:
+    """All triggers of one table. Raises PreflightError for a unique index on an expression."""
+    table, name = quoted(shape.table), literal(shape.table)
+    old = [f"OLD.{quoted(field.name)}" for field in shape.fields]
+    new = [f"NEW.{quoted(field.name)}" for field in shape.fields]
+    old_id, new_id = f"OLD.{shape.rowid}", f"NEW.{shape.rowid}"
+    replaced = quoted(side_tables(mode.table)[1])
+    width = str(len(shape.fields))
+
+    def change(kind: int, before: Sequence[str], after: Sequence[str]) -> str:
+        return _write(mode, kind, name, old_id if kind != INSERT else new_id, width, before, after)
+
+    uniques = list(_unique_keys(connection, shape))
+    conflict = " OR ".join([f"{shape.rowid} = {new_id}", *(_matches(key) for key in uniques)])
+    copied = ", ".join(["table_name", "id", "width", *_cells(len(new))] if mode.has_before else ["table_name", "id"])
+    values = ", ".join(quoted(field.name) for field in shape.fields)
+    chosen = f"{name}, {shape.rowid}" + (f", {width}, {values}" if mode.has_before else "")
+    note = (
+        f"DELETE FROM {replaced} WHERE table_name = {name}; "
+        f"INSERT INTO {replaced} ({copied}) SELECT {chosen} FROM {table} WHERE ({conflict})"
+    )
+    held = f"EXISTS (SELECT 1 FROM {replaced})"
+    drop_noted = f"DELETE FROM {replaced} WHERE table_name = {name}"
+    gone = f"NOT EXISTS (SELECT 1 FROM {table} AS kept WHERE kept.{shape.rowid} = {replaced}.id)"
+
+    def confirm(arrived: str) -> str:
+        # What lies at the rowid where the new row arrived is that row: whatever was noted there is gone.
+        noted = f"confirmed IS NULL AND table_name = {name} AND ({arrived} OR {gone})"
+        return f"UPDATE {replaced} SET confirmed = 1 WHERE {noted};"
+
+    moves = f"{new_id} <> {old_id}"
+    # An upsert notes rows for its insert and then updates one: `held` has them noted anew.
+    may_conflict = " OR ".join(
+        [moves, held, *(f"NEW.{quoted(c)} IS NOT OLD.{quoted(c)}" for key in uniques for c, _ in key)]
+    )
+    forget_old = f"{drop_noted} AND id = {old_id};"
+    move = f"{change(DELETE, old, [])} {change(INSERT, [], new)} {forget_old}"
+    makes = [
+        ("noted_insert", "BEFORE INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {conflict})", f"{note};"),
+        ("noted_update", "BEFORE UPDATE", may_conflict, f"{note} AND {shape.rowid} <> {old_id};"),
+        # The deletes come first: a replay must make room before it puts the row that took it. Nothing noted is taken
+        # away here, so that only one of the first two fires, in whatever order SQLite asks them.
+        ("insert", "AFTER INSERT", f"NOT {held}", change(INSERT, [], new)),
+        ("replace", "AFTER INSERT", held, f"{confirm(f'id = {new_id}')} {change(INSERT, [], new)}"),
+        ("update", "AFTER UPDATE", f"{new_id} = {old_id}", f"{confirm('0')} {change(UPDATE, old, new)}"),
+        ("move", "AFTER UPDATE", moves, f"{confirm(f'id = {new_id}')} {move}"),
+        ("delete", "AFTER DELETE", "", f"{change(DELETE, old, [])} {forget_old}"),
+    ]
+    for event, when, condition, body in makes:
+        guard = f" WHEN {condition}" if condition else ""
+        yield f"CREATE TRIGGER {_name(event, shape.table)} {when} ON {table}{guard} BEGIN {body} END"
+
+
+def _name(event: str, table: str) -> str:
+    return quoted(f"{TRIGGER_PREFIX}{event}:{table}")
+
+
+def _cells(count: int) -> list[str]:
+    return [f"c{index}" for index in range(count)]
+
+
+def _write(
+    mode: Mode, kind: int, table: str, rowid: str, width: str, before: Sequence[str], after: Sequence[str]
+) -> str:
+    """Statements that write one change, as far as the mode keeps it. `table`, `rowid` and `width` are SQL."""
+    change = (
+        f"INSERT INTO {quoted(mode.table)} (change_time, change_type, table_name, id) "
+        f"VALUES (unixepoch(), {kind}, {table}, {rowid});"
+    )
+    before = before if mode.has_before else []
+    after = after if mode.has_after else []
+    if not (before or after):
+        return change
+    columns = ["change_id", "before_width", "after_width", *_cells(len(before) + len(after))]
+    values = ["last_insert_rowid()", width if before else "NULL", width if after else "NULL", *before, *after]
+    image = quoted(side_tables(mode.table)[0])
+    return f"{change} INSERT OR REPLACE INTO {image} ({', '.join(columns)}) VALUES ({', '.join(values)});"
+
+
+def _unique_keys(connection: Connection, shape: Shape) -> Iterator[list[tuple[str, str]]]:
+    """The columns, with their collations, of everything that can make two rows conflict; the rowid is left out."""
+    for _, index, unique, *_ in connection.execute(f"PRAGMA index_list({quoted(shape.table)})").fetchall():
+        if not unique:
+            continue
+        key: list[tuple[str, str]] = []
+        for _, place, column, _, collation, is_key in connection.execute(
+            f"PRAGMA index_xinfo({quoted(index)})"
+        ).fetchall():
+            if is_key and place == _EXPRESSION:
+                raise PreflightError(
+                    f"index {index} is unique on an expression, so rows that REPLACE takes could be missed",
+                    fix="make the expression a generated column and index that, or capture on apsw connections",
+                    table=shape.table,
+                )
+            if is_key:
+                key.append((str(column), str(collation)))
+        yield key
+
+
+def _matches(key: Sequence[tuple[str, str]]) -> str:
+    return "(" + " AND ".join(f"{quoted(c)} = NEW.{quoted(c)} COLLATE {quoted(order)}" for c, order in key) + ")"

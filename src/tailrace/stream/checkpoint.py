@@ -1,0 +1,75 @@
+"""Spark's record of a pipeline's batches, and whether it belongs to the pipeline's state."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tailrace.errors import LostError
+from tailrace.source import Offset
+from tailrace.state import StateStore
+
+_MARK = "epoch"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The folder that Spark is given: it logs a batch's range in `offsets` before it begins, and in `commits` after."""
+
+    folder: Path
+
+    def require(self, store: StateStore) -> None:
+        """Raises LostError unless folder and store are of one life of the pipeline; a new folder becomes so.
+
+        With one of them lost, batches would be counted anew, and the destination would take new ones for old ones or
+        old ones for new ones.
+        """
+        mark, epoch = self.folder / _MARK, store.pipeline().epoch
+        fix = "put it back from a backup, or begin again: tailrace reset FILE, then tailrace run FILE"
+        belongs_to = mark.read_text() if mark.exists() else None
+        if not (self.folder / "offsets").is_dir():
+            if store.last_batch() is not None:
+                raise LostError(f"batches were applied, but their checkpoint {self.folder} is gone", fix=fix)
+        elif belongs_to not in (epoch, None):
+            raise LostError(
+                f"the checkpoint {self.folder} goes on from a state of the pipeline that the store does not have",
+                fix=fix,
+            )
+        if belongs_to != epoch:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            mark.write_text(epoch)
+            _sync(mark)
+            _sync(self.folder)
+
+    def sync(self, log: Literal["offsets", "commits"], batch_id: int) -> None:
+        """Put Spark's entry for a batch on disk, which Spark leaves to the operating system.
+
+        After a power cut, a batch that the destination knows must be found with the range it had. A checkpoint that is
+        not in the local file system looks after itself.
+        """
+        _sync(self.folder / log / str(batch_id))
+        _sync(self.folder / log)
+
+    def last_commit(self) -> tuple[int, Offset] | None:
+        """The last batch that is done, and the offset it ended at."""
+        done = max((int(entry.name) for entry in (self.folder / "commits").glob("[0-9]*")), default=None)
+        entry = self.folder / "offsets" / str(done)
+        if done is None or not entry.is_file():
+            return None
+        # The version, what held for the whole batch, then a line for each source, of which there is one.
+        *_, offset = entry.read_text().splitlines()
+        return done, json.loads(offset)
+
+
+def _sync(place: Path) -> None:
+    try:
+        handle = os.open(place, os.O_RDONLY)
+    except FileNotFoundError:
+        return
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,111 @@
+"""A lake that is full, out of reach or written to by others: batches wait or are done again, and all is the same."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.status import Status
+from tailrace.testing.runner import Run, descendants
+from tailrace.testing.scenario import Scenario
+from tailrace.testing.wait import wait_until
+
+PAUSE = "delta.before_commit"
+
+
+@pytest.mark.timeout(300)
+def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_is_got_along_with(scenario: Scenario) -> None:
+    scenario.sql(
+        "CREATE TABLE keyed (id int PRIMARY KEY, v int)",
+        "CREATE TABLE bag (v int)",
+        "INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i",
+    )
+    run = scenario.run(failpoints=f"{PAUSE}:pause!once")
+    mark = run.marks / PAUSE
+    mark.parent.mkdir()
+    mark.touch()  # while it is there, the failpoint rests
+    with run:
+        scenario.catch_up(run)
+
+        write_beside_a_commit(scenario, run, mark)
+
+        limit_files(run, 0)
+        scenario.sql("UPDATE keyed SET v = 2", "INSERT INTO bag SELECT generate_series(1, 100)")
+        run.wait_until(waits_for_the_lake)
+        limit_files(run, resource.RLIM_INFINITY)
+        scenario.catch_up(run)
+
+        lake, away = scenario.lake, scenario.folder / "away"
+        lake.rename(away)
+        lake.write_text("where a volume should be")
+        scenario.sql("UPDATE keyed SET v = 3", "INSERT INTO bag SELECT generate_series(1, 100)")
+        run.wait_until(waits_for_the_lake)
+        lake.unlink()
+        away.rename(lake)
+        scenario.catch_up(run)
+        assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+def waits_for_the_lake(status: Status) -> bool:
+    source = status.source
+    return source is not None and source.gear == "waiting" and "lake" in (source.error or "")
+
+
+def write_beside_a_commit(scenario: Scenario, run: Run, mark: Path) -> None:
+    """Let somebody else commit between the reading and the commit of a batch."""
+    mark.unlink()
+    scenario.sql("UPDATE keyed SET v = 1")
+    wait_until(lambda: bool(stopped_below(run)), 60)
+    other = DeltaTable(str(scenario.lake / "public" / "keyed"))
+    before = other.version()
+    other.delete("id = 100")
+    other.update_incremental()
+    assert other.version() > before
+    for pid in stopped_below(run):
+        os.kill(pid, signal.SIGCONT)
+    scenario.sql("DELETE FROM keyed WHERE id = 100")
+    scenario.catch_up(run)
+    assert scenario.differences() == []
+
+
+def stopped_below(run: Run) -> list[int]:
+    return [pid for pid in descendants(run.pid) if _stat(pid).startswith("T")]
+
+
+def _stat(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].strip()
+    return ""
+
+
+def limit_files(run: Run, size: int) -> None:
+    """Let the processes that write the lake make no file larger than this: the disk is full for them alone."""
+
+    def limited() -> bool:
+        # A worker that was forked meanwhile has what its parent had; look until nobody is left.
+        left = [pid for pid in descendants(run.pid) if _is_worker(pid) and _limit(pid) != size]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+        return not left
+
+    wait_until(limited)
+
+
+def _limit(pid: int) -> int | None:
+    with suppress(ProcessLookupError):
+        return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0]
+    return None
+
+
+def _is_worker(pid: int) -> bool:
+    with suppress(OSError):
+        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    return False

@@ -1,0 +1,120 @@
+"""Killing a writer of a SQLite replica at any point, and many writers of one file."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tailrace.destination import Batch
+from tailrace.destination.sqlite.destination import SqliteDestination
+from tailrace.failpoint import VARIABLE
+from tailrace.testing.database import Database
+from tailrace.testing.destination import ITEMS, changes_of, insert
+from tailrace.testing.scenario import Scenario
+
+WRITER = """
+import sys
+from tailrace.destination import Batch
+from tailrace.destination.sqlite.destination import SqliteDestination
+from tailrace.testing.destination import ITEMS, changes_of, insert, read, update
+
+destination = SqliteDestination(sys.argv[1])
+staged = [destination.write_rows(ITEMS, changes_of(ITEMS, *(read(id=i, name="copied", price=i) for i in range(1000))))]
+destination.write_changes(
+    ITEMS, changes_of(ITEMS, update(id=5, price=50)), Batch("p", 1), staged=staged, starts=True, completes=True
+)
+"""
+
+
+@pytest.mark.parametrize("place", ["sqlite.staged", "sqlite.before_commit", "sqlite.committed"])
+def test_a_writer_killed_at_any_point_leaves_the_table_before_or_after_its_batch(tmp_path: Path, place: str) -> None:
+    path = tmp_path / "replica.db"
+    destination = SqliteDestination(str(path))
+    destination.write_changes(ITEMS, changes_of(ITEMS, insert(id=1, name="old", price=1)), Batch("p", 0))
+    killed = subprocess.run(
+        [sys.executable, "-c", WRITER, str(path)],
+        env={**os.environ, VARIABLE: f"{place}:kill"},
+        start_new_session=True,
+        check=False,
+    )
+    assert killed.returncode == -signal.SIGKILL
+    committed = place == "sqlite.committed"
+    assert count(path) == (1000 if committed else 1)
+    again = subprocess.run([sys.executable, "-c", WRITER, str(path)], check=False)
+    assert again.returncode == 0
+    assert count(path) == 1000
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute('SELECT name, price FROM "shop.items" WHERE id = 5').fetchall() == [("copied", 50)]
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+        assert connection.execute("SELECT count(*) FROM sqlite_schema WHERE name LIKE '%copy of%'").fetchone() == (0,)
+
+
+def count(path: Path) -> int:
+    with closing(sqlite3.connect(path)) as connection:
+        return int(connection.execute('SELECT count(*) FROM "shop.items"').fetchone()[0])
+
+
+LANE = """
+import sys
+from tailrace.destination import Batch
+from tailrace.destination.sqlite.destination import SqliteDestination
+from tailrace.schema import TableName, TableSchema
+from tailrace.testing.destination import ITEMS, changes_of, insert
+
+destination = SqliteDestination(sys.argv[1])
+table = TableSchema(TableName("lane", sys.argv[2]), ITEMS.columns, ITEMS.key)
+for number in range(20):
+    changes = changes_of(table, insert(id=number, name="x", price=number))
+    destination.write_changes(table, changes, Batch("p", number))
+"""
+
+
+def test_lanes_in_processes_of_their_own_make_and_fill_one_file_together(tmp_path: Path) -> None:
+    path = tmp_path / "replica.db"
+    lanes = [subprocess.Popen([sys.executable, "-c", LANE, str(path), str(lane)]) for lane in range(4)]
+    assert [lane.wait(120) for lane in lanes] == [0] * 4
+    with closing(sqlite3.connect(path)) as connection:
+        counts = [connection.execute(f'SELECT count(*) FROM "lane.{lane}"').fetchone()[0] for lane in range(4)]
+        assert counts == [20] * 4
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_killed_before_and_after_commits_keeps_the_replica_the_same_as_its_source(
+    database: Database, make_scenario: Callable[..., Scenario], tmp_path: Path
+) -> None:
+    path = tmp_path / "replica.db"
+    scenario = make_scenario(database.dsn, destination={"type": "sqlite", "path": str(path)})
+    scenario.sql(
+        "CREATE TABLE orders (id int PRIMARY KEY, note text, amount numeric(10,2))",
+        "INSERT INTO orders SELECT i, 'n' || i, i FROM generate_series(1, 2000) i",
+        "CREATE TABLE lines (a int, b text, PRIMARY KEY (a, b))",
+        "INSERT INTO lines SELECT i, 'l' || i FROM generate_series(1, 500) i",
+    )
+    assert scenario.run_once(failpoints="sqlite.before_commit:kill") != 0
+    scenario.sql(
+        "UPDATE orders SET amount = amount + 1 WHERE id % 3 = 0",
+        "DELETE FROM orders WHERE id % 7 = 0",
+        "UPDATE lines SET a = a + 1000 WHERE a < 100",
+        "ALTER TABLE orders ADD COLUMN paid boolean DEFAULT true",
+        "UPDATE orders SET paid = false WHERE id % 5 = 0",
+    )
+    assert scenario.run_once(failpoints="sqlite.committed:kill") != 0
+    assert scenario.run_once() == 0
+    with closing(sqlite3.connect(path)) as connection:
+        orders = connection.execute('SELECT id, note, amount, paid FROM "public.orders" ORDER BY id').fetchall()
+        lines = connection.execute('SELECT a, b FROM "public.lines" ORDER BY a').fetchall()
+    assert [list(row) for row in orders] == scenario.value(
+        "SELECT json_agg(json_build_array(id, note, amount::text, paid::int) ORDER BY id) FROM orders"
+    )
+    assert [list(row) for row in lines] == scenario.value(
+        "SELECT json_agg(json_build_array(a, b) ORDER BY a) FROM lines"
+    )

@@ -1,0 +1,49 @@
+"""A state store that is away for a while: the pipeline waits for it, and nothing is lost or doubled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tailrace.testing.database import Database
+from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.testing.runner import Run, descendants
+from tailrace.testing.scenario import Scenario
+from tailrace.testing.wait import wait_until
+
+
+@pytest.mark.timeout(300)
+def test_a_state_database_that_goes_away_is_waited_for(
+    database: Database, make_scenario: Callable[..., Scenario], tmp_path: Path
+) -> None:
+    with EmbeddedPostgres(tmp_path / "server", fast=False) as server:
+        scenario = make_scenario(database.dsn, store={"type": "postgres", "dsn": server.dsn()})
+        scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE bag (v int)")
+        with scenario.run() as run:
+            scenario.catch_up(run)
+            before = planners(run)
+            assert before
+            server.stop()
+            scenario.sql("INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i", "INSERT INTO bag VALUES (1)")
+            # Who asks the store between batches has noticed, and was ended with the query.
+            wait_until(lambda: before.isdisjoint(planners(run)), 60)
+            server.start()
+            scenario.catch_up(run)
+            assert scenario.differences() == []
+            run.terminate()
+            assert run.wait() == 0
+    assert scenario.doubled() == []
+
+
+def planners(run: Run) -> set[int]:
+    """The processes that plan the batches: one for each start of the query."""
+    return {pid for pid in descendants(run.pid) if b"python_streaming_source_runner" in _command(pid)}
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

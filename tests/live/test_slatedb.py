@@ -1,0 +1,159 @@
+"""A pipeline from a SlateDB that real processes write, into Delta, through everything that happens to both."""
+
+from __future__ import annotations
+
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from tailrace.source.slatedb.store import Database, Store
+from tailrace.testing.runner import Run, all_ready, command
+from tests.source.slatedb.traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
+from tests.source.slatedb.writing import Writer, scan
+
+ROOT = Path(__file__).parents[2]
+
+
+class Scene:
+    """A store, a pipeline's file and a lake in one folder."""
+
+    def __init__(self, folder: Path, **source: Any) -> None:
+        self.store = folder / "store"
+        self.store.mkdir()
+        self.lake = folder / "lake"
+        self.file = folder / "pipeline.yaml"
+        sections = {
+            "name": "slate",
+            "source": {"type": "slatedb", "path": "db1", "store": {"type": "local", "path": str(self.store)}, **source},
+            "tables": MAPPING,
+            "destination": {"type": "delta", "path": str(self.lake)},
+            "state": str(folder / "state"),
+            "spark": {"master": "local[2]", "conf": {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}},
+        }
+        self.file.write_text(yaml.safe_dump(sections))
+
+    def write(self, seed: int, writes: int | None = None) -> subprocess.Popen[str]:
+        program = [sys.executable, "-m", "tests.source.slatedb.traffic", str(self.store), str(seed)]
+        arguments = [*program, str(writes)] if writes is not None else program
+        return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    def run_once(self, failpoints: str = "") -> int:
+        with Run(self.file, once=True, failpoints=failpoints) as run:
+            return run.wait()
+
+    def in_lake(self) -> dict[bytes, tuple[Any, ...]]:
+        rows: dict[bytes, tuple[Any, ...]] = {}
+        for name in ("db1", "counter", "user"):
+            for row in DeltaTable(str(self.lake / "slatedb" / name)).to_pyarrow_table().to_pylist():
+                key, value = _encoded(name, row)
+                assert key not in rows
+                rows[key] = (value, row["seq"])
+        return rows
+
+    def in_store(self) -> dict[bytes, tuple[Any, ...]]:
+        found = scan(Database("db1", Store("local", str(self.store))), int(time.time() * 1000), FOLDS)
+        return {key: (value, seq) for key, value, seq, _ in found.values()}
+
+
+def _encoded(table: str, row: dict[str, Any]) -> tuple[bytes, bytes]:
+    if table == "counter":
+        return b"c:" + row["key"].encode(), struct.pack(">q", row["value"])
+    if table == "user":
+        value = b'{"name": "%s", "age": %d}' % (row["name"].encode(), row["age"])
+        return b"u:" + struct.pack(">Q", int(row["id"])), value
+    return row["key"], row["value"]
+
+
+def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def some_writes(writer: subprocess.Popen[str], lines: int = 3) -> None:
+    assert writer.stdout is not None
+    for _ in range(lines):
+        assert writer.stdout.readline(), writer.stderr and writer.stderr.read()
+
+
+def end(writer: subprocess.Popen[str]) -> int:
+    writer.communicate(timeout=60)
+    return writer.returncode
+
+
+def let_short_rows_expire(scene: Scene) -> None:
+    last = time.monotonic() + SHORT_MILLIS / 1000
+    wait_for(lambda: time.monotonic() > last)
+    assert scene.in_store()
+
+
+@pytest.mark.timeout(400)
+def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_a_killed_pipeline(
+    tmp_path: Path,
+) -> None:
+    # While it runs it keeps what the writers' collectors delete; while it is down, nobody does.
+    scene = Scene(tmp_path, keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
+    first = scene.write(1)
+    some_writes(first, 10)
+    with Run(scene.file) as run:
+        run.wait_until(all_ready)
+        some_writes(first)
+        first.kill()
+        end(first)
+        second = scene.write(2)
+        some_writes(second)
+        third = scene.write(3)
+        some_writes(third)
+        # The one that was fenced ends by itself at its next write.
+        assert end(second) != 0
+        # The writer's own collector deletes what the pipeline has kept; fence files it leaves alone.
+        early = scene.store / "db1" / "wal" / f"{2:020}.sst"
+        wait_for(lambda: not early.exists())
+        run.kill()
+    with Run(scene.file) as run:
+        run.wait_until(all_ready)
+        some_writes(third)
+        third.kill()
+        end(third)
+        last = scene.write(4, writes=500)
+        assert end(last) == 0
+        run.kill()
+    let_short_rows_expire(scene)
+    assert scene.run_once() == 0
+    assert scene.in_lake() == scene.in_store()
+
+
+@pytest.mark.timeout(500)
+def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs_a_new_snapshot(tmp_path: Path) -> None:
+    scene = Scene(tmp_path)
+    steps = ["slatedb.checkpoint", "stream.staged", "delta.before_commit", "delta.committed", "pipeline.before_release"]
+    orders = ",".join(f"{step}:kill!once" for step in steps)
+    for seed, _ in enumerate(steps):
+        assert end(scene.write(seed, writes=400)) == 0
+        assert scene.run_once(orders) < 0
+    assert end(scene.write(99, writes=400)) == 0
+    let_short_rows_expire(scene)
+    assert scene.run_once(orders) == 0
+    assert scene.in_lake() == scene.in_store()
+
+    with Writer(scene.store, TABLES) as writer:
+        for number in range(5):
+            writer.put(b"unread%d" % number, b"")
+            writer.flush()
+        writer.collect()
+    with Run(scene.file, once=True) as run:
+        assert run.wait() == 6
+        assert "re-snapshot" in run.log_tail()
+    for table in ("slatedb.db1", "slatedb.counter", "slatedb.user"):
+        subprocess.run(command("resync", str(scene.file), table), check=True, capture_output=True, timeout=60)
+    assert scene.run_once() == 0
+    assert scene.in_lake() == scene.in_store()

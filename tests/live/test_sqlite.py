@@ -1,0 +1,70 @@
+"""SQLite and Turso files in the pipeline, end to end: copied, followed, killed, and the same in the end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from tailrace.testing.runner import Run, all_ready
+from tests.source.sqlite.writer import Application
+
+# In the order in which runs reach them; each kills once.
+STEPS = ["stream.staged", "delta.before_commit", "pipeline.before_release"]
+
+
+def lake_rows(lake: Path, table: str, columns: list[str]) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(str(lake / "main" / table)).to_pyarrow_table(columns=columns).to_pylist()
+    return sorted(tuple(row[name] for name in columns) for row in rows)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("kind", ["trigger", "turso"])
+def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tmp_path: Path) -> None:
+    application = Application(tmp_path / "app.db", "turso" if kind == "turso" else "trigger")
+    application.run("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)")
+    application.run("CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER)")
+    for number in range(300):
+        application.run("INSERT INTO items VALUES (?, ?, ?)", number, f"item {number}", number / 4)
+    application.capture()
+    file = tmp_path / "pipeline.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "name": f"live_{kind}",
+                "source": {"type": "turso" if kind == "turso" else "sqlite", "path": "app.db", "chunk_rows": 100},
+                "destination": {"type": "delta", "path": "lake"},
+                "state": "state",
+                "spark": {"master": "local[2]"},
+            }
+        )
+    )
+    orders = ",".join(f"{step}:kill!once" for step in STEPS)
+    for round_ in range(len(STEPS)):
+        application.run("UPDATE items SET name = name || '!' WHERE id % 5 = ?", round_)
+        application.run("INSERT INTO words VALUES (?, ?)", f"word {round_}", round_)
+        with Run(file, once=True, failpoints=orders) as run:
+            assert run.wait(240) == -signal.SIGKILL
+
+    with Run(file) as run:
+        run.wait_until(all_ready, 240)
+        application.run("DELETE FROM items WHERE id % 7 = 0")
+        application.run("UPDATE words SET w = 'moved' WHERE w = 'word 0'")
+        application.run("ALTER TABLE items ADD COLUMN note TEXT DEFAULT 'none'")
+        if kind == "trigger":
+            application.capture()
+        application.run("UPDATE items SET note = 'seen' WHERE id = 1")
+        head = application.value("SELECT max(change_id) FROM turso_cdc WHERE table_name = 'items'")
+        run.wait_until(lambda status: status.position is not None and int(status.position[:16], 16) >= head, 120)
+        run.kill()
+
+    with Run(file, once=True) as run:
+        assert run.wait(240) == 0
+    for table in ("items", "words"):
+        columns = application.columns(table)
+        assert lake_rows(tmp_path / "lake", table, columns) == sorted(application.run(f"SELECT * FROM {table}"))
+    application.close()

@@ -1,0 +1,61 @@
+"""Purging never lets the numbers start over; a tape that was started over is noticed."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from tailrace.errors import LostError
+from tailrace.sqlite import Tape, check_sequence, enable, purge
+from tailrace.sqlite.sequence import START, Mark, read_mark
+
+TABLE = "turso_cdc"
+
+
+@pytest.fixture
+def connection() -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
+        opened.execute("CREATE TABLE t(id INTEGER PRIMARY KEY)")
+        enable(opened)
+        opened.execute("INSERT INTO t VALUES (1), (2), (3)")
+        yield opened
+
+
+def mark(connection: sqlite3.Connection, change_id: int) -> Mark:
+    found = read_mark(connection, TABLE, change_id)
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(("upto", "gone"), [(0, 0), (2, 1), (3, 2), (99, 2)])
+def test_purging_keeps_the_reader_s_row_and_the_last_one(connection: sqlite3.Connection, upto: int, gone: int) -> None:
+    assert purge(connection, upto, TABLE) == gone
+    assert purge(connection, upto, TABLE) == 0
+    connection.execute("INSERT INTO t VALUES (4)")
+    assert Tape(connection).statistics().last == 4
+    images = connection.execute("SELECT count(*) FROM turso_cdc_image").fetchone()[0]
+    assert images == Tape(connection).count_after(0) == 4 - gone
+
+
+def test_a_reader_that_kept_up_goes_on_after_a_purge(connection: sqlite3.Connection) -> None:
+    seen = mark(connection, 2)
+    purge(connection, 2, TABLE)
+    check_sequence(connection, TABLE, seen)
+    with pytest.raises(LostError, match="purged"):
+        check_sequence(connection, TABLE, START)
+    with pytest.raises(LostError):
+        check_sequence(connection, TABLE, Mark(1, seen.change_time, 1))
+
+
+def test_a_tape_that_was_started_over_is_noticed(connection: sqlite3.Connection) -> None:
+    seen = Mark.parse(str(mark(connection, 3)))
+    connection.execute("DELETE FROM turso_cdc")
+    connection.execute("DELETE FROM sqlite_sequence")
+    with pytest.raises(LostError, match="not on it"):
+        check_sequence(connection, TABLE, seen)
+    connection.execute("DELETE FROM t")
+    with pytest.raises(LostError, match="another change"):
+        check_sequence(connection, TABLE, seen)

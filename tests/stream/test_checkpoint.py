@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import LostError
+from tailrace.state import BatchRecord, StateStore
+from tailrace.stream.checkpoint import Checkpoint
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    with StateStore.open(tmp_path / "state", name="shop") as store:
+        yield store
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    return Checkpoint(tmp_path / "checkpoint")
+
+
+def log(checkpoint: Checkpoint, batch_id: int, *, done: bool) -> None:
+    """What Spark writes for a batch."""
+    for name in ("offsets", "commits"):
+        (checkpoint.folder / name).mkdir(parents=True, exist_ok=True)
+    offsets = ["v1", json.dumps({"batchTimestampMs": 1}), json.dumps({"at": batch_id})]
+    (checkpoint.folder / "offsets" / str(batch_id)).write_text("\n".join(offsets))
+    (checkpoint.folder / "offsets" / f".{batch_id}.crc").touch()
+    if done:
+        (checkpoint.folder / "commits" / str(batch_id)).write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
+def test_a_new_pipeline_and_one_that_goes_on_are_let_through(store: StateStore, checkpoint: Checkpoint) -> None:
+    checkpoint.require(store)
+    log(checkpoint, 0, done=True)
+    store.apply_batch(BatchRecord(0, {}))
+    checkpoint.require(store)
+
+
+def test_a_checkpoint_that_is_gone_is_noticed(store: StateStore, checkpoint: Checkpoint) -> None:
+    store.apply_batch(BatchRecord(0, {}))
+    with pytest.raises(LostError, match="is gone") as raised:
+        checkpoint.require(store)
+    assert "tailrace reset FILE" in (raised.value.fix or "")
+
+
+def test_a_checkpoint_of_another_life_is_noticed_once_it_has_batches(store: StateStore, checkpoint: Checkpoint) -> None:
+    checkpoint.require(store)
+    store.forget_pipeline()
+    checkpoint.require(store)
+    log(checkpoint, 0, done=False)
+    store.forget_pipeline()
+    with pytest.raises(LostError, match="the store does not have"):
+        checkpoint.require(store)
+
+
+def test_the_last_batch_that_is_done_is_told_with_its_offset(checkpoint: Checkpoint) -> None:
+    assert checkpoint.last_commit() is None
+    for batch_id in range(11):
+        log(checkpoint, batch_id, done=batch_id < 10)
+    assert checkpoint.last_commit() == (9, {"at": 9})

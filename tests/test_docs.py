@@ -1,0 +1,125 @@
+"""The documentation says what the code does, and its examples work."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+import yaml
+
+from tailrace.advice import ADVICE
+from tailrace.cli import app
+from tailrace.cli.report import EXIT_CODES
+from tailrace.config import load
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
+VARIABLES = {"SHOP_DSN": "postgresql://shop@localhost/shop", "STATE_DSN": "postgresql://state@localhost/state"}
+
+# What a piece of a file needs around it.
+REST = {
+    "name": "shop",
+    "source": "{type: postgres, dsn: postgresql://shop@localhost/shop}",
+    "destination": "{type: delta, path: ./lake}",
+}
+
+
+def blocks(page: Path, *languages: str) -> list[str]:
+    return re.findall(rf"^```(?:{'|'.join(languages)})\n(.*?)^```$", page.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+
+
+def documents() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for number, block in enumerate(blocks(page, "yaml"), start=1):
+            yield f"{page.name} {number}", block
+    for example in EXAMPLES:
+        yield example.name, example.read_text("utf-8")
+
+
+def command_lines() -> Iterator[tuple[str, str]]:
+    for page in PAGES:
+        for block in blocks(page, "console", "sh", "bash"):
+            for line in block.splitlines():
+                if found := re.match(r"(?:\$ )?(?:\w+=\S+ )*(tailrace .*)", line):
+                    yield page.name, found[1]
+
+
+def commands(group: Any, words: tuple[str, ...] = ("tailrace",)) -> Iterator[tuple[str, ...]]:
+    if not hasattr(group, "commands"):
+        yield words
+        return
+    for name, command in group.commands.items():
+        yield from commands(command, (*words, name))
+
+
+def parse(line: str) -> None:
+    """Parse a command line as `tailrace` would. Raises UsageError for one it would refuse."""
+    command: Any = typer.main.get_command(app)
+    words = shlex.split(line, comments=True)[1:]
+    while hasattr(command, "commands"):
+        with command.make_context("tailrace", words, resilient_parsing=True) as context:
+            _, command, words = command.resolve_command(context, words)
+    command.make_context(command.name, list(words)).close()
+
+
+@pytest.mark.parametrize(("place", "text"), list(documents()), ids=lambda value: value if "\n" not in value else "")
+def test_every_file_that_is_shown_can_be_loaded(
+    place: str, text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in VARIABLES.items():
+        monkeypatch.setenv(name, value)
+    shown = set(yaml.safe_load(re.sub(r"\$\{\w+\}", "text", text)))
+    file = tmp_path / "shop.yaml"
+    file.write_text(text + "".join(f"\n{key}: {value}" for key, value in REST.items() if key not in shown))
+    config = load(file)
+    for settings in config.tables.settings:
+        assert config.tables.select([settings]) == [settings], f"{place} has settings for a table it does not follow"
+
+
+@pytest.mark.parametrize(("page", "line"), list(command_lines()))
+def test_every_command_that_is_shown_is_one(page: str, line: str) -> None:
+    parse(line)
+
+
+def test_every_command_is_on_a_page() -> None:
+    told = "\n".join(page.read_text("utf-8") for page in PAGES)
+    every = list(commands(typer.main.get_command(app)))
+    assert ("tailrace", "errors", "skip") in every
+    assert [words for words in every if not re.search(rf"\b{' '.join(words)}\b", told)] == []
+
+
+def test_the_page_of_commands_has_every_exit_code() -> None:
+    page = (DOCS / "commands.md").read_text("utf-8")
+    assert [int(code) for code in re.findall(r"^\| (\d+) \| .+ \|$", page, re.MULTILINE)] == list(EXIT_CODES)
+
+
+def test_the_page_of_errors_says_what_the_code_does() -> None:
+    page = (DOCS / "errors.md").read_text("utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [
+        (kind.__name__, str(kind.exit_code), advice.stops, advice.retry, advice.text) for kind, advice in ADVICE.items()
+    ]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        path, _, anchor = target.partition("#")
+        if "://" in target:
+            continue
+        linked = (page.parent / path).resolve() if path else page
+        assert linked.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(linked), f"{page.name} links to {target}"
+
+
+def anchors(page: Path) -> set[str]:
+    headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
