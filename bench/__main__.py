@@ -18,6 +18,8 @@ PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """Those of the pipeline from Postgres to Delta."""
 ALONE = ("capture",)
 """Those that need neither; each is a module of its own with a function `measure`."""
+ON_REQUEST = ("slatedb",)
+"""The same, but only when they are named: they need extras."""
 
 
 def main() -> None:
@@ -26,7 +28,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="tailrace-bench-", dir=options.folder))
     try:
         for name in options.only:
-            if name in ALONE:
+            if name in (*ALONE, *ON_REQUEST):
                 import_module(f"bench.{name}").measure(report, folder, options.scale)
         if set(options.only) & set(PARTS):
             with Server(folder) as server, Runner(folder / "spark", dict(options.conf)) as runner:
@@ -63,7 +65,9 @@ def _measure(only: set[str], size: Size, server: Server, runner: Runner, folder:
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="0.1 for a quick look; small runs are all start-up")
-    parser.add_argument("--only", type=_parts, default=(*PARTS, *ALONE), help=f"some of {','.join((*PARTS, *ALONE))}")
+    parser.add_argument(
+        "--only", type=_parts, default=(*PARTS, *ALONE), help=f"some of {','.join((*PARTS, *ALONE, *ON_REQUEST))}"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     parser.add_argument("--folder", type=Path, help="where the server and the lake go meanwhile")
     parser.add_argument("--keep", action="store_true", help="leave that folder behind")
@@ -73,7 +77,7 @@ def _options() -> argparse.Namespace:
 
 def _parts(text: str) -> tuple[str, ...]:
     parts = tuple(text.split(","))
-    if unknown := set(parts) - {*PARTS, *ALONE}:
+    if unknown := set(parts) - {*PARTS, *ALONE, *ON_REQUEST}:
         raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
     return parts
 

@@ -40,9 +40,10 @@ class Scene:
         }
         self.file.write_text(yaml.safe_dump(sections))
 
-    def write(self, seed: int, writes: int | None = None) -> subprocess.Popen[str]:
-        program = [sys.executable, "-m", "tests.source.slatedb.traffic", str(self.store), str(seed)]
-        arguments = [*program, str(writes)] if writes is not None else program
+    def write(self, seed: int, writes: int = 0, min_age: str = "300s") -> subprocess.Popen[str]:
+        """A writer as a process; without a number of writes it goes on until it is killed or fenced."""
+        program = [sys.executable, "-m", "tests.source.slatedb.traffic"]
+        arguments = [*program, str(self.store), str(seed), str(writes), min_age]
         return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     def run_once(self, failpoints: str = "") -> int:
@@ -102,16 +103,16 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
 ) -> None:
     # While it runs it keeps what the writers' collectors delete; while it is down, nobody does.
     scene = Scene(tmp_path, keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
-    first = scene.write(1)
+    first = scene.write(1, min_age="4s")
     some_writes(first, 10)
     with Run(scene.file) as run:
         run.wait_until(all_ready)
         some_writes(first)
         first.kill()
         end(first)
-        second = scene.write(2)
+        second = scene.write(2, min_age="4s")
         some_writes(second)
-        third = scene.write(3)
+        third = scene.write(3, min_age="4s")
         some_writes(third)
         # The one that was fenced ends by itself at its next write.
         assert end(second) != 0
@@ -124,7 +125,7 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
         some_writes(third)
         third.kill()
         end(third)
-        last = scene.write(4, writes=500)
+        last = scene.write(4, writes=500, min_age="4s")
         assert end(last) == 0
         run.kill()
     let_short_rows_expire(scene)

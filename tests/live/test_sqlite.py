@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -68,3 +70,11 @@ def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tm
         columns = application.columns(table)
         assert lake_rows(tmp_path / "lake", table, columns) == sorted(application.run(f"SELECT * FROM {table}"))
     application.close()
+
+
+@pytest.mark.timeout(300)
+def test_the_example_runs(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "sqlite_to_delta.py"
+    done = subprocess.run([sys.executable, str(example), str(tmp_path)], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-2:] == ["1 Ada 13.5", "3 Edsger 31.0"]

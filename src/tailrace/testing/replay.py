@@ -160,6 +160,7 @@ class Replay:
         pieces: dict[str, list[Changes]] = {}
         copies: dict[str, Split] = {}
         schemas: dict[str, TableSchema] = {}
+        stale: set[str] = set()
         for split in self.follower.plan(self.offset, self.planned):
             schemas |= split.schemas
             if split.copies is not None:
@@ -172,19 +173,17 @@ class Replay:
             except StaleCopyError:
                 assert split.copies is not None
                 self.stale[split.copies.upstream_id] = False
+                stale.add(str(split.copies.table))
         names = sorted(pieces.keys() | schemas.keys())
         for name in names[: round(len(names) * fraction)]:
             if (self.batch, name) not in self.applied:
-                if name in copies and self._is_stale(copies[name]):
+                if name in stale:
                     continue
                 if name in copies:
                     self._copy(name, pieces[name], copies[name])
                 else:
                     self._apply(name, pieces.get(name, []), schemas[name])
                 self.applied.add((self.batch, name))
-
-    def _is_stale(self, split: Split) -> bool:
-        return split.copies is not None and split.copies.upstream_id in self.stale
 
     def _copy(self, name: str, pieces: list[Changes], split: Split) -> None:
         """Rows of a copy stay out of sight until it is complete."""

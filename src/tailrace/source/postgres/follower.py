@@ -108,7 +108,8 @@ class PostgresFollower:
             skips = tuple(sorted(at for at in map(Position.parse, orders.skips.get(upstream_id, ())) if at > reached))
             if skips != entry.skips:
                 entry = changed[oid] = replace(entry, skips=skips)
-            if upstream_id in orders.stopped and upstream_id not in orders.resync:
+            # A new copy that is asked for and not yet begun comes first.
+            if upstream_id in orders.stopped and orders.resync.get(upstream_id, 0) <= entry.request:
                 resume = orders.stopped[upstream_id]
                 at = Position.parse(resume) if resume else None
                 if entry.phase != "stopped" or (at is None and entry.at is not None):

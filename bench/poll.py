@@ -1,0 +1,112 @@
+"""What polling costs the database: a cold table of 5 million rows copied, polled while idle, changed, and compared.
+
+`python -m bench --only poll`. No Spark: the source is read by as many threads as there are cores, and thrown away.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from bench.report import Report
+from bench.server import Server
+from tailrace.selection import TableOptions
+from tailrace.source import Limit, Offset, Orders, Split
+from tailrace.source.history import Remembered
+from tailrace.source.poll.follower import PollFollower
+from tailrace.source.poll.source import PollSource
+
+ROWS = 5_000_000
+IDLE_POLLS = 50
+LIMIT = Limit(rows=2_000_000, bytes=1 << 30)
+TABLE = """
+CREATE TABLE orders (id bigint PRIMARY KEY, customer int, total numeric(10,2), state text, note text,
+    updated_at timestamptz NOT NULL)
+"""
+FILL = """
+INSERT INTO orders SELECT i, i % 100000, i * 1.25 % 1000000, 'shipped', md5(i::text),
+    now() - interval '1 day' + i * interval '1 millisecond' FROM generate_series(1, {rows}) i
+"""
+
+
+def measure(report: Report, folder: Path, scale: float) -> None:
+    """Fill a table, then go through what a pipeline does with it in its life."""
+    rows = int(ROWS * scale)
+    with Server(folder) as server:
+        with server.create_database("polled") as connection:
+            for statement in (
+                TABLE,
+                FILL.format(rows=rows),
+                "CREATE INDEX ON orders (updated_at, id)",
+                "ANALYZE orders",
+            ):
+                connection.execute(statement.encode())
+            connection.execute("VACUUM orders")
+        server.postgres.stop()
+        server.postgres.start()
+        tables = TableOptions.model_validate(
+            {
+                "include": ["public.*"],
+                "defaults": {"updated_at": "updated_at", "deletes": {"full_diff": {"every": "1d"}}},
+            }
+        )
+        source = PollSource(
+            "bench", server.postgres.dsn("polled"), str(folder / "known"), tables, interval_seconds=1e-6
+        )
+        _Life(source, server, report, rows).lead()
+
+
+class _Life:
+    """One table, from its copy on."""
+
+    def __init__(self, source: PollSource, server: Server, report: Report, rows: int) -> None:
+        self.source, self.server, self.report, self.rows = source, server, report, rows
+        self.versions = Remembered()
+        self.follower: PollFollower = source.follow(self.versions)
+        self.offset: Offset = self.follower.start()
+
+    def lead(self) -> None:
+        self._note("copy of a cold table", self._run(), self.rows)
+        started = time.monotonic()
+        for _ in range(IDLE_POLLS):
+            assert self.follower.latest(self.offset, LIMIT, Orders()) == self.offset
+        self.report.add(
+            "poll", "poll of an idle table", (time.monotonic() - started) / IDLE_POLLS * 1000, "ms", 20, "most"
+        )
+        changed = self.rows // 10
+        with self.server.postgres.connect("polled") as connection:
+            connection.execute(f"UPDATE orders SET state = 'back', updated_at = now() WHERE id <= {changed}".encode())
+        self._note("poll of a tenth of the rows", self._run(), changed)
+        self._due()
+        self._note("full diff, polled rows among it", self._run(), self.rows)
+        self._due()
+        self._note("full diff of an unchanged table", self._run(), self.rows)
+        self.follower.stop()
+
+    def _due(self) -> None:
+        """Let the next full diff be due: its clock says a day has gone by."""
+        self.follower.stop()
+        schedule = Path(self.source.folder) / "schedule.json"
+        schedule.write_text(json.dumps({each: {"polls": 0, "diffed": 0.0} for each in self.offset["tables"]}))
+        self.follower = self.source.follow(self.versions)
+
+    def _run(self) -> float:
+        """Seconds until there is nothing more to read."""
+        started = time.monotonic()
+        while (end := self.follower.latest(self.offset, LIMIT, Orders())) != self.offset:
+            splits = self.follower.plan(self.offset, end)
+            with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
+                list(pool.map(self._drain, splits))
+            self.offset = end
+            self.source.release(end)
+        return time.monotonic() - started
+
+    def _drain(self, split: Split) -> int:
+        return sum(len(changes) for changes in self.source.read(split))
+
+    def _note(self, name: str, seconds: float, rows: int) -> None:
+        self.report.add("poll", name, seconds, "s")
+        self.report.add("poll", f"{name}, speed", rows / seconds, "rows/s")

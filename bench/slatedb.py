@@ -1,0 +1,192 @@
+"""SlateDB's WAL through the source, against a bare loop over `SlateDbWalReader`: rows per second, and how far behind.
+
+`python -m bench --only slatedb`. Needs the extra `slatedb`; no Spark.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from pathlib import Path
+from statistics import median, quantiles
+from typing import Any
+
+from bench.report import Report
+from tailrace.selection import TableOptions
+from tailrace.source import Limit, Orders, Split
+from tailrace.source.history import Remembered
+from tailrace.source.slatedb.offset import Mark
+from tailrace.source.slatedb.source import SlateDbSource
+from tailrace.source.slatedb.split import WalSplit, Wanted
+from tailrace.source.slatedb.store import Database, Store, binding, run
+from tailrace.source.slatedb.wal import find_tail
+
+ROWS = 400_000
+BATCH_ROWS = 500
+SPLIT_FILES = 16
+TAIL_WRITES = 100
+TAIL_PAUSE_SECONDS = 0.05
+TRIES = 3
+
+
+def measure(report: Report, folder: Path, scale: float) -> None:
+    """Fill a database, read its log both ways in turn, then follow its end both ways."""
+    (folder / "store").mkdir(parents=True)
+    database = Database("bench", Store("local", str(folder / "store")))
+    source = SlateDbSource("bench", database, TableOptions(), str(folder / "state"), poll_seconds=0.0)
+    rows = int(ROWS * scale)
+    run(_fill(database, rows), "filling the database")
+    splits = _splits(source, find_tail(database, 0))
+    bare, ours, threads, processes = [], [], [], []
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(_count, [source] * 2, [[]] * 2))
+        for _ in range(TRIES):
+            bare.append(_timed(lambda: run(_loop(database), "reading"), rows))
+            ours.append(_timed(lambda: _count(source, splits), rows))
+            threads.append(_timed(lambda: _in_threads(source, splits), rows))
+            halves = [splits[::2], splits[1::2]]
+            processes.append(_timed(lambda halves=halves: sum(pool.map(_count, [source] * 2, halves)), rows))
+    report.add("slatedb", "bare SlateDbWalReader loop", rows / min(bare), "rows/s")
+    report.add("slatedb", "through the source, one after the other", rows / min(ours), "rows/s")
+    report.add("slatedb", "ratio to the bare loop", min(bare) / min(ours), "", 0.7)
+    report.add("slatedb", "splits in two threads, ratio", min(bare) / min(threads))
+    report.add("slatedb", "splits in two processes, ratio", min(bare) / min(processes), "", 1.0)
+    report.note(f"slatedb: {len(splits)} splits of {SPLIT_FILES} WAL files, {rows:,} rows, best of {TRIES}")
+    _report_tail(report, source)
+
+
+async def _fill(database: Database, rows: int) -> None:
+    api = binding()
+    db = await api.DbBuilder(database.path, database.store.open()).build()
+    handle = None
+    for start in range(0, rows, BATCH_ROWS):
+        batch = api.WriteBatch()
+        for number in range(start, min(rows, start + BATCH_ROWS)):
+            batch.put(b"key%012d" % number, b"v" * 100)
+        handle = await db.write(batch)
+    if handle is not None:
+        await handle.await_durable()
+    # No flush at the end: the log stays whole.
+    await db.shutdown_with_options(api.CloseOptions(flush_type=api.FlushType.WAL))
+
+
+async def _loop(database: Database) -> int:
+    reader = database.wal_reader()
+    last = await reader.last_wal_file_id(0)
+    iterator = await reader.iterator(1)
+    rows = 0
+    for _ in range(last):
+        rows += len((await iterator.next()).rows)
+    return rows
+
+
+def _splits(source: SlateDbSource, tail: int) -> list[WalSplit]:
+    table = source.tables()[0]
+    wanted = {str(table.table): Wanted(table, Mark(0, 0), Mark(tail, 2**62), 0)}
+    return [
+        WalSplit(first=first, last=min(tail, first + SPLIT_FILES - 1), wanted=wanted)
+        for first in range(1, tail + 1, SPLIT_FILES)
+    ]
+
+
+def _count(source: SlateDbSource, splits: list[WalSplit]) -> int:
+    return sum(len(changes) for split in splits for changes in source.read(split))
+
+
+def _in_threads(source: SlateDbSource, splits: list[WalSplit]) -> int:
+    with ThreadPoolExecutor(2) as pool:
+        return sum(pool.map(lambda split: _count(source, [split]), splits))
+
+
+def _timed(work: Callable[[], int], rows: int) -> float:
+    started = time.perf_counter()
+    found = work()
+    seconds = time.perf_counter() - started
+    assert found == rows, f"{found} of {rows} rows"
+    return seconds
+
+
+def _report_tail(report: Report, source: SlateDbSource) -> None:
+    """One row at a time, each with the time it was written; how old it is when a reader has it in hand."""
+    bare = _tail(source.database, _bare_tail)
+    ours = _tail(source.database, lambda database, seen: _source_tail(source, seen))
+    for name, ages in (("bare loop", bare), ("source", ours)):
+        report.add("slatedb", f"write to read, {name}, p50", median(ages) * 1000, "ms")
+        report.add("slatedb", f"write to read, {name}, p99", quantiles(ages, n=100)[98] * 1000, "ms")
+    report.add("slatedb", "tail latency against the bare loop, p50", median(ours) / median(bare), "", 2.0, "most")
+
+
+Seen = Callable[[bytes], bool]
+
+
+def _tail(database: Database, follow: Callable[[Database, Seen], None]) -> list[float]:
+    ages: list[float] = []
+    ready = threading.Event()
+
+    def seen(value: bytes) -> bool:
+        """True when it was the last one."""
+        ready.set()
+        if value:
+            ages.append(time.time() - float(value))
+        return len(ages) == TAIL_WRITES
+
+    reading = threading.Thread(target=follow, args=(database, seen))
+    writing = threading.Thread(target=lambda: run(_trickle(database, ready), "writing"))
+    writing.start()
+    reading.start()
+    writing.join()
+    reading.join()
+    return ages
+
+
+async def _trickle(database: Database, ready: threading.Event) -> None:
+    api = binding()
+    db = await api.DbBuilder(database.path, database.store.open()).build()
+    while not ready.is_set():
+        await db.put(b"tail", b"")
+        await asyncio.sleep(TAIL_PAUSE_SECONDS)
+    for _ in range(TAIL_WRITES):
+        await db.put(b"tail", b"%f" % time.time())
+        await asyncio.sleep(TAIL_PAUSE_SECONDS)
+    await db.shutdown()
+
+
+def _bare_tail(database: Database, seen: Seen) -> None:
+    async def follow() -> None:
+        reader = database.wal_reader()
+        head = await database.manifest()
+        iterator = await reader.iterator(await reader.last_wal_file_id(head.replay_after_wal_id) + 1)
+        while True:
+            found = [seen(row.value) for row in (await iterator.next()).rows if row.key == b"tail"]
+            if any(found):
+                return
+
+    run(follow(), "following")
+
+
+def _source_tail(source: SlateDbSource, seen: Seen) -> None:
+    follower = source.follow(Remembered())
+    try:
+        offset: dict[str, Any] = follower.start()
+        while True:
+            end = follower.latest(offset, Limit(2_000_000, 256_000_000), Orders())
+            if end == offset:
+                time.sleep(0.01)
+                continue
+            for split in _log_only(follower.plan(offset, end)):
+                for changes in source.read(split):
+                    rows = zip(changes.row.field(0).to_pylist(), changes.row.field(1).to_pylist(), strict=True)
+                    found = [seen(value) for key, value in rows if key == b"tail"]
+                    if any(found):
+                        return
+            offset = end
+    finally:
+        follower.stop()
+
+
+def _log_only(splits: list[Split]) -> Iterator[Split]:
+    return (split for split in splits if isinstance(split, WalSplit))

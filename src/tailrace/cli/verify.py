@@ -1,0 +1,58 @@
+"""`tailrace verify`: proof that the destination holds what the source holds."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.errors import TableError
+
+if TYPE_CHECKING:
+    from tailrace.stream.verify import Verdict
+
+
+@reported
+def verify(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)],
+    table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Compare keys and row hashes of source and destination, and list keys that differ; exit code 8 if any do.
+
+    Run it when the pipeline has caught up: changes on their way are differences, too. Works with no Spark running.
+    """
+    from tailrace.config import load
+    from tailrace.stream.verify import verify as compare
+
+    verdicts = []
+    for verdict in compare(load(file), table):
+        verdicts.append(verdict)
+        if not as_json:
+            _print(verdict)
+    if as_json:
+        print_json(
+            {
+                "equal": all(verdict.equal for verdict in verdicts),
+                "tables": [{**asdict(verdict), "equal": verdict.equal} for verdict in verdicts],
+            }
+        )
+    if not all(verdict.equal for verdict in verdicts):
+        raise typer.Exit(TableError.exit_code)
+
+
+def _print(verdict: Verdict) -> None:
+    if verdict.equal:
+        typer.echo(f"{typer.style('equal', fg=typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")
+        return
+    typer.echo(
+        f"{typer.style('differs', fg=typer.colors.RED)} {verdict.table}: {verdict.source_rows:,} rows in the source,"
+        f" {verdict.destination_rows:,} in the destination; {verdict.missing:,} missing, {verdict.extra:,} too many,"
+        f" {verdict.different:,} different"
+    )
+    for key in verdict.keys:
+        typer.echo(f"        ({', '.join(key)})")

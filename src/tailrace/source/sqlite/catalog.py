@@ -1,0 +1,170 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The tables of a file and their columns, read from the text of their CREATE TABLE.
+
+The same text stands in the file and on the tape, so a table of now and one of then are read alike.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from functools import lru_cache
+
+import pyarrow as pa
+
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.source.sqlite.value import cells_of
+from tailrace.sqlite import layout
+from tailrace.sqlite.affinity import arrow_type, read_column
+from tailrace.sqlite.layout import Connection, Field, quoted, side_tables
+from tailrace.sqlite.record import Value
+from tailrace.sqlite.schema_change import TRIGGER_PREFIX
+
+SCHEMA = "main"
+ROWID = "rowid"
+"""The upstream type of the column that shows a rowid which the table itself does not."""
+ALIAS = "INTEGER PRIMARY KEY"
+
+
+@dataclass(frozen=True)
+class Described:
+    """A table as its CREATE TABLE says: the stored columns, those that must be set, the key, and the rowid's alias."""
+
+    name: str
+    fields: tuple[Field, ...]
+    required: frozenset[str]
+    key: tuple[str, ...]
+    alias: str | None
+    lacks_rowid: bool
+
+    def declared(self, field: Field) -> str:
+        """The type for people; the column that is the rowid is told from others that are INTEGER."""
+        return ALIAS if field.name == self.alias else field.declared
+
+    @property
+    def shown_rowid(self) -> str | None:
+        """The name under which the rowid is shown as the key of a table that declares none."""
+        if self.key:
+            return None
+        name, taken = "_rowid", {field.name.lower() for field in self.fields}
+        while name in taken:
+            name = f"_{name}"
+        return name
+
+
+@lru_cache(maxsize=4096)
+def describe(sql: str) -> Described:
+    """What a CREATE TABLE makes. Raises sqlite3.Error for text that this SQLite does not understand."""
+    with closing(sqlite3.connect(":memory:")) as scratch:
+        scratch.execute(sql)
+        (name,) = scratch.execute(
+            "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
+        ).fetchone()
+        shape = layout.read_shape(scratch, name)
+        key = [field for field in sorted(shape.fields, key=lambda field: field.key) if field.key]
+        rows = scratch.execute(f"PRAGMA table_info({quoted(name)})").fetchall()
+        required = frozenset(str(row[1]) for row in rows if row[3])
+        # An index for the primary key shows that the column is not the rowid itself, as with DESC.
+        indexed = any(row[3] == "pk" for row in scratch.execute(f"PRAGMA index_list({quoted(name)})").fetchall())
+    alias = key[0].name if len(key) == 1 and key[0].declared.upper() == "INTEGER" and not indexed else None
+    lacks_rowid = shape.without_rowid or not shape.rowid
+    return Described(name, shape.fields, required, tuple(field.name for field in key), alias, lacks_rowid)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """One table of the file now. `entry` is its rowid in sqlite_schema; `described` is None for text not understood."""
+
+    name: str
+    entry: int
+    described: Described | None
+
+
+def list_tables(connection: Connection, cdc_table: str, *, by_triggers: bool) -> dict[str, Listed]:
+    """The tables whose changes can be on the tape, as the capture knows them.
+
+    Triggers were made for the schema they remember; what DDL did since is not theirs until they are made anew.
+    """
+    if by_triggers:
+        source = quoted(side_tables(cdc_table)[2])
+        prefix = f"{TRIGGER_PREFIX}insert:"
+        triggers = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+        names = {name.removeprefix(prefix) for (name,) in triggers if name.startswith(prefix)}
+        # A table that was renamed is another one, and its triggers still write the name of before.
+        names &= set(layout.list_tables(connection))
+        rows = connection.execute(f"SELECT id, name, sql FROM {source} WHERE type = 'table'").fetchall()
+    else:
+        names = set(layout.list_tables(connection)) - {cdc_table}
+        rows = connection.execute("SELECT rowid, name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+    return {
+        str(name): Listed(str(name), int(entry), _described(sql))
+        for entry, name, sql in rows
+        if name in names and sql is not None
+    }
+
+
+def _described(sql: str) -> Described | None:
+    try:
+        return describe(sql)
+    except sqlite3.Error:
+        return None
+
+
+def make_schema(
+    table: Described, numbers: Mapping[str, int], initial: Mapping[str, pa.Scalar[object]] = {}
+) -> TableSchema:
+    """The table with these column numbers. Its key is the declared one, else the rowid."""
+    columns = tuple(
+        Column(
+            field.name,
+            arrow_type(field.declared),
+            nullable=field.name not in table.required and field.name != table.alias,
+            upstream_type=table.declared(field),
+            number=numbers[field.name],
+            initial=initial.get(field.name),
+        )
+        for field in table.fields
+    )
+    rowid = table.shown_rowid
+    if rowid is not None:
+        columns = (Column(rowid, pa.int64(), nullable=False, upstream_type=ROWID), *columns)
+    key = table.key or (rowid or "",)
+    return TableSchema(TableName(SCHEMA, table.name), columns, key, upstream_id=table.name)
+
+
+def rowid_column(table: TableSchema) -> str | None:
+    """The key column that is the rowid; None where the key is made of other columns."""
+    if len(table.key) != 1:
+        return None
+    (name,) = table.key
+    return name if table.column(name).upstream_type in (ROWID, ALIAS) else None
+
+
+def stored_columns(table: TableSchema) -> list[Column]:
+    """The columns that records and rows of the file hold, in their order: all but a rowid that is only shown."""
+    return [column for column in table.columns if column.upstream_type != ROWID]
+
+
+def read_default(field: Field) -> tuple[Value, bool]:
+    """What rows older than an added column hold in it, and whether that can be told: only constants can."""
+    if field.default is None:
+        return None, True
+    try:
+        with closing(sqlite3.connect(":memory:")) as scratch:
+            scratch.execute(f"CREATE TABLE t (c {field.declared} DEFAULT {field.default}, d)")
+            scratch.execute("INSERT INTO t (d) VALUES (1)")
+            (value,) = scratch.execute("SELECT c FROM t").fetchone()
+    except sqlite3.Error:
+        return None, False
+    return value, not field.default.upper().startswith("CURRENT_")
+
+
+def initial_of(field: Field) -> tuple[pa.Scalar[object] | None, bool]:
+    """The default of an added column as its Arrow type holds it, and whether that is what older rows hold."""
+    value, known = read_default(field)
+    if value is None or not known:
+        return None, known
+    column = read_column(cells_of([value]), arrow_type(field.declared))
+    return (None, False) if column.unfit is not None else (column.array[0], True)

@@ -1,0 +1,48 @@
+"""How far each reader of a file is, in one small file per reader; what all of them have may be purged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from urllib.parse import quote
+
+_SUFFIX = ".cursor"
+_PURGED = "purged"
+
+
+class Cursors:
+    """The cursors in a folder, which is made when first needed."""
+
+    def __init__(self, folder: str) -> None:
+        self._folder = Path(folder)
+
+    def begin(self, reader: str, change_id: int) -> None:
+        """From now on nothing behind this change goes before the reader has it. Repeating it changes nothing."""
+        if not self._file(reader).exists():
+            self.advance(reader, change_id)
+
+    def advance(self, reader: str, change_id: int) -> None:
+        """The reader has everything up to this change."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = self._file(reader).with_suffix(".new")
+        partial.write_text(str(change_id))
+        partial.replace(self._file(reader))
+
+    def lowest(self) -> int | None:
+        """What every reader has; None before there is one."""
+        return min((int(file.read_text()) for file in self._folder.glob(f"*{_SUFFIX}")), default=None)
+
+    def forget(self, reader: str) -> None:
+        """The reader is gone, or begins anew."""
+        self._file(reader).unlink(missing_ok=True)
+
+    def is_due(self, seconds: float) -> bool:
+        """Whether the last purge is so long ago; if so, it counts as done now."""
+        mark = self._folder / _PURGED
+        if mark.exists() and time.time() - mark.stat().st_mtime < seconds:
+            return False
+        mark.touch()
+        return True
+
+    def _file(self, reader: str) -> Path:
+        return self._folder / f"{quote(reader, safe='')}{_SUFFIX}"

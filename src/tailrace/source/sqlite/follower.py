@@ -1,0 +1,317 @@
+"""The driver half: how far the next batch goes, and how it is split. It opens the file for each look at it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tailrace.change import START, Position
+from tailrace.errors import LostError
+from tailrace.schema import TableName
+from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
+from tailrace.source.sqlite.copy import CopySplit, chunk_bounds
+from tailrace.source.sqlite.cursor import Cursors
+from tailrace.source.sqlite.log import RESYNC, Counted, Log, Window, windows
+from tailrace.source.sqlite.offset import Entry, LogOffset, Reading, behind, readings
+from tailrace.source.sqlite.schema_log import SchemaLog
+from tailrace.source.sqlite.split import Wanted, log_splits
+
+if TYPE_CHECKING:
+    from tailrace.source.sqlite.source import SqliteSource
+
+STEP_ASIDE_ROWS = 100_000
+"""After this many changes that concern no table, the offset moves on so that they may be purged."""
+_KEPT_WINDOWS = 256
+
+
+class SqliteFollower:
+    """Everything durable is in the file, the offsets and the versions."""
+
+    def __init__(self, source: SqliteSource, versions: Versions) -> None:
+        self.source = source
+        self._versions = versions
+        self._schemas = SchemaLog(versions)
+        self._listed: Mapping[str, Listed] = {}
+        self._listed_at: int | None = None
+        self._looked: tuple[int | None, frozenset[str]] | None = None
+        self._counted: dict[Window, dict[str, Counted]] = {}
+
+    def start(self) -> Offset:
+        with self.source.engine.snapshot("looking for the end of the tape") as connection:
+            log = Log(connection, self.source.cdc_table)
+            head = log.head()
+            Cursors(self.source.folder).begin(self.source.reader, head)
+            return LogOffset(behind(head), log.witness(head)).to_json()
+
+    def target(self) -> Offset:
+        with self.source.engine.snapshot("looking for the end of the tape") as connection:
+            log = Log(connection, self.source.cdc_table)
+            self._refresh(log)
+            return LogOffset(behind(log.head())).to_json()
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        now, goal = LogOffset.from_json(start), LogOffset.from_json(target).log
+        if set(now.tables) != set(self._tables()) or now.within("init", "copy", "catchup"):
+            return False
+        if now.log >= goal:
+            return True
+        with self.source.engine.snapshot("looking for changes") as connection:
+            counted = self._count(Log(connection, self.source.cdc_table), now.log.commit, goal.commit)
+        return not any(now.within("ready").keys() & counts.keys() for counts in counted.values())
+
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        given = LogOffset.from_json(start)
+        with self.source.engine.snapshot("looking for changes") as connection:
+            log = Log(connection, self.source.cdc_table)
+            log.require_sequence(given.log.commit, dict(given.witness))
+            self._refresh(log)
+            now = self._enrol(self._heed(given, orders))
+            self._require_rows(log, now, orders)
+            head = log.head()
+            end = self._read_log(log, now, head, limit)
+            self._schemas.scan(log, now.low_water.commit, end.log.commit, now.tables, lambda: self._listed)
+            end = self._look(log, end, head)
+            end = self._begin_anew(end)
+            end = self._copy(log, end, head, limit, orders)
+            if end.tables == given.tables and not self._concerns(log, now, end, head):
+                return start
+            return replace(end, witness=log.witness(end.log.commit)).to_json()
+
+    # -- which tables -------------------------------------------------------------------------------------
+
+    def _refresh(self, log: Log) -> None:
+        """Look at the file's tables when its schema is another than before."""
+        version = log.schema_version()
+        if version != self._listed_at:
+            self._listed = list_tables(log.connection, log.table, by_triggers=log.by_triggers)
+            self._listed_at = version
+
+    def _tables(self) -> dict[str, Described]:
+        """The tables to follow, of those that were listed."""
+        found = {TableName(SCHEMA, name): one.described for name, one in self._listed.items()}
+        return {
+            table.name: described
+            for table in self.source.tables_wanted.select(found)
+            if (described := found[table]) is not None and not described.lacks_rowid
+        }
+
+    @staticmethod
+    def _heed(now: LogOffset, orders: Orders) -> LogOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        changed: dict[str, Entry] = {}
+        for name, entry in now.tables.items():
+            reached = entry.position(now.log)
+            skips = tuple(sorted(at for at in map(Position.parse, orders.skips.get(name, ())) if at > reached))
+            if skips != entry.skips:
+                entry = changed[name] = replace(entry, skips=skips)
+            # A resync that has begun does not keep its table from being stopped again.
+            if name in orders.stopped and orders.resync.get(name, 0) <= entry.request:
+                resume = orders.stopped[name]
+                at = Position.parse(resume) if resume else None
+                if entry.phase != "stopped" or (at is None and entry.at is not None):
+                    changed[name] = entry.stop(at)
+            elif name in orders.paused:
+                if entry.phase != "stopped":
+                    changed[name] = entry.stop(reached if entry.phase != "init" else None)
+            elif entry.phase == "stopped":
+                changed[name] = entry.resume()
+        return now.with_tables(changed)
+
+    def _enrol(self, now: LogOffset) -> LogOffset:
+        """Tables that are gone go, those that came wait for their copy."""
+        tables = self._tables()
+        new = {name: Entry("init") for name in tables if name not in now.tables}
+        return now.only(tables).with_tables(new)
+
+    @staticmethod
+    def _require_rows(log: Log, now: LogOffset, orders: Orders) -> None:
+        for name, entry in now.tables.items():
+            at = entry.position(now.log)
+            if (
+                entry.phase != "init"
+                and at < now.log
+                and orders.resync.get(name, 0) <= entry.request
+                and not _waits_for_copy(entry)
+            ):
+                log.require_rows_behind(at.commit, str(TableName(SCHEMA, name)))
+
+    def _begin_anew(self, end: LogOffset) -> LogOffset:
+        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
+        due = {
+            name: entry.restart()
+            for name, entry in end.tables.items()
+            if entry.phase not in ("init", "stopped")
+            and entry.x < self._schemas.recopies.get(name, START)
+            and self._policy(name) != "stop"
+        }
+        return end.with_tables(due)
+
+    def _policy(self, name: str) -> str:
+        return self.source.tables_wanted.settings_of(str(TableName(SCHEMA, name))).schema_changes
+
+    def _look(self, log: Log, end: LogOffset, head: int) -> LogOffset:
+        """At the end of the tape, compare the file's schema with the versions: a rename leaves no row."""
+        seen = (self._listed_at, frozenset(end.within("ready")))
+        if log.by_triggers or end.log.commit != head or seen == self._looked:
+            return end
+        self._looked = seen
+        tables = self._tables()
+        at = Position(end.log.commit, end.log.ordinal + 1)
+        changed = [self._schemas.look(name, tables[name], at) for name in seen[1]]
+        return replace(end, log=at) if any(changed) else end
+
+    # -- the log ------------------------------------------------------------------------------------------
+
+    def _read_log(self, log: Log, now: LogOffset, head: int, limit: Limit) -> LogOffset:
+        """Ready tables move to the new common position; the tables behind it move towards it together."""
+        ready, late = frozenset(now.within("ready")), now.within("catchup")
+        # A busy log must not keep those behind it from ever meeting it.
+        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
+        common = max(now.log, behind(self._take(log, now.log.commit, head, ready, share)))
+        # Those that were copied at a later position than the log has reached wait for it.
+        late = {name: entry for name, entry in late.items() if entry.at is not None and entry.at <= common}
+        if not late:
+            return replace(now, log=common)
+        first = min(entry.position(common) for entry in late.values())
+        reached = behind(self._take(log, first.commit, common.commit, frozenset(late), share))
+        reached = common if reached.commit >= common.commit else reached
+        changed = {
+            name: entry.join() if reached >= common else replace(entry, at=reached)
+            for name, entry in late.items()
+            if entry.position(common) <= reached
+        }
+        return replace(now.with_tables(changed), log=common)
+
+    def _take(self, log: Log, after: int, upto: int, tables: frozenset[str], limit: Limit) -> int:
+        """The furthest transaction's end in (after, upto] within the limit.
+
+        The first transaction is taken whatever its size: a batch must make progress.
+        """
+        if not tables or upto <= after:
+            return max(after, upto)
+        rows = size = 0
+        for window in windows(after, upto):
+            counts = self._count(log, *window)[window]
+            here = [counts[name] for name in tables & counts.keys()]
+            more, larger = sum(one.rows for one in here), sum(one.bytes for one in here)
+            if rows + more > limit.rows or size + larger > limit.bytes:
+                share = min((limit.rows - rows) / max(more, 1), (limit.bytes - size) / max(larger, 1))
+                cut = window.after + max(1, int((window.upto - window.after) * share))
+                return log.boundary(min(cut, window.upto), upto)
+            rows, size = rows + more, size + larger
+        return upto
+
+    def _count(self, log: Log, after: int, upto: int) -> dict[Window, dict[str, Counted]]:
+        """What lies in (after, upto], window by window. A window below the end of the tape never changes."""
+        found = {}
+        for window in windows(after, upto):
+            if window not in self._counted:
+                while len(self._counted) >= _KEPT_WINDOWS:
+                    del self._counted[next(iter(self._counted))]
+                self._counted[window] = log.count(window)
+            found[window] = self._counted[window]
+        return found
+
+    def _concerns(self, log: Log, now: LogOffset, end: LogOffset, head: int) -> bool:
+        """Whether the step holds changes of a table we keep, or enough foreign ones to be worth passing over."""
+        if end.log <= now.log:
+            return False
+        if end.log.commit < head:
+            return True  # a full batch
+        ready = now.within("ready")
+        if any(ready.keys() & counts.keys() for counts in self._count(log, now.log.commit, head).values()):
+            return True
+        if any(len(self._versions.schemas_between(name, now.log, end.log)) > 1 for name in ready):
+            return True
+        return end.log.commit - now.log.commit > STEP_ASIDE_ROWS
+
+    # -- the copy -----------------------------------------------------------------------------------------
+
+    def _copy(self, log: Log, end: LogOffset, head: int, limit: Limit, orders: Orders) -> LogOffset:
+        # What was found by looking lies behind the last change, and a copy of now has seen it.
+        x = end.log if end.log.commit == head else behind(head)
+        tables = self._tables()
+        changed: dict[str, Entry] = {}
+        for name, entry in end.tables.items():
+            request = max(entry.request, orders.resync.get(name, 0))
+            if (entry.phase == "init" and name not in orders.paused) or entry.request < request:
+                bounds = chunk_bounds(log.connection, name, self.source.chunk_rows)
+                self._schemas.begin(tables[name], x)
+                changed[name] = entry.begin(x, bounds, request)
+        budget = limit.rows
+        for name, entry in sorted({**end.within("copy"), **changed}.items()):
+            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows)) if budget > 0 else 0
+            budget -= take * self.source.chunk_rows
+            entry = replace(entry, next=entry.next + take)
+            if entry.next == entry.chunks:
+                entry = replace(entry, phase="catchup", at=entry.x)
+            changed[name] = entry
+        return end.with_tables(changed)
+
+    # -- splitting ----------------------------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        now, then = LogOffset.from_json(start), LogOffset.from_json(end)
+        with self.source.engine.snapshot("planning a batch") as connection:
+            log = Log(connection, self.source.cdc_table)
+            log.require_sequence(then.log.commit, dict(then.witness))
+            self._refresh(log)
+            self._schemas.scan(log, now.low_water.commit, then.log.commit, now.tables, lambda: self._listed)
+            return [*self._plan_copy(now, then), *self._plan_log(log, now, then)]
+
+    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        splits: list[Split] = []
+        for name, entry in then.tables.items():
+            wanted = entry.chunks_since(now.tables.get(name))
+            if not wanted or name not in self._tables():
+                continue
+            schema = self._versions.schema_at(name, entry.x)
+            if schema is None:
+                raise LostError(f"the version of {name} that is being copied is not stored", fix=RESYNC)
+            splits += [
+                CopySplit(
+                    copies=schema,
+                    starts=wanted.start == 0,
+                    completes=entry.next == entry.chunks,
+                    low=entry.bounds[chunk - 1] if chunk else None,
+                    high=entry.bounds[chunk],
+                    x=entry.x,
+                )
+                for chunk in wanted
+            ]
+        return splits
+
+    def _plan_log(self, log: Log, now: LogOffset, then: LogOffset) -> list[Split]:
+        tables = self._tables()
+        wanted = {
+            name: self._wanted(name, then.tables[name], reading)
+            for name, reading in readings(now, then).items()
+            if name in tables
+        }
+        if not wanted:
+            return []
+        after, upto = min(one.after.commit for one in wanted.values()), max(one.upto.commit for one in wanted.values())
+        return log_splits(self._count(log, after, upto), wanted)
+
+    def _wanted(self, name: str, entry: Entry, reading: Reading) -> Wanted:
+        history = tuple(self._versions.schemas_between(name, reading.after, reading.upto))
+        newest = self._versions.schema_at(name)
+        if not history or newest is None:
+            raise LostError(f"the version of {name} at {reading.after} is not stored", fix=RESYNC)
+        policy = self._policy(name)
+        stops: Position | None = None
+        if policy == "stop":
+            recopy = self._schemas.recopies.get(name, START)
+            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
+            stops = min(changes, default=None)
+        shown = self._versions.schema_at(name, entry.x) if policy == "ignore" else None
+        return Wanted(reading.after, reading.upto, history, newest, shown=shown, stops=stops, skips=entry.skips)
+
+    def stop(self) -> None:
+        """Nothing is kept open."""
+
+
+def _waits_for_copy(entry: Entry) -> bool:
+    return entry.phase == "stopped" and entry.at is None

@@ -1,0 +1,178 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The capture table as a log: where it ends, where transactions do, what lies between two of its rows."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from tailrace.errors import LostError
+from tailrace.sqlite import layout
+from tailrace.sqlite.change import Change
+from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, Connection, quoted
+from tailrace.sqlite.tape import Tape
+
+WINDOW = 50_000
+"""How many change ids are counted, and read by one split, at a time."""
+NATIVE_BYTES = 200
+"""What a change counts for whose images are not on the tape but beside it, by triggers."""
+RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
+
+
+WITNESS_ROWS = 8
+WITNESS_BYTES = 64
+
+Witness = dict[str, int]
+"""Checksums of some rows by their change id. `change_id` begins again at 1 when the tape is emptied or made anew, and
+one row may look like another of the same second; several do not."""
+
+
+class Window(NamedTuple):
+    """The change ids in (after, upto]."""
+
+    after: int
+    upto: int
+
+
+class Counted(NamedTuple):
+    rows: int
+    bytes: int
+
+
+def windows(after: int, upto: int) -> Iterator[Window]:
+    """(after, upto] in pieces whose inner borders are the same whoever asks."""
+    while after < upto:
+        border = min((after // WINDOW + 1) * WINDOW, upto)
+        yield Window(after, border)
+        after = border
+
+
+class Log:
+    """One capture table in one snapshot of its file. Raises PreflightError if it is missing or of unknown version."""
+
+    def __init__(self, connection: Connection, table: str) -> None:
+        tape = Tape(connection, table)
+        self.connection = connection
+        self.table = table
+        self.by_triggers = tape.by_triggers
+        self.has_transactions = tape.version != "v1"
+        self._name = quoted(table)
+
+    def head(self) -> int:
+        """The last change of the last whole transaction; 0 for an empty tape.
+
+        What another connection shows is committed. Rows without the COMMIT row that Turso ends a transaction with are
+        left alone all the same, unless something follows them.
+        """
+        row = self._one(f"SELECT change_id, {self._txn}, change_type FROM {self._name} ORDER BY change_id DESC LIMIT 1")
+        if row is None:
+            return 0
+        last, txn, kind = row
+        if txn is None or kind == COMMIT:
+            return int(last)
+        sql = f"SELECT 1 FROM {self._name} WHERE change_id >= ? AND change_txn_id = ? AND change_type = ? LIMIT 1"
+        if self._one(sql, txn, txn, COMMIT) is not None:
+            return int(last)
+        sql = (
+            f"SELECT change_id FROM {self._name} "
+            "WHERE change_id < ? AND change_txn_id IS NOT ? ORDER BY change_id DESC LIMIT 1"
+        )
+        before = self._one(sql, last, txn)
+        return 0 if before is None else int(before[0])
+
+    def boundary(self, cut: int, head: int) -> int:
+        """The last change of the transaction that the first change at or behind `cut` belongs to."""
+        row = self._one(
+            f"SELECT change_id, {self._txn} FROM {self._name} WHERE change_id >= ? ORDER BY change_id LIMIT 1", cut
+        )
+        if row is None:
+            return head
+        if row[1] is None:
+            return min(int(row[0]), head)
+        sql = f"SELECT change_id FROM {self._name} WHERE change_id > ? AND change_txn_id IS NOT ? ORDER BY 1 LIMIT 1"
+        following = self._one(sql, row[0], row[1])
+        return head if following is None else min(self._nearest(int(following[0]) - 1), head)
+
+    def count(self, window: Window) -> dict[str, Counted]:
+        """How many changes of which table lie in a window, and how large their images are; commits left out."""
+        size = f"count(*) * {NATIVE_BYTES}"
+        if not self.by_triggers:
+            size = 'coalesce(sum(length("before")), 0) + coalesce(sum(length("after")), 0)'
+        sql = (
+            f"SELECT table_name, count(*), {size} FROM {self._name} "
+            "WHERE change_id > ? AND change_id <= ? AND table_name IS NOT NULL GROUP BY table_name"
+        )
+        rows = self.connection.execute(sql, window).fetchall()
+        return {str(name): Counted(int(count), int(size)) for name, count, size in rows}
+
+    def schema_changes(self, window: Window) -> list[Change]:
+        """The rows on sqlite_schema in a window."""
+        names = ", ".join(quoted(name) for name in layout.COLUMNS["v2"] if name != "change_txn_id")
+        sql = f"SELECT {names} FROM {self._name} WHERE change_id > ? AND change_id <= ? AND table_name = ? ORDER BY 1"
+        rows = self.connection.execute(sql, (*window, SCHEMA_TABLE)).fetchall()
+        return [Change(row[0], row[1], None, *row[2:]) for row in rows]
+
+    def witness(self, change_id: int) -> Witness:
+        """The last rows up to a change, by which the tape is known again."""
+        name = self._name
+        sql = (
+            'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
+            f'substr("before", 1, {WITNESS_BYTES}), substr("after", 1, {WITNESS_BYTES}) '
+            f"FROM {name} WHERE change_id <= ? ORDER BY change_id DESC LIMIT {WITNESS_ROWS}"
+        )
+        rows = self.connection.execute(sql, (change_id,)).fetchall()
+        return {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows}
+
+    def require_sequence(self, change_id: int, witness: Witness) -> None:
+        """Raises LostError when the tape was started over, or its rows behind a change were taken away.
+
+        Rows before the first one there is now were purged, which is no reason to doubt the rest.
+        """
+        row = self._one(f"SELECT min(change_id) FROM {self._name}")
+        first = None if row is None else row[0]
+        why = None
+        if not witness:
+            why = f"its changes before {first} were purged" if first is not None and first > change_id + 1 else None
+        elif first is None or first > change_id:
+            why = "the last change that was read is not on it"
+        else:
+            now = self.witness(change_id)
+            if any(now.get(each) != crc for each, crc in witness.items() if int(each) >= first):
+                why = "other changes have the numbers of those that were read"
+        if why is not None:
+            raise LostError(
+                f"the tape was started over or purged too far: {why}",
+                fix=RESYNC,
+                table=self.table,
+                position=str(change_id),
+            )
+
+    def _nearest(self, change_id: int) -> int:
+        row = self._one(f"SELECT max(change_id) FROM {self._name} WHERE change_id <= ?", change_id)
+        return int(row[0] or 0) if row is not None else 0
+
+    def require_rows_behind(self, change_id: int, table: str) -> None:
+        """Raises LostError if changes behind one that `table` still needs were taken away."""
+        row = self._one(f"SELECT min(change_id) FROM {self._name}")
+        if row is not None and row[0] is not None and int(row[0]) > change_id + 1:
+            raise LostError(
+                f"the changes behind {change_id} that {table} still needs were purged from {self.table}",
+                fix=f"tailrace resync FILE {table}",
+                table=table,
+                position=str(change_id),
+            )
+
+    def schema_version(self) -> int:
+        """A number that grows with every change of the file's schema."""
+        row = self._one("PRAGMA schema_version")
+        return int(row[0]) if row is not None else 0
+
+    @property
+    def _txn(self) -> str:
+        # Statements that touched nothing commit under -1, which no other row has.
+        return "change_txn_id" if self.has_transactions else "NULL"
+
+    def _one(self, sql: str, *parameters: object) -> tuple[Any, ...] | None:
+        row: tuple[Any, ...] | None = self.connection.execute(sql, parameters).fetchone()
+        return row

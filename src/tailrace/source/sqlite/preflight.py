@@ -1,0 +1,113 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""Is the file ready? Every finding comes with the command that mends it. Nothing is changed here."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import TYPE_CHECKING
+
+from tailrace.errors import Finding, PreflightError
+from tailrace.schema import TableName
+from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
+from tailrace.source.sqlite.log import Log
+from tailrace.sqlite import trigger
+from tailrace.sqlite.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
+
+if TYPE_CHECKING:
+    from tailrace.source.sqlite.source import SqliteSource
+
+SAMPLED_CHANGES = 1000
+
+
+def selected(source: SqliteSource, log: Log) -> list[Listed]:
+    """The tables that `tables` selects, those that cannot be followed included."""
+    listed = list_tables(log.connection, log.table, by_triggers=log.by_triggers)
+    names = source.tables_wanted.select([TableName(SCHEMA, name) for name in sorted(listed)])
+    return [listed[table.name] for table in names]
+
+
+def wanted(source: SqliteSource, log: Log) -> list[Described]:
+    """The tables to follow."""
+    found = [one.described for one in selected(source, log)]
+    return [table for table in found if table is not None and not table.lacks_rowid]
+
+
+def check(source: SqliteSource) -> list[Finding]:
+    """What would stop the pipeline or surprise its user. Raises UnavailableError while the file is locked."""
+    try:
+        with source.engine.snapshot("checking the source") as connection:
+            log = Log(connection, source.cdc_table)
+            version = "v2" if log.has_transactions else "v1, without transactions"
+            return [
+                Finding("ok", "capture table", f"{log.table} ({version})"),
+                *_journal(log),
+                *_triggers(log),
+                *_tables(source, log),
+            ]
+    except PreflightError as error:
+        fix = error.fix.replace("FILE", source.path) if error.fix else None
+        return [Finding("error", "source", error.message, fix)]
+
+
+def _journal(log: Log) -> Iterator[Finding]:
+    row = log.connection.execute("PRAGMA journal_mode").fetchone()
+    if row is not None and str(row[0]).lower() not in ("wal", "mvcc"):
+        yield Finding(
+            "warning",
+            "journal mode",
+            f"{row[0]}: readers and writers of the file wait for each other",
+            "PRAGMA journal_mode = WAL;",
+        )
+
+
+def _triggers(log: Log) -> Iterator[Finding]:
+    if log.by_triggers and trigger.read_status(log.connection).pending:
+        yield Finding(
+            "warning",
+            "triggers",
+            "the schema was changed since they were made; what is new in it is not captured",
+            "tailrace sqlite enable FILE",
+        )
+
+
+def _tables(source: SqliteSource, log: Log) -> Iterator[Finding]:
+    listed = selected(source, log)
+    names = [TableName(SCHEMA, name) for name in list_tables(log.connection, log.table, by_triggers=log.by_triggers)]
+    for pattern in source.tables_wanted.idle_patterns(names):
+        yield Finding("warning", "tables", f"the pattern {pattern} matches no table of the file")
+    lacking = _lacking_before(log)
+    for one in listed:
+        yield from _table(one, log, lacking)
+    yield Finding("ok" if listed else "warning", "tables", f"{len(listed)} selected")
+
+
+def _table(one: Listed, log: Log, lacking: Collection[str] | None) -> Iterator[Finding]:
+    subject = f"table {TableName(SCHEMA, one.name)}"
+    exclude = "exclude it under `tables`"
+    if one.described is None:
+        yield Finding("error", subject, "its CREATE TABLE is not understood by this SQLite", exclude)
+    elif one.described.lacks_rowid:
+        yield Finding("error", subject, "has no rowid, and changes are captured by rowid", exclude)
+    elif one.described.key and one.described.alias is None and (lacking is None or one.name in lacking):
+        yield Finding(
+            "error",
+            subject,
+            f"its key is ({', '.join(one.described.key)}), and the capture does not keep the rows that are deleted",
+            f"capture in mode full or before; {exclude} otherwise",
+        )
+
+
+def _lacking_before(log: Log) -> Collection[str] | None:
+    """The tables whose old images the capture leaves out, by what its last changes hold; None: all tables'.
+
+    Turso's pragma belongs to a connection and is written nowhere; only triggers say their mode.
+    """
+    mode = trigger_capture(log.connection) if log.by_triggers else None
+    if mode is not None:
+        return () if mode.has_before else None
+    sql = (
+        f"SELECT DISTINCT table_name FROM (SELECT * FROM {quoted(log.table)} ORDER BY change_id DESC LIMIT ?) "
+        'WHERE change_type IN (?, ?) AND "before" IS NULL AND table_name <> ?'
+    )
+    rows = log.connection.execute(sql, (SAMPLED_CHANGES, UPDATE, DELETE, SCHEMA_TABLE)).fetchall()
+    return {str(name) for (name,) in rows}

@@ -1,0 +1,115 @@
+"""Follows the tables' versions along the tape: its rows on sqlite_schema become versions, stored by position.
+
+RENAME leaves no row in Turso, so now and then the file's schema is compared with the newest versions as well. Reading
+the same rows again gives the same versions: nothing here needs to survive the process.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Mapping
+
+from tailrace.change import START, Position, end_of
+from tailrace.errors import DamagedError
+from tailrace.schema import TableSchema
+from tailrace.source import Versions
+from tailrace.source.sqlite import version
+from tailrace.source.sqlite.catalog import Described, Listed, describe
+from tailrace.source.sqlite.log import Log, Window
+from tailrace.source.sqlite.offset import FIRST_HALF, Entry
+from tailrace.sqlite.change import Change, Row
+from tailrace.sqlite.layout import DELETE, INSERT
+from tailrace.sqlite.schema_change import SQL
+
+
+class SchemaLog:
+    """One per follower. `recopies` holds, by table, the last position whose change the log alone cannot follow."""
+
+    def __init__(self, versions: Versions) -> None:
+        self._versions = versions
+        self._scanned: int | None = None
+        self.recopies: dict[str, Position] = {}
+
+    def begin(self, table: Described, x: Position) -> TableSchema:
+        """A copy of the table begins at `x` with its columns of now."""
+        known = self._versions.schema_at(table.name)
+        return self._versions.put_schema(version.begin(known, table, x), x)
+
+    def scan(
+        self,
+        log: Log,
+        after: int,
+        upto: int,
+        tables: Mapping[str, Entry],
+        listed: Callable[[], Mapping[str, Listed]],
+    ) -> None:
+        """Store the versions that the rows up to `upto` bring; `after` is where the first call begins to look."""
+        begin = after if self._scanned is None else self._scanned
+        if upto > begin:
+            for change in log.schema_changes(Window(begin, upto)):
+                self._take(change, tables, listed)
+        self._scanned = max(begin, upto)
+
+    def _take(self, change: Change, tables: Mapping[str, Entry], listed: Callable[[], Mapping[str, Listed]]) -> None:
+        at = Position(change.change_id, FIRST_HALF)
+        try:
+            before, after = change.row("before"), change.row("after")
+        except DamagedError:
+            before = after = None
+        row = after or before
+        if row is None:
+            self._take_unseen(change, at, tables, listed())
+        elif row[0] == "table" and (name := str(row[1])) in tables and tables[name].x < at:
+            if change.type in (INSERT, DELETE):
+                self._mark(name, at)
+            elif before is None or after is None:
+                self._take_unseen(change, at, {name: tables[name]}, listed())
+            else:
+                self._take_altered(name, before, after, at)
+
+    def _take_altered(self, name: str, before: Row, after: Row, at: Position) -> None:
+        known = self._versions.schema_at(name, end_of(at.commit - 1))
+        if known is None or before[1] != after[1]:
+            return  # a renamed table is another one, which is looked up in the file
+        try:
+            # Renames since the known version show in the text of before.
+            renamed = version.derive(known, describe(str(before[SQL])), at)
+            altered = version.derive(renamed.schema, describe(str(after[SQL])), at)
+        except sqlite3.Error:
+            self._mark(name, at)
+            return
+        self._versions.put_schema(altered.schema, at)
+        if renamed.recopy is not None or altered.recopy is not None:
+            self._mark(name, at)
+
+    def _take_unseen(
+        self, change: Change, at: Position, tables: Mapping[str, Entry], listed: Mapping[str, Listed]
+    ) -> None:
+        """A capture without images says that the schema changed, not how: the file is looked at."""
+        for name, entry in tables.items():
+            now, known = listed.get(name), self._versions.schema_at(name, at)
+            if now is None or now.described is None or known is None or entry.x >= at:
+                continue
+            if change.type == INSERT and change.id == now.entry:
+                self._mark(name, at)
+            elif not version.same(known, now.described):
+                self._put(version.derive(known, now.described, at), at)
+
+    def look(self, name: str, table: Described, at: Position) -> bool:
+        """Compare a table of the file with its newest version; whether it changed without a row on the tape."""
+        known = self._versions.schema_at(name)
+        if known is None or version.same(known, table):
+            return False
+        derived = version.derive(known, table, at)
+        self._put(derived, at)
+        if len(derived.schema.columns) != len(known.columns) and derived.recopy is None:
+            self._mark(name, at)
+        return True
+
+    def _put(self, derived: version.Derived, at: Position) -> None:
+        schema = self._versions.put_schema(derived.schema, at)
+        if derived.recopy is not None:
+            self._mark(schema.upstream_id, at)
+
+    def _mark(self, name: str, at: Position) -> None:
+        self.recopies[name] = max(self.recopies.get(name, START), at)

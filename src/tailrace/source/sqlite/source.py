@@ -1,0 +1,175 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""`SqliteSource`: a file, the library that opens it, and the two halves that read it."""
+
+from __future__ import annotations
+
+import glob
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote
+
+import pyarrow as pa
+
+from tailrace import errors
+from tailrace.change import START, Changes
+from tailrace.errors import Finding, TailraceError, UnavailableError
+from tailrace.schema import TableSchema
+from tailrace.selection import TableOptions
+from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source.history import Remembered
+from tailrace.source.sqlite import preflight, version
+from tailrace.source.sqlite.copy import CopySplit, fetch_rows, read_chunk
+from tailrace.source.sqlite.cursor import Cursors
+from tailrace.source.sqlite.engine import Engine, EngineName
+from tailrace.source.sqlite.follower import SqliteFollower
+from tailrace.source.sqlite.log import Log
+from tailrace.source.sqlite.offset import LogOffset, behind
+from tailrace.source.sqlite.option import SqliteOptions, TursoOptions
+from tailrace.source.sqlite.split import LogSplit, read_log
+from tailrace.sqlite import sequence
+from tailrace.sqlite.layout import quoted
+
+PIPELINE = "pipeline"
+PURGE_SECONDS = 60.0
+"""How often consumed changes are looked for."""
+
+
+@dataclass(frozen=True)
+class SqliteSource:
+    """An SQLite or Turso file and the tables wanted of it. Frozen and picklable; nothing is kept open."""
+
+    options: ClassVar[type[SqliteOptions]] = SqliteOptions
+
+    name: str
+    path: str
+    folder: str
+    tables_wanted: TableOptions
+    library: EngineName = "sqlite"
+    cdc_table: str = "turso_cdc"
+    chunk_rows: int = 100_000
+    purge_seconds: float | None = None
+    reader: str = PIPELINE
+
+    @classmethod
+    def from_options(
+        cls, options: SqliteOptions | TursoOptions, *, name: str, tables: TableOptions, state_dir: Path
+    ) -> SqliteSource:
+        return cls(
+            name=name,
+            path=str(options.path),
+            folder=str(state_dir / "tape"),
+            tables_wanted=tables,
+            library=options.type,
+            cdc_table=options.cdc_table,
+            chunk_rows=options.chunk_rows,
+            purge_seconds=options.purge,
+        )
+
+    @property
+    def engine(self) -> Engine:
+        return Engine(self.library, self.path)
+
+    def check(self) -> list[Finding]:
+        return preflight.check(self)
+
+    def tables(self) -> list[TableSchema]:
+        with self.engine.snapshot("looking at the tables") as connection:
+            log = Log(connection, self.cdc_table)
+            return [version.begin(None, table, START) for table in preflight.wanted(self, log)]
+
+    def prepare(self) -> None:
+        """Nothing is made: who captures is the application's choice. Raises PreflightError if nobody does."""
+        errors.require(self.check())
+
+    def reset(self) -> None:
+        """Forget the reader's cursor. The tape stays as it is."""
+        Cursors(self.folder).forget(self.reader)
+        self._versions_file.unlink(missing_ok=True)
+
+    @property
+    def _versions_file(self) -> Path:
+        return Path(self.folder) / f"{quote(self.reader, safe='')}.versions"
+
+    def receiving(self) -> AbstractContextManager[object]:
+        """Nothing is pushed: the tape is read where it is."""
+        return nullcontext()
+
+    def follow(self, versions: Versions | None = None) -> SqliteFollower:
+        if versions is None:
+            self.prepare()
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            versions = Remembered(self._versions_file)
+        return SqliteFollower(self, versions)
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        if isinstance(split, CopySplit):
+            return read_chunk(self.engine, split)
+        if isinstance(split, LogSplit):
+            return read_log(self.engine, self.cdc_table, split)
+        raise TypeError(f"not a split of this source: {type(split).__name__}")
+
+    def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
+        return fetch_rows(self.engine, table, keys)
+
+    def release(self, upto: Offset) -> None:
+        """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""
+        cursors = Cursors(self.folder)
+        cursors.advance(self.reader, LogOffset.from_json(upto).low_water.commit)
+        lowest = cursors.lowest()
+        if self.purge_seconds is None or self.reader != PIPELINE or lowest is None or not cursors.is_due(PURGE_SECONDS):
+            return
+        try:
+            self._purge(lowest, time.time() - self.purge_seconds)
+        except UnavailableError:
+            return  # somebody writes: it is looked at again with a later batch
+
+    def _purge(self, upto: int, before: float) -> None:
+        with self.engine.session("purging consumed changes", writes=True) as connection:
+            sql = (
+                f"SELECT change_id FROM {quoted(self.cdc_table)} "
+                "WHERE change_id <= ? AND change_time <= ? ORDER BY change_id DESC LIMIT 1"
+            )
+            row = connection.execute(sql, (upto, int(before))).fetchone()
+            if row is not None:
+                # That row stays, and with it the number that the next change gets.
+                sequence.purge(connection, int(row[0]), self.cdc_table)
+
+    def for_reader(self, reader: str, table: str | None = None) -> SqliteSource:
+        wanted = self.tables_wanted
+        if table is not None:
+            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        return replace(self, reader=reader, tables_wanted=wanted)
+
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        at = LogOffset.from_json(offset)
+        return [
+            TableProgress(
+                name,
+                entry.phase,
+                entry.position(at.log),
+                entry.next,
+                entry.chunks,
+                entry.request,
+                entry.copy,
+                catching_up=entry.phase == "catchup" and entry.at != entry.x,
+            )
+            for name, entry in at.tables.items()
+        ]
+
+    def status(self) -> dict[str, Any]:
+        try:
+            with self.engine.snapshot("asking how far the tape is") as connection:
+                head = Log(connection, self.cdc_table).head()
+        except TailraceError as error:
+            return {"gear": "waiting", "error": error.message, "fix": error.fix}
+        position = str(behind(head))
+        return {"gear": "tape", "received": position, "server": position, "journal_bytes": self._size()}
+
+    def _size(self) -> int:
+        """The tape lies in the file, and grows with it."""
+        files = [Path(self.path), Path(f"{self.path}-wal")]
+        return sum(file.stat().st_size for file in files if file.exists())

@@ -1,0 +1,119 @@
+"""Stretches of the tape as splits: which change ids, for which tables, read by which of their versions."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from tailrace.change import Changes, Position
+from tailrace.collapse import fit
+from tailrace.errors import SchemaChangedError
+from tailrace.schema import TableSchema
+from tailrace.source import Split
+from tailrace.source.sqlite.engine import Engine
+from tailrace.source.sqlite.image import Index
+from tailrace.source.sqlite.log import Counted, Log, Window
+from tailrace.source.sqlite.reader import decode_rows, read_pages
+
+History = Sequence[tuple[Position, TableSchema]]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What a batch takes from the tape for one table: the changes in (after, upto], but for `skips`.
+
+    `newest` has the columns of now, for rows whose image is not on the tape. `shown` is the version the destination
+    keeps when it does not follow the newest. `stops` is the position of a schema change that its policy does not allow.
+    """
+
+    after: Position
+    upto: Position
+    history: History
+    newest: TableSchema
+    shown: TableSchema | None = None
+    stops: Position | None = None
+    skips: tuple[Position, ...] = ()
+
+    @property
+    def schema(self) -> TableSchema:
+        """The version the destination has after the batch."""
+        return self.shown or self.history[-1][1]
+
+    def meets(self, window: Window) -> bool:
+        return window.upto > self.after.commit and window.after < self.upto.commit
+
+
+@dataclass(frozen=True)
+class LogSplit(Split):
+    """A window of the tape and what is wanted of it, by table; without a window, only what their columns are now."""
+
+    window: Window | None = None
+    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+
+    def only(self, tables: Collection[str]) -> LogSplit:
+        kept = {name: wanted for name, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+        return replace(super().only(tables), wanted=kept)
+
+
+def log_splits(counted: Mapping[Window, Mapping[str, Counted]], wanted: Mapping[str, Wanted]) -> list[Split]:
+    """The windows that concern the tables. Pure.
+
+    A table whose columns changed is in a split even where no window holds rows of it: its destination follows.
+    """
+    splits: list[Split] = []
+    for window, counts in counted.items():
+        own = {name: one for name, one in wanted.items() if name in counts and one.meets(window)}
+        if own:
+            weights = {str(one.schema.table): counts[name].bytes for name, one in own.items()}
+            splits.append(_split(own, weights, window))
+    changed = {name: one for name, one in wanted.items() if len(one.history) > 1}
+    if changed:
+        splits.append(_split(changed, {str(one.schema.table): 0 for one in changed.values()}, None))
+    return splits
+
+
+def _split(wanted: Mapping[str, Wanted], weights: Mapping[str, int], window: Window | None) -> LogSplit:
+    schemas = {str(one.schema.table): one.schema for one in wanted.values()}
+    return LogSplit(weights=weights, schemas=schemas, window=window, wanted=wanted)
+
+
+def read_log(engine: Engine, cdc_table: str, split: LogSplit) -> Iterator[Changes]:
+    """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
+    for wanted in split.wanted.values():
+        if wanted.stops is not None:
+            name = str(wanted.schema.table)
+            raise SchemaChangedError(
+                "the columns changed upstream, and its policy for schema changes is `stop`",
+                fix=f"tailrace resync FILE {name}, or set schema_changes to evolve and tailrace retry FILE {name}",
+                table=name,
+                position=str(wanted.stops),
+            )
+    if split.window is None or not split.wanted:
+        return
+    with engine.snapshot("reading changes") as connection:
+        log = Log(connection, cdc_table)
+        for page in read_pages(log, *split.window, [*split.wanted]):
+            for name, wanted in split.wanted.items():
+                chosen = _within(wanted, page.rows.change_id, page.of(name))
+                for table, rows in _by_version(wanted.history, page.rows.change_id, chosen):
+                    for changes in decode_rows(connection, table, wanted.newest, page, rows):
+                        yield changes if wanted.shown is None else fit(changes, wanted.shown)
+
+
+def _within(wanted: Wanted, change_id: Index, chosen: Index) -> Index:
+    ids = change_id[chosen]
+    kept = (ids > wanted.after.commit) & (ids <= wanted.upto.commit)
+    if wanted.skips:
+        kept &= ~np.isin(ids, [position.commit for position in wanted.skips])
+    return chosen[kept]
+
+
+def _by_version(history: History, change_id: Index, chosen: Index) -> Iterator[tuple[TableSchema, Index]]:
+    """The rows of each version in turn. One that was found by looking, behind a change, begins with the next."""
+    firsts = [position.commit + (position.ordinal > 0) for position, _ in history[1:]]
+    cuts = np.searchsorted(change_id[chosen], firsts, side="left").tolist()
+    for (_, table), begin, end in zip(history, [0, *cuts], [*cuts, len(chosen)], strict=True):
+        if end > begin:
+            yield table, chosen[begin:end]

@@ -1,0 +1,61 @@
+"""Copy, hand-over and log of real files, without Spark, with DDL, resyncs, and crashes between any two steps."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tailrace.source import Limit, Orders
+from tailrace.testing.replay import Replay
+from tests.source.sqlite.writer import KINDS, Application, Kind, Traffic, differences, held, make_source
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(3))
+def test_file_and_destination_are_equal_after_crashes_at_random_steps(seed: int, kind: Kind, tmp_path: Path) -> None:
+    run(seed, kind, tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("seed", range(2))
+def test_a_capture_of_ids_and_old_rows_ends_up_the_same(seed: int, kind: Kind, tmp_path: Path) -> None:
+    run(seed, kind, tmp_path, mode="before", ddl=False)
+
+
+def run(seed: int, kind: Kind, folder: Path, *, mode: str = "full", ddl: bool = True) -> None:
+    chance = random.Random(seed)
+    application = Application(folder / "app.db", kind, mode)
+    traffic = Traffic(application, chance, ddl=ddl)
+    # Some rows are older than the capture.
+    traffic.load(chance.choice([0, 30, 120]))
+    application.capture()
+    limit = Limit(rows=chance.choice([5, 60, 5000]), bytes=chance.choice([20_000, 64_000_000]))
+    with Replay(make_source(application, folder), limit) as replay:
+        requests = 0
+        for _ in range(30):
+            for _ in range(chance.randint(0, 3)):
+                traffic.transaction()
+            live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+            settled = replay.planned is None and not replay.stale
+            if chance.random() < 0.1 and settled and replay.offset and replay.offset["tables"]:
+                requests += 1
+                replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
+        replay.catch_up()
+        assert not differences(held(replay.tables), application.contents())
+    application.close()
+
+
+def live_and_crash(replay: Replay, crash_at: str) -> None:
+    """One batch, with a crash at one of its steps or none."""
+    if replay.plan():
+        if crash_at == "plan":
+            return replay.crash()
+        replay.write(0.5 if crash_at == "half" else 1.0)
+        if crash_at in ("half", "write"):
+            return replay.crash()
+        replay.commit()
+    if crash_at == "commit":
+        replay.crash()
+    return None
