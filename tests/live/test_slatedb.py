@@ -6,7 +6,8 @@ import struct
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -39,12 +40,21 @@ class Scene:
             "spark": {"master": "local[2]", "conf": {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}},
         }
         self.file.write_text(yaml.safe_dump(sections))
+        self._writers: list[subprocess.Popen[str]] = []
+
+    def close(self) -> None:
+        """End the writers that a failed test has left behind."""
+        for writer in self._writers:
+            writer.kill()
+            writer.communicate()
 
     def write(self, seed: int, writes: int = 0, min_age: str = "300s") -> subprocess.Popen[str]:
         """A writer as a process; without a number of writes it goes on until it is killed or fenced."""
         program = [sys.executable, "-m", "tests.source.slatedb.traffic"]
         arguments = [*program, str(self.store), str(seed), str(writes), min_age]
-        return subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        writer = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self._writers.append(writer)
+        return writer
 
     def run_once(self, failpoints: str = "") -> int:
         with Run(self.file, once=True, failpoints=failpoints) as run:
@@ -62,6 +72,17 @@ class Scene:
     def in_store(self) -> dict[bytes, tuple[Any, ...]]:
         found = scan(Database("db1", Store("local", str(self.store))), int(time.time() * 1000), FOLDS)
         return {key: (value, seq) for key, value, seq, _ in found.values()}
+
+
+@pytest.fixture
+def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
+    """`make_scene(**source)` is a pipeline with these keys of `source` beside path and store."""
+    with ExitStack() as made:
+
+        def make(**source: Any) -> Scene:
+            return made.enter_context(closing(Scene(tmp_path, **source)))
+
+        yield make
 
 
 def _encoded(table: str, row: dict[str, Any]) -> tuple[bytes, bytes]:
@@ -99,10 +120,10 @@ def let_short_rows_expire(scene: Scene) -> None:
 
 @pytest.mark.timeout(400)
 def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_a_killed_pipeline(
-    tmp_path: Path,
+    tmp_path: Path, make_scene: Callable[..., Scene]
 ) -> None:
     # While it runs it keeps what the writers' collectors delete; while it is down, nobody does.
-    scene = Scene(tmp_path, keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
+    scene = make_scene(keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
     first = scene.write(1, min_age="4s")
     some_writes(first, 10)
     with Run(scene.file) as run:
@@ -134,8 +155,10 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
 
 
 @pytest.mark.timeout(500)
-def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs_a_new_snapshot(tmp_path: Path) -> None:
-    scene = Scene(tmp_path)
+def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs_a_new_snapshot(
+    make_scene: Callable[..., Scene],
+) -> None:
+    scene = make_scene()
     steps = ["slatedb.checkpoint", "stream.staged", "delta.before_commit", "delta.committed", "pipeline.before_release"]
     orders = ",".join(f"{step}:kill!once" for step in steps)
     for seed, _ in enumerate(steps):

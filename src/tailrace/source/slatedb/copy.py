@@ -1,0 +1,167 @@
+"""The initial copy: a detached checkpoint, scanned in key ranges by as many tasks as there are.
+
+A checkpoint holds what is in SlateDB's tables: rows up to the manifest's `last_l0_seq`. What is newer, is in the WAL
+files behind the manifest's replay point. So the copy is the state at x = (replay point, last_l0_seq), and the log goes
+on from there: nobody has to flush the writer's memtable, which only the writer itself could do.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+
+from tailrace.change import Changes
+from tailrace.failpoint import reach
+from tailrace.source import Split
+from tailrace.source.slatedb import operator
+from tailrace.source.slatedb.expiry import live
+from tailrace.source.slatedb.lookup import merge_error
+from tailrace.source.slatedb.offset import NOWHERE, Mark
+from tailrace.source.slatedb.row import Rows, build, by_table
+from tailrace.source.slatedb.rule import Rule, folds_of
+from tailrace.source.slatedb.split import note
+from tailrace.source.slatedb.store import Database, Loop, MergeFailedError, binding, run, scan_options
+from tailrace.source.slatedb.wal import columns
+
+if TYPE_CHECKING:
+    from tailrace.source.slatedb.source import SlateDbSource
+
+_LIFETIME_SECONDS = 3600.0
+"""Should nobody be left to delete a checkpoint, it goes by itself after this long."""
+_PIECE_ROWS = 20_000
+_MOST_RANGES = 64
+
+
+@dataclass(frozen=True)
+class CopySplit(Split):
+    """One key range of a table: low ≤ key < high. `index` is its number within the copy."""
+
+    checkpoint: str = ""
+    x: Mark = NOWHERE
+    copy: int = 0
+    index: int = 0
+    low: bytes = b""
+    high: bytes | None = None
+    clock: int = 0
+
+
+class Round:
+    """A checkpoint, kept alive while tables are copied under it. Whoever opens one deletes it with `close`."""
+
+    def __init__(self, database: Database, name: str) -> None:
+        self._database = database
+        self.checkpoint, self.x, self._tables = run(self._open(name), "making a checkpoint")
+        self._refreshed = time.monotonic()
+        reach("slatedb.checkpoint")
+
+    async def _open(self, name: str) -> tuple[str, Mark, list[tuple[bytes, int]]]:
+        api, admin = binding(), self._database.admin()
+        await _delete_named(admin, name)
+        lifetime = int(_LIFETIME_SECONDS * 1000)
+        made = await admin.create_detached_checkpoint(
+            api.CheckpointOptions(lifetime_ms=lifetime, source=None, name=name)
+        )
+        manifest = await admin.read_manifest(made.manifest_id)
+        return made.id, Mark(manifest.replay_after_wal_id, manifest.last_l0_seq), _tables_of(manifest)
+
+    def keep_alive(self) -> None:
+        """Prolong the checkpoint's life when half of it is over. Called between batches."""
+        if time.monotonic() - self._refreshed > _LIFETIME_SECONDS / 2:
+            work = self._database.admin().refresh_checkpoint(self.checkpoint, int(_LIFETIME_SECONDS * 1000))
+            run(work, "prolonging a checkpoint")
+            self._refreshed = time.monotonic()
+
+    def cuts(self, rule: Rule, chunk_bytes: int) -> tuple[str, ...]:
+        """Keys, in hex, that cut a table into ranges of about the same size: where SlateDB's own tables begin."""
+        end = prefix_end(rule.prefix)
+        inside = sorted(
+            (first, size) for first, size in self._tables if first > rule.prefix and (end is None or first < end)
+        )
+        share = max(chunk_bytes, sum(size for _, size in inside) // _MOST_RANGES)
+        found: list[str] = []
+        gathered = 0
+        for first, size in inside:
+            if gathered >= share and first.hex() not in found:
+                found.append(first.hex())
+                gathered = 0
+            gathered += size
+        return tuple(found)
+
+    def close(self) -> None:
+        """Delete the checkpoint. A repeat, or one that expired, changes nothing."""
+        run(self._database.admin().delete_checkpoint(self.checkpoint), "deleting a checkpoint")
+
+
+def _tables_of(manifest: Any) -> list[tuple[bytes, int]]:
+    trees = [manifest, *manifest.segments]
+    views = [view for tree in trees for view in [*tree.l0, *(v for run_ in tree.compacted for v in run_.sst_views)]]
+    return [(view.sst.info.first_entry or b"", view.estimated_size_bytes) for view in views]
+
+
+async def _delete_named(admin: Any, name: str) -> None:
+    for left in await admin.list_checkpoints(name):
+        await admin.delete_checkpoint(left.id)
+
+
+def delete_leftovers(database: Database, name: str) -> None:
+    """Delete the checkpoints that a run before this one left behind."""
+    run(_delete_named(database.admin(), name), "deleting checkpoints that were left behind")
+
+
+def prefix_end(prefix: bytes) -> bytes | None:
+    """The first key behind all that begin with the prefix; None when there is none."""
+    stem = prefix.rstrip(b"\xff")
+    return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
+
+
+def range_of(rule: Rule, cuts: Sequence[str], index: int) -> tuple[bytes, bytes | None]:
+    """The keys of one range: low ≤ key < high."""
+    edges = [rule.prefix, *(bytes.fromhex(cut) for cut in cuts), prefix_end(rule.prefix)]
+    low = edges[index]
+    assert low is not None
+    return low, edges[index + 1]
+
+
+def read_range(source: SlateDbSource, split: CopySplit) -> Iterator[Changes]:
+    """The rows of a range as the checkpoint has them, a few MB at a time. A changelog begins empty."""
+    assert split.copies is not None
+    rule = source.rule(split.copies)
+    if rule.changelog:
+        return
+    try:
+        for number, batch in enumerate(_pieces(source, split)):
+            rows = Rows(batch, np.full(batch.num_rows, split.x.seq, np.int64), np.arange(batch.num_rows))
+            if source.partition is not None:
+                rows = rows.where(source.partition.mask(batch.column("key")))
+            for owner, own in by_table(rows, source.rules):
+                if owner.name != rule.name:
+                    continue
+                if rule.expires:
+                    own = own.where(live(own.batch.column("expire_ts"), split.clock).to_numpy(zero_copy_only=False))
+                    note(source, rule, own, f"copy-{split.copy}-{split.index}-{number}")
+                if len(own):
+                    yield build(rule, split.copies, own, copied=True)
+    except MergeFailedError as error:
+        raise merge_error(rule, error.message) from error
+
+
+def _pieces(source: SlateDbSource, split: CopySplit) -> Iterator[pa.RecordBatch]:
+    """The scan, piece by piece: each is fetched when it is asked for."""
+    api, folds = binding(), folds_of(source.rules)
+    keys = api.KeyRange(start=split.low or None, start_inclusive=True, end=split.high, end_inclusive=False)
+    with Loop() as loop:
+        opening = source.database.reader(
+            checkpoint=split.checkpoint, operator=operator.for_reader(folds) if folds else None
+        )
+        reader = loop.run(opening, "opening a checkpoint")
+        try:
+            scan = loop.run(reader.scan_with_options(keys, scan_options()), "scanning a checkpoint")
+            while rows := loop.run(scan.next_batch(_PIECE_ROWS), "scanning a checkpoint"):
+                yield columns(rows, is_log=False)
+        finally:
+            loop.run(reader.shutdown(), "closing a checkpoint")

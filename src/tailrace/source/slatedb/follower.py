@@ -1,0 +1,398 @@
+"""The driver half of the SlateDB source: how far the next batch goes, and how it is split."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from tailrace.change import Position
+from tailrace.errors import LostError
+from tailrace.schema import TableSchema
+from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
+from tailrace.source.slatedb.expiry import ExpiryIndex
+from tailrace.source.slatedb.keep import Keeper, kept_bytes
+from tailrace.source.slatedb.log import Log, Measure, RemoteLog, mark_at, mark_before
+from tailrace.source.slatedb.offset import NOWHERE, Entry, LogOffset, Mark, Reading, readings
+from tailrace.source.slatedb.split import ExpirySplit, WalSplit, Wanted
+from tailrace.source.slatedb.store import CollectedError
+from tailrace.source.slatedb.wal import find_tail, read_head
+from tailrace.source.slatedb.watch import Watch
+
+if TYPE_CHECKING:
+    from tailrace.source.slatedb.source import SlateDbSource
+
+EXPIRY_SECONDS = 1.0
+"""How often a batch is made of nothing but rows that expire."""
+BYPASS_SECONDS = 10.0
+SPLIT_BYTES = 8 << 20
+"""What one split holds is read at once."""
+_RANGE_BYTES = 64 << 20
+_RANGES_PER_BATCH = 2 * (os.cpu_count() or 1)
+
+
+def read_clock() -> int:
+    """Now, in milliseconds."""
+    return int(time.time() * 1000)
+
+
+class SlateDbFollower:
+    """Owns the copy's checkpoint and, with `keep_wal`, the thread that copies WAL files."""
+
+    def __init__(self, source: SlateDbSource, versions: Versions) -> None:
+        self.source = source
+        self._versions = versions
+        self._rules = {rule.name: rule for rule in source.followed}
+        self._indexes = {name: ExpiryIndex(source.expiry_folder, name) for name in self._rules}
+        self._measure = Measure()
+        self._watch = Watch(source.status_file, None if source.keep_wal else source.min_age_seconds)
+        self._round: Round | None = None
+        self._log: Log | None = None
+        self._more = False
+        self._tail = 0
+        self._looked = self._expired = self._bypass = -math.inf
+        delete_leftovers(source.database, source.checkpoint_name)
+
+    def start(self) -> Offset:
+        return LogOffset().to_json()
+
+    def target(self) -> Offset:
+        head = read_head(self.source.database)
+        tail = find_tail(self.source.database, head.flushed)
+        return LogOffset(Mark(tail, head.seq)).to_json()
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        now, goal = LogOffset.from_json(start), LogOffset.from_json(target)
+        if set(now.tables) != set(self._rules) or now.within("init", "copy", "catchup"):
+            return False
+        return now.log.wal >= goal.log.wal or not now.within("ready")
+
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        before = LogOffset.from_json(start)
+        now = self._enrol(self._heed(before, orders))
+        busy = self._more or now != before or now.within("init", "copy", "catchup") or orders.resync
+        if not busy and time.monotonic() - self._looked < self.source.poll_seconds:
+            return start
+        self._looked = time.monotonic()
+        end = self._read_log(now, limit, orders)
+        end = self._copy(end, orders)
+        end = self._expire(now, end)
+        self._show(before)
+        idle = end.tables == before.tables and (end.log == before.log or not now.within("ready"))
+        return start if idle else end.to_json()
+
+    # -- which tables -------------------------------------------------------------------------------------
+
+    def _heed(self, now: LogOffset, orders: Orders) -> LogOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        changed: dict[str, Entry] = {}
+        for name, entry in now.tables.items():
+            reached = entry.mark(now.log)
+            given = map(Position.parse, orders.skips.get(name, ()))
+            skips = tuple(sorted(at for at in given if at > reached.position))
+            if skips != entry.skips:
+                entry = changed[name] = replace(entry, skips=skips)
+            if name in orders.stopped and name not in orders.resync:
+                resume = orders.stopped[name]
+                if entry.phase != "stopped" or (resume is None and entry.at is not None):
+                    changed[name] = entry.stop(self._place(resume, reached))
+            elif name in orders.paused:
+                if entry.phase not in ("stopped", "init"):
+                    changed[name] = entry.stop(reached)
+            elif entry.phase == "stopped":
+                changed[name] = entry.resume()
+        return now.with_tables(changed)
+
+    def _place(self, resume: str | None, reached: Mark) -> Mark | None:
+        """Where a table that failed goes on: behind the position it had before; None when that is lost."""
+        if resume is None:
+            return None
+        seq = Position.parse(resume).commit
+        if seq >= reached.seq:
+            return reached
+        try:
+            return mark_before(self._open_log(), seq, reached.wal)
+        except CollectedError:
+            return None
+
+    def _enrol(self, now: LogOffset) -> LogOffset:
+        now = now.without([name for name in now.tables if name not in self._rules])
+        for name in now.tables:
+            known = self._versions.schema_at(name)
+            if known is not None and known.columns != self._rules[name].schema.columns:
+                self._versions.put_schema(self._rules[name].schema, now.log.position)
+        return now.with_tables({name: Entry("init") for name in self._rules if name not in now.tables})
+
+    def _schema(self, name: str) -> TableSchema:
+        schema = self._versions.schema_at(name)
+        return schema if schema is not None else self._rules[name].schema
+
+    # -- the log ------------------------------------------------------------------------------------------
+
+    def _open_log(self) -> Log:
+        if self._log is None:
+            database, folder = self.source.database, self.source.keep_wal
+            if folder is None:
+                self._log = RemoteLog(database)
+            else:
+                self._log = Keeper(database, folder, read_head(database).flushed, self.source.poll_seconds)
+        return self._log
+
+    def _read_log(self, now: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
+        """Ready tables move to the new common place; the tables behind it move towards it together."""
+        behind = now.within("catchup")
+        # A busy log must not keep those behind it from ever meeting it.
+        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if behind else limit
+        try:
+            log = self._advance(now, share)
+        except CollectedError as error:
+            now = self._give_up(now, now.within("ready", "catchup", "copy"), orders, error)
+            return replace(now, log=self._jump(now.log))
+        late = {name: entry.at for name, entry in behind.items() if entry.at is not None and entry.at.wal <= log.wal}
+        if not late:
+            return replace(now, log=log)
+        try:
+            # What is asked for says so when it is gone, and ends where a copy of the log has not come further yet.
+            there = self._open_log().tail(min(late.values()).wal)
+            reached = self._take(min(late.values()), min(log.wal, there), share)
+        except CollectedError as error:
+            return replace(self._give_up(now, behind, orders, error), log=log)
+        changed = {
+            name: behind[name].join()
+            if reached.wal >= log.wal
+            else replace(behind[name], at=Mark(reached.wal, max(reached.seq, at.seq)))
+            for name, at in late.items()
+            if at.wal <= reached.wal
+        }
+        return replace(now.with_tables(changed), log=log)
+
+    def _advance(self, now: LogOffset, limit: Limit) -> Mark:
+        if now.log == NOWHERE:
+            return self._jump(now.log)
+        read = bool(now.within("ready"))
+        try:
+            self._tail = max(now.log.wal, self._open_log().tail(now.log.wal))
+        except CollectedError:
+            if read:
+                raise
+            return self._jump(now.log)
+        self._require_log(now)
+        if not read:
+            return mark_at(self._open_log(), self._measure, now.log, self._tail)
+        log = self._take(now.log, self._tail, limit)
+        self._more = log.wal < self._tail
+        return log
+
+    def _jump(self, log: Mark) -> Mark:
+        """The end of the log, when nobody has to read what lies before it."""
+        self._open_log()
+        head = read_head(self.source.database)
+        if log.wal > find_tail(self.source.database, head.flushed):
+            raise LostError(
+                f"the WAL ends before file {log.wal}, which was already read: it is another database now",
+                fix="tailrace reset FILE, and copy every table anew",
+            )
+        after = max(log, Mark(head.flushed, head.seq))
+        self._tail = max(after.wal, self._open_log().tail(after.wal))
+        self._more = False
+        return mark_at(self._open_log(), self._measure, after, self._tail)
+
+    def _take(self, after: Mark, upto: int, limit: Limit) -> Mark:
+        """The furthest file in (after, upto] within the limit, by the size of those that were seen so far."""
+        if upto <= after.wal:
+            return after
+        if self._measure.is_unknown:
+            self._measure.add(self._open_log().summary(after.wal + 1))
+        last = min(upto, after.wal + self._measure.files_within(limit))
+        return mark_at(self._open_log(), self._measure, after, last)
+
+    def _require_log(self, now: LogOffset) -> None:
+        """Raises LostError when rows were written past the log, or the log is that of another database."""
+        if self._tail > now.log.wal or time.monotonic() - self._bypass < BYPASS_SECONDS:
+            return
+        self._bypass = time.monotonic()
+        head = read_head(self.source.database)
+        if find_tail(self.source.database, head.flushed) < now.log.wal:
+            self._jump(now.log)
+        if head.seq > now.log.seq and self.source.keep_wal is None and head.flushed <= now.log.wal:
+            raise LostError(
+                "SlateDB holds newer rows than its WAL: it was opened with wal_enabled=false",
+                fix="open the database with wal_enabled=true, then tailrace resync FILE every table",
+            )
+
+    def _give_up(self, now: LogOffset, needy: Mapping[str, Entry], orders: Orders, error: CollectedError) -> LogOffset:
+        """Tables that need a lost file wait for a new copy, if they may. Raises LostError otherwise."""
+        stuck = [name for name in needy if name not in orders.resync]
+        if stuck and self.source.on_collected == "stop":
+            raise LostError(
+                f"{error.message}: changes of {', '.join(stuck)} are lost, and only a new snapshot helps",
+                fix="re-snapshot: tailrace resync FILE "
+                + " ".join(stuck)
+                + ", or set on_collected: resnapshot; a larger min_age of the writer's garbage collector, or keep_wal,"
+                " prevents it",
+            ) from error
+        if self.source.keep_wal is not None and self._log is not None:
+            # What is kept ends before the gap, and cannot be gone on with.
+            self._log.stop()
+            self._log = None
+            shutil.rmtree(self.source.keep_wal)
+        return now.with_tables({name: entry.restart() for name, entry in needy.items()})
+
+    # -- the copy -----------------------------------------------------------------------------------------
+
+    def _copy(self, end: LogOffset, orders: Orders) -> LogOffset:
+        new = {
+            name: replace(entry, request=max(entry.request, orders.resync.get(name, 0)))
+            for name, entry in end.tables.items()
+            if (entry.phase == "init" and name not in orders.paused) or entry.request < orders.resync.get(name, 0)
+        }
+        copying = {name: entry for name, entry in end.within("copy").items() if name not in new}
+        if not new and not copying:
+            self._close_round()
+            if not end.within("catchup"):
+                self._open_log().let_go()
+            return end
+        round_ = self._open_round()
+        if new:
+            self._open_log().hold(round_.x.wal)
+        begun: dict[str, Entry] = {}
+        for name, entry in new.items():
+            rule = self._rules[name]
+            self._versions.put_schema(rule.schema, round_.x.position)
+            begun[name] = Entry(
+                "copy",
+                x=round_.x,
+                cuts=() if rule.changelog else round_.cuts(rule, _RANGE_BYTES),
+                clock=read_clock(),
+                copy=end.copies + len(begun) + 1,
+                request=entry.request,
+            )
+        changed: dict[str, Entry] = {}
+        budget = _RANGES_PER_BATCH
+        for name, entry in sorted({**copying, **begun}.items()):
+            take = min(entry.chunks - entry.next, budget)
+            budget -= take
+            entry = replace(entry, next=entry.next + take)
+            changed[name] = replace(entry, phase="catchup", at=entry.x) if entry.next == entry.chunks else entry
+        return replace(end.with_tables(changed), copies=end.copies + len(begun))
+
+    def _open_round(self) -> Round:
+        if self._round is None:
+            self._round = Round(self.source.database, self.source.checkpoint_name)
+        self._round.keep_alive()
+        return self._round
+
+    def _close_round(self) -> None:
+        if self._round is not None:
+            round_, self._round = self._round, None
+            round_.close()
+
+    # -- time ---------------------------------------------------------------------------------------------
+
+    def _expire(self, now: LogOffset, end: LogOffset) -> LogOffset:
+        """Move the clock of tables that read the log, and of those with rows that are due."""
+        clock = read_clock()
+        patient = time.monotonic() - self._expired < EXPIRY_SECONDS
+        changed: dict[str, Entry] = {}
+        for name, entry in end.within("ready", "catchup").items():
+            was = now.tables.get(name)
+            if was is None or was.copy != entry.copy or was.phase not in ("ready", "catchup"):
+                continue
+            moved = entry.mark(end.log) != was.mark(now.log)
+            if not self._rules[name].expires or clock <= entry.clock:
+                continue
+            if moved or (not patient and self._indexes[name].is_due(entry.clock, clock)):
+                changed[name] = replace(entry, clock=clock)
+        if changed:
+            self._expired = time.monotonic()
+        return end.with_tables(changed)
+
+    def _show(self, now: LogOffset) -> None:
+        if not self._watch.is_due:
+            return
+        oldest = None
+        if now.low_water < self._tail and now.tables and self.source.keep_wal is None:
+            try:
+                oldest = self._open_log().summary(now.low_water + 1).create_ts or None
+            except CollectedError:
+                oldest = None
+        folder = self.source.keep_wal
+        self._watch.write(now, self._tail, oldest, kept_bytes(folder) if folder else None)
+
+    # -- splitting ----------------------------------------------------------------------------------------
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        now, then = LogOffset.from_json(start), LogOffset.from_json(end)
+        wanted = {name: one for name, one in readings(now, then).items() if name in self._rules}
+        return [*self._plan_copy(now, then), *self._plan_expiry(wanted), *self._plan_log(wanted, then)]
+
+    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        splits: list[Split] = []
+        for name, entry in then.tables.items():
+            wanted = entry.chunks_since(now.tables.get(name))
+            if not wanted or name not in self._rules:
+                continue
+            # A restart copies what is left under another checkpoint; the log from x on makes them agree.
+            round_ = self._open_round()
+            for index in wanted:
+                low, high = range_of(self._rules[name], entry.cuts, index)
+                splits.append(
+                    CopySplit(
+                        copies=self._schema(name),
+                        starts=wanted.start == 0,
+                        completes=entry.next == entry.chunks,
+                        checkpoint=round_.checkpoint,
+                        x=entry.x,
+                        copy=entry.copy,
+                        index=index,
+                        low=low,
+                        high=high,
+                        clock=entry.clock,
+                    )
+                )
+        return splits
+
+    def _plan_expiry(self, wanted: Mapping[str, Reading]) -> list[Split]:
+        return [
+            ExpirySplit(
+                weights={name: 1},
+                schemas={name: self._schema(name)},
+                table=self._schema(name),
+                since=one.since,
+                clock=one.clock,
+            )
+            for name, one in wanted.items()
+            if self._indexes[name].is_due(one.since, one.clock)
+        ]
+
+    def _plan_log(self, wanted: Mapping[str, Reading], then: LogOffset) -> list[Split]:
+        log = {
+            name: Wanted(self._schema(name), one.after, one.upto, one.clock, then.tables[name].skips)
+            for name, one in wanted.items()
+            if one.upto.wal > one.after.wal
+        }
+        if not log:
+            return []
+        first = min(one.after.wal for one in log.values()) + 1
+        last = max(one.upto.wal for one in log.values())
+        size = self._measure.file_bytes
+        files = max(1, min(SPLIT_BYTES // size, math.ceil((last - first + 1) / _RANGES_PER_BATCH)))
+        splits: list[Split] = []
+        for begin in range(first, last + 1, files):
+            end = min(last, begin + files - 1)
+            own = {name: one for name, one in log.items() if one.after.wal < end and one.upto.wal >= begin}
+            weights = {name: max(1, size * (end - begin + 1) // len(own)) for name in own}
+            schemas = {name: one.schema for name, one in own.items()}
+            splits.append(WalSplit(weights=weights, schemas=schemas, first=begin, last=end, wanted=own))
+        return splits
+
+    def stop(self) -> None:
+        self._close_round()
+        if self._log is not None:
+            self._log.stop()
+            self._log = None

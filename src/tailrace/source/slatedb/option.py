@@ -1,0 +1,69 @@
+"""The keys of `source:` with `type: slatedb`."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from tailrace.option import Duration, FilePath, Options, Secret, TypedOptions
+
+_PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
+
+
+class StoreOptions(Options):
+    """An object store. What else its client takes (region, endpoint, credentials) goes into `options`, by its names."""
+
+    type: Literal["local", "memory", "s3", "gcs", "azure"]
+    path: FilePath | None = Field(default=None, description="local: the folder that is the store")
+    name: str | None = Field(default=None, description="memory: one of this process, for tests")
+    bucket: str | None = Field(default=None, description="s3 and gcs")
+    container: str | None = Field(default=None, description="azure")
+    options: dict[str, Secret] = Field(
+        default={}, description="settings of the client, such as region, endpoint, access_key_id, secret_access_key"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        wanted = _PLACE[self.type]
+        for key in ("path", "name", "bucket", "container"):
+            given = getattr(self, key) is not None
+            if given != (key == wanted):
+                what = f"has no {key}" if given else f"needs a {key}"
+                raise ValueError(f"of type {self.type} {what}")
+        return self
+
+
+class PartitionOptions(Options):
+    """One of several consumers that share the keys: those whose hash modulo `of` is `index`."""
+
+    of: int = Field(ge=1, le=4096)
+    index: int = Field(ge=0)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.index >= self.of:
+            raise ValueError("has an index that is not below `of`; the first is 0")
+        return self
+
+
+class SlateDbOptions(TypedOptions):
+    """A SlateDB database, followed through the WAL files in its object store."""
+
+    table_keys: ClassVar[frozenset[str]] = frozenset({"mapping"})
+
+    type: Literal["slatedb"]
+    path: str = Field(min_length=1, description="the database's path in the store")
+    store: StoreOptions
+    wal_store: StoreOptions | None = Field(default=None, description="where the WAL is, if not in `store`")
+    poll: Duration = Field(default=0.1, description="how often the store is asked for a new WAL file")
+    min_age: Duration = Field(
+        default=300.0, description="the age at which the writer's garbage collector deletes WAL files"
+    )
+    keep_wal: FilePath | None = Field(
+        default=None, description="a folder to copy WAL files to as they appear; on a cluster one every executor sees"
+    )
+    on_collected: Literal["stop", "resnapshot"] = Field(
+        default="stop", description="when a WAL file that is still needed was deleted: stop, or copy anew by itself"
+    )
+    partition: PartitionOptions | None = None

@@ -1,0 +1,182 @@
+"""The object store behind a database: what opens it, what its errors mean, and one way into asynchronous code."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from tailrace.errors import ConfigError, DamagedError, LostError, TailraceError, UnavailableError
+
+if TYPE_CHECKING:
+    from tailrace.source.slatedb.option import StoreOptions
+
+Result = TypeVar("Result")
+
+_KINDS = {"local": "LOCAL", "memory": "IN_MEMORY", "s3": "S3", "gcs": "GCS", "azure": "AZURE"}
+_PLACES = {"local": "local_path", "s3": "bucket", "gcs": "bucket", "azure": "container_name"}
+_SCAN_BYTES = 4 << 20
+_opened: dict[tuple[Any, ...], Any] = {}
+
+
+class CollectedError(LostError):
+    """A WAL file that is needed was deleted by the database's garbage collector."""
+
+
+def binding() -> Any:
+    """The module of SlateDB's Python package. Raises ConfigError where it is not installed."""
+    try:
+        return import_module("slatedb.uniffi")
+    except ImportError as error:
+        raise ConfigError(
+            "the source type slatedb needs the package slatedb", fix="pip install 'tailrace[slatedb]'"
+        ) from error
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store, as configuration. Credentials never show in its repr."""
+
+    type: str
+    place: str
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def from_options(cls, options: StoreOptions) -> Store:
+        place = options.path or options.name or options.bucket or options.container
+        return cls(options.type, str(place), {key: value.reveal() for key, value in options.options.items()})
+
+    def open(self) -> Any:
+        """The store's handle, with its connections: one per process, which is also how long a memory store lives."""
+        # A process that was forked must not use the connections of its parent.
+        key = (os.getpid(), self.type, self.place, *sorted(self.options.items()))
+        if key not in _opened:
+            _opened[key] = self._build()
+        return _opened[key]
+
+    def _build(self) -> Any:
+        api = binding()
+        kind = getattr(api.ObjectStoreType, _KINDS[self.type])
+        if self.type == "memory":
+            return api.ObjectStoreBuilder(kind).build()
+        # Credentials that are not given come from the environment, as with the provider's own tools.
+        remote = self.type != "local"
+        builder = api.ObjectStoreBuilder.from_env(kind) if remote else api.ObjectStoreBuilder(kind)
+        builder.with_config(_PLACES[self.type], self.place)
+        for name, value in self.options.items():
+            builder.with_config(name, value)
+        return builder.build()
+
+
+@dataclass(frozen=True)
+class Database:
+    """A SlateDB database, as configuration: every handle is opened where it is used."""
+
+    path: str
+    store: Store
+    wal_store: Store | None = None
+
+    def wal_reader(self) -> Any:
+        """A reader of WAL files. Few fetches at once: what lies behind the wanted files would be fetched in vain."""
+        api = binding()
+        options = api.SlateDbWalReaderOptions(max_buffered_bytes=32 << 20, max_fetch_tasks=4)
+        if self.wal_store is None:
+            return api.SlateDbWalReader.with_options(self.path, self.store.open(), options)
+        return api.SlateDbWalReader.with_wal_object_store_and_options(
+            self.path, self.store.open(), self.wal_store.open(), options
+        )
+
+    def admin(self) -> Any:
+        builder = binding().AdminBuilder(self.path, self.store.open())
+        if self.wal_store is not None:
+            builder.with_wal_object_store(self.wal_store.open())
+        return builder.build()
+
+    async def reader(self, *, checkpoint: str | None = None, operator: Any = None) -> Any:
+        """Everything that is durable now, or what a checkpoint holds. The caller shuts it down."""
+        api = binding()
+        builder = api.DbReaderBuilder(self.path, self.store.open())
+        if self.wal_store is not None:
+            builder.with_wal_object_store(self.wal_store.open())
+        if operator is not None:
+            builder.with_merge_operator(operator)
+        # A reader of the latest state that writes nothing upstream: it is open for one batch only.
+        pinned = checkpoint is not None
+        builder.with_reader_mode(api.ReaderMode.CHECKPOINT(checkpoint) if pinned else api.ReaderMode.FOLLOW_LATEST())
+        builder.with_options(
+            api.ReaderOptions(
+                manifest_poll_interval_ms=60_000,
+                checkpoint_lifetime_ms=600_000,
+                max_memtable_bytes=64 << 20,
+                skip_wal_replay=pinned,
+            )
+        )
+        return await builder.build()
+
+    async def manifest(self) -> Any:
+        """The newest manifest; None where there is no database."""
+        return await self.admin().read_manifest(None)
+
+
+def scan_options() -> Any:
+    api = binding()
+    return api.ScanOptions(
+        durability_filter=api.DurabilityLevel.REMOTE,
+        dirty=False,
+        read_ahead_bytes=_SCAN_BYTES,
+        cache_blocks=False,
+        max_fetch_tasks=4,
+    )
+
+
+class Loop:
+    """An event loop for work that is done step by step. What SlateDB raises comes out as one of tailrace's errors."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+
+    def run(self, work: Coroutine[Any, Any, Result], doing: str) -> Result:
+        api = binding()
+        try:
+            return self._runner.run(work)
+        except api.Error as error:
+            raise translate(error, doing) from error
+        except TimeoutError as error:
+            raise UnavailableError(f"the object store did not answer while {doing}") from error
+
+    def __enter__(self) -> Self:
+        self._runner.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._runner.close()
+
+
+def run(work: Coroutine[Any, Any, Result], doing: str) -> Result:
+    """Do it on an event loop of its own."""
+    with Loop() as loop:
+        return loop.run(work, doing)
+
+
+def translate(error: Any, doing: str) -> TailraceError:
+    """One of SlateDB's errors as one of ours. Its message never holds values: it is SlateDB's own text."""
+    api = binding()
+    text = str(error.message)
+    if isinstance(error, api.Error.Data):
+        if "WAL was truncated" in text:
+            return CollectedError(f"SlateDB deleted a WAL file that is still needed ({text})")
+        if "failed to find latest" in text:
+            return LostError(f"there is no SlateDB database any more, while {doing}", fix="put it back, or run reset")
+        return DamagedError(f"SlateDB cannot read its own data while {doing}: {text}")
+    if isinstance(error, api.Error.Invalid):
+        if "merge operator" in text:
+            return MergeFailedError(text)
+        return ConfigError(f"SlateDB refuses while {doing}: {text}", fix="look at path and store in the file")
+    return UnavailableError(f"SlateDB is not available while {doing}: {text}")
+
+
+class MergeFailedError(TailraceError):
+    """Operands met a reader that has no operator for them, or one that failed."""

@@ -1,0 +1,64 @@
+"""What the follower says of itself, for `tailrace status` and `check`: a small file in the state folder."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tailrace.source.slatedb.offset import LogOffset
+
+_EVERY_SECONDS = 1.0
+_WARN_FRACTION = 0.5
+"""From this part of `min_age` on, the age of the oldest file that is still needed is a reason to warn."""
+
+
+class Watch:
+    """Writes the status at most once a second. `min_age` is None where WAL files are kept."""
+
+    def __init__(self, file: Path, min_age_seconds: float | None) -> None:
+        self._file = file
+        self._min_age = min_age_seconds
+        self._written = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        return time.monotonic() - self._written >= _EVERY_SECONDS
+
+    def write(self, now: LogOffset, tail: int, oldest_ms: int | None, kept_bytes: int | None) -> None:
+        """`oldest_ms` is when the oldest file that is still needed was written; None when nothing is unread."""
+        self._written = time.monotonic()
+        age = 0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000)
+        status: dict[str, Any] = {
+            "gear": "tail" if now.low_water >= tail else "behind",
+            "received": str(now.log.position),
+            "journal_bytes": kept_bytes,
+            "wal": now.low_water,
+            "tail": tail,
+            "age": age,
+            **self._warning(now, age),
+        }
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        partial = self._file.with_suffix(".new")
+        partial.write_text(json.dumps(status))
+        partial.replace(self._file)
+
+    def _warning(self, now: LogOffset, age: float) -> dict[str, str]:
+        if self._min_age is None or age < self._min_age * _WARN_FRACTION:
+            return {}
+        return {
+            "error": f"WAL file {now.low_water + 1} is still needed and {age:.0f} s old; SlateDB may delete it from"
+            f" {self._min_age:.0f} s on",
+            "fix": "raise min_age of the writer's WAL garbage collection, or set keep_wal",
+        }
+
+
+def read_status(file: Path) -> Mapping[str, Any]:
+    """What was last written; empty before anything was."""
+    try:
+        found: Mapping[str, Any] = json.loads(file.read_text())
+    except (OSError, ValueError):
+        return {}
+    return found
