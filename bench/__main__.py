@@ -18,8 +18,8 @@ PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """Those of the pipeline from Postgres to Delta."""
 ALONE = ("capture",)
 """Those that need neither; each is a module of its own with a function `measure`."""
-ON_REQUEST = ("slatedb",)
-"""The same, but only when they are named: they need extras."""
+ON_REQUEST = ("poll", "slatedb")
+"""The same, but only when they are named: they need extras, or minutes."""
 
 
 def main() -> None:

@@ -16,8 +16,11 @@ from typer.testing import CliRunner
 
 from tailrace.cli.verify import verify as command
 from tailrace.config import load
+from tailrace.destination import Batch
 from tailrace.errors import ConfigError
+from tailrace.registry import open_destination, open_source
 from tailrace.stream.verify import verify
+from tailrace.testing.destination import changes_of, insert
 
 
 @pytest.fixture
@@ -81,3 +84,19 @@ def test_the_command_ends_with_8_where_sides_differ_and_shows_no_other_value(fil
     assert plain.exit_code == 8
     assert "(k, 5)" in plain.stdout
     assert "0.123456" not in run.stdout + plain.stdout
+
+
+def test_a_replica_in_an_sqlite_file_is_read_back_as_it_is_kept(file: Path) -> None:
+    config = yaml.safe_load(file.read_text()) | {"destination": {"type": "sqlite", "path": "replica.db"}}
+    file.write_text(yaml.safe_dump(config))
+    [verdict] = verify(load(file))
+    assert (verdict.missing, verdict.destination_rows) == (100, 0)
+    [table] = open_source(load(file)).tables()
+    rows = [insert(a="k", b=n, v=n / 3, updated_at="2026-11-15") for n in range(100)]
+    open_destination(load(file)).write_changes(table, changes_of(table, *rows), Batch("p", 0))
+    [verdict] = verify(load(file))
+    assert verdict.equal
+    with closing(sqlite3.connect(file.parent / "replica.db")) as replica, replica:
+        replica.execute("UPDATE t SET v = 0.5 WHERE b = 7")
+    [verdict] = verify(load(file))
+    assert (verdict.different, verdict.keys) == (1, (("k", "7"),))

@@ -12,6 +12,7 @@ import typer
 
 from tailrace.cli import letter, sqlite, tape
 from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
+from tailrace.cli.verify import verify
 
 if TYPE_CHECKING:
     from tailrace.state.record import RequestKind
@@ -185,6 +186,7 @@ def reset(
     reset_pipeline(config, as_json=as_json)
 
 
+app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.add_typer(letter.app, name="errors")
 app.add_typer(sqlite.app)
 app.add_typer(tape.app)

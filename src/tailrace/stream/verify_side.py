@@ -6,9 +6,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import singledispatch
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +21,10 @@ from psycopg import sql
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.layout import DELETED_AT, EXACT, delta_type, to_delta
 from tailrace.destination.delta.path import Place
+from tailrace.destination.sqlite.destination import SqliteDestination
+from tailrace.destination.sqlite.layout import as_kept
+from tailrace.destination.sqlite.name import file_name, listed, quote
+from tailrace.destination.sqlite.value import declared, encode
 from tailrace.errors import ConfigError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Polled, Query, SourceConnector
@@ -95,7 +102,7 @@ def kept_rows(destination: object, table: TableSchema) -> Kept:
     """What a destination keeps of a table. Raises ConfigError for one whose rows cannot be read back."""
     raise ConfigError(
         f"a destination of type {type(destination).__name__} cannot be read back, so that nothing can be compared",
-        fix="verify a pipeline with a destination of type delta",
+        fix="verify a pipeline with a destination of type delta or sqlite",
     )
 
 
@@ -130,3 +137,36 @@ def _delta_rows(destination: DeltaDestination, table: TableSchema) -> Rows:
             for name, kind in zip(names, types, strict=True)
         ]
         yield pa.RecordBatch.from_arrays(arrays, names)
+
+
+_STORED = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string(), "BLOB": pa.binary()}
+_READ_ROWS = 50_000
+
+
+@kept_rows.register
+def _(destination: SqliteDestination, table: TableSchema) -> Kept:
+    kept = as_kept(table)
+    types = {column.name: _STORED[declared(column.type)] for column in kept.columns}
+    names = [*types, EXACT]
+
+    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [
+            pa.array(encode(batch.column(column.name), column.type, column.name, str(table.table)), types[column.name])
+            for column in kept.columns
+        ]
+        return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], names)
+
+    def rows() -> Rows:
+        with closing(sqlite3.connect(f"{Path(destination.path).absolute().as_uri()}?mode=ro", uri=True)) as file:
+            place = quote(file_name(table.table))
+            found = {row[1] for row in file.execute(f"PRAGMA table_info({place})")}
+            if not found:
+                return
+            wanted = listed(types) + (f", {quote(EXACT)}" if EXACT in found else ", NULL")
+            alive = f" WHERE {quote(DELETED_AT)} IS NULL" if DELETED_AT in found else ""
+            cursor = file.execute(f"SELECT {wanted} FROM {place}{alive}")  # noqa: S608 - names quoted
+            while some := cursor.fetchmany(_READ_ROWS):
+                columns = zip(zip(*some, strict=True), [*types.values(), pa.string()], strict=True)
+                yield pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], names)
+
+    return Kept(rows() if Path(destination.path).exists() else iter(()), shape)

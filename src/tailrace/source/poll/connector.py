@@ -1,0 +1,180 @@
+"""The seam behind which a database stands that can only be queried.
+
+A connector is made for the scheme of the source's `dsn`. Postgres and SQLite are built in; others are added by an entry
+point that names the class, which is called with (dsn, ConnectorOptions):
+
+    [project.entry-points."tailrace.connectors"]
+    duckdb = "my_package:DuckDbConnector"
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, Final, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.errors import ConfigError, Finding
+from tailrace.schema import TableSchema
+from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.source.poll.version import Scale
+
+
+@dataclass(frozen=True)
+class ConnectorOptions:
+    """What bounds the load on the database, for one session. `zone` is that of times without one, if it is given."""
+
+    statement_seconds: float = 60.0
+    queries_per_second: float | None = None
+    zone: str | None = None
+
+
+@dataclass(frozen=True)
+class Polled:
+    """A table and the columns it is polled by. `soft` is not null in rows that count as deleted."""
+
+    schema: TableSchema
+    version: str | None
+    created: str | None = None
+    soft: str | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.schema.table)
+
+    def order(self, column: str | None) -> tuple[str, ...]:
+        """The columns that order the rows: those of the key, behind `column` where it is given."""
+        return self.schema.key if column is None else (column, *self.schema.key)
+
+    def only(self, names: Sequence[str]) -> TableSchema:
+        """The table with these columns alone, each once."""
+        kept = tuple(column for column in self.schema.columns if column.name in names)
+        return replace(self.schema, columns=kept, key=tuple(name for name in self.schema.key if name in names))
+
+
+@dataclass(frozen=True)
+class Query:
+    """Some rows of a table, in order: those of a stretch, `columns` of them, at most `rows`.
+
+    by         the column that orders them before the key does; None: only the key. Rows with a null in it are left out
+    deleted    rows whose soft delete column is set: only them (True), none of them (False), or both (None)
+    hashed     whether the hash of each whole row is wanted
+    """
+
+    table: Polled
+    by: str | None
+    stretch: Stretch
+    columns: TableSchema
+    rows: int
+    deleted: bool | None = False
+    hashed: bool = False
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        return self.table.order(self.by)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a query gave: the columns asked for, `exact` and hashes where they are wanted, and the mark of the last row.
+
+    A hash is that of all of the table's columns, whichever were asked for; two rows with equal ones are equal.
+    """
+
+    rows: pa.StructArray
+    exact: pa.Array[Any] | None
+    hashes: npt.NDArray[np.int64] | None
+    last: Mark | None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The database's time in microseconds, and the start of its oldest open transaction (`now` without one).
+
+    `known` is False where transactions of others cannot be seen: what they wrote may still come with any older time.
+    `prepared` names transactions that wait for their second phase, whose start nobody can tell any more.
+    """
+
+    now: int
+    oldest: int
+    known: bool
+    prepared: frozenset[str] = frozenset()
+
+
+class Session(Protocol):
+    """An open connection, for one thread. Every method may raise UnavailableError; then the session is of no use."""
+
+    def tables(self) -> list[TableSchema]:
+        """Every table that can be read, all columns, with its primary key. `upstream_id` tells it from a new one."""
+        ...
+
+    def clock(self) -> Clock: ...
+
+    def scale(self, table: Polled, column: str) -> Scale | None:
+        """How moments are written in a column; None for one whose type has no order that could be followed.
+
+        Called before each poll: the highest value of a number is its clock. Raises UnfitError for values of which the
+        order cannot be told.
+        """
+        ...
+
+    def page(self, query: Query) -> Page: ...
+
+    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+        """The mark of the key that is `rows` rows behind `after` in the order of keys; None past the end."""
+        ...
+
+    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
+        """`columns` of the rows of these keys (typed key columns) as they are now; soft deleted rows are left out."""
+        ...
+
+    def count_unversioned(self, table: Polled) -> int:
+        """How many rows have a null where the version should be."""
+        ...
+
+    def lacks_index(self, table: Polled, column: str) -> bool:
+        """Whether a poll by this column would read the whole table, as far as the database's plan tells."""
+        ...
+
+    def estimate(self, table: Polled) -> int:
+        """About how many rows there are, from statistics; 0 when nothing is known."""
+        ...
+
+
+class SourceConnector(Protocol):
+    """A database, as configuration: frozen and picklable. Reading is all it ever does."""
+
+    def check(self) -> list[Finding]:
+        """Whether it can be polled, apart from its tables. A refused login is a finding."""
+        ...
+
+    def open(self) -> AbstractContextManager[Session]: ...
+
+
+BUILT_IN: Final = {
+    "postgresql": "tailrace.source.poll.postgres:PostgresConnector",
+    "postgres": "tailrace.source.poll.postgres:PostgresConnector",
+    "sqlite": "tailrace.source.poll.sqlite:SqliteConnector",
+}
+GROUP: Final = "tailrace.connectors"
+
+
+def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
+    """The connector for a dsn's scheme; `host=… dbname=…` is Postgres. Raises ConfigError for one nobody provides."""
+    scheme = dsn.partition("://")[0].lower() if "://" in dsn else "postgresql"
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    point = EntryPoint(scheme, BUILT_IN[scheme], GROUP) if scheme in BUILT_IN else others.get(scheme)
+    if point is None:
+        raise ConfigError(
+            f"no connector for {scheme}:// is installed; there are {', '.join(sorted({*BUILT_IN, *others}))}",
+            fix=f"install a package with an entry point in {GROUP}, or use another dsn",
+        )
+    return cast(SourceConnector, point.load()(dsn, options))

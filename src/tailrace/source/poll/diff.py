@@ -1,0 +1,151 @@
+"""The full diff: keys and row hashes of a whole table against what is known of it downstream.
+
+Each stretch of keys is compared on its own, so that they can be read in parallel. Only rows that are new or differ are
+read whole; keys that are known and not there any more become deletes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace import key as keys
+from tailrace.change import Changes, Op
+from tailrace.source import Split
+from tailrace.source.poll.connector import Query, Session
+from tailrace.source.poll.known import GONE, HASH, PART, Base, record
+from tailrace.source.poll.mark import Mark
+from tailrace.source.poll.split import Task, pages
+
+_ORDINALS = 1 << 40
+"""Between the first ordinals of two pieces of one diff."""
+
+
+@dataclass(frozen=True)
+class DiffSplit(Split):
+    """One stretch of keys to compare. Without a `base`: the keys that were polled since the last diff.
+
+    since     the step whose base, with the polls behind it, is what is known
+    window    the step whose rows the next poll will see again
+    number    which of the diff's pieces it is
+    """
+
+    task: Task | None = None
+    base: Base | None = None
+    since: int = 0
+    window: int = 0
+    number: int = 0
+
+
+def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
+    """The deletes and changes of one piece; what it found is the new base."""
+    task = split.task
+    assert task is not None
+    polled = task.known.polled(split.since, task.step - 1)
+    found = (
+        _compare_polled(session, task, polled) if split.base is None else _compare(session, task, split.base, polled)
+    )
+    ordinal = split.number * _ORDINALS
+    for op, rows, exact in found:
+        if len(rows):
+            numbers = np.arange(ordinal, ordinal + len(rows), dtype=np.int64)
+            yield Changes.build(task.table.schema, rows, op=op, commit=task.step, ordinal=numbers, exact=exact)
+            ordinal += len(rows)
+    if ordinal > split.number * _ORDINALS:
+        # A row that is again what it was before must not be taken for one that stayed so.
+        task.known.put_window(task.step, np.zeros(0, np.int64))
+    elif split.base is None:
+        task.known.put_window(task.step, task.known.window(split.window))
+
+
+_Found = Iterator[tuple[Op, pa.StructArray, "pa.Array[pa.Scalar[str]] | None"]]
+
+
+def _compare_polled(session: Session, task: Task, polled: pa.Table | None) -> _Found:
+    """Keys that came with a poll since the last diff, and went again."""
+    if polled is None:
+        return
+    there = polled.filter(pc.invert(polled.column(GONE)))
+    there = there.select(list(_key_names(task)))
+    left = [
+        pa.Table.from_batches([pa.RecordBatch.from_struct_array(page.rows)])
+        for page in session.fetch(task.table, there, task.key_columns)
+    ]
+    missing = np.ones(there.num_rows, bool)
+    if left:
+        missing = keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0
+    yield Op.DELETE, _only_keys(task, there.filter(pa.array(missing))), None
+
+
+def _compare(session: Session, task: Task, base: Base, polled: pa.Table | None) -> _Found:
+    """One stretch of the table as it is now against its base and what was polled since."""
+    now, cuts = _read_keys(session, task, base)
+    known = base.read()
+    current = _comparable(task, now)
+    at = keys.positions(current, _comparable(task, known))
+    differs = (at < 0) | ~_equal(now, known, at)
+    missing = keys.positions(_comparable(task, known), current) < 0
+    if polled is not None and polled.num_rows:
+        later = _comparable(task, polled)
+        at = keys.positions(current, later)
+        differs = np.where(at < 0, differs, ~_equal(now, polled, at))
+        # Keys that polls gave since are looked for in a piece of their own.
+        missing &= keys.positions(_comparable(task, known), later) < 0
+    yield Op.DELETE, _only_keys(task, known.filter(pa.array(missing))), None
+    wanted = now.filter(pa.array(differs)).select(list(_key_names(task)))
+    for page in session.fetch(task.table, wanted, task.table.schema):
+        yield Op.UPDATE, page.rows, page.exact
+    task.known.put_base(task.step, base.stretch, now, cuts)
+
+
+def _read_keys(session: Session, task: Task, base: Base) -> tuple[pa.Table, list[Mark]]:
+    """Keys and hashes of the stretch, and the marks at which the next diff may cut it."""
+    tables: list[pa.Table] = []
+    cuts: list[Mark] = []
+    rows_in_part = 0
+    query = Query(task.table, None, base.stretch, task.key_columns, task.page_rows, hashed=True)
+    last: Mark | None = None
+    for page in pages(session, query):
+        if rows_in_part >= task.chunk_rows and last is not None:
+            cuts.append(last)
+            rows_in_part = 0
+        rows = record(page.rows, page.hashes, 0)
+        tables.append(rows.append_column(PART, pa.array(np.full(len(page), len(cuts), np.int32))))
+        rows_in_part += len(page)
+        last = page.last
+    tables.append(task.no_keys().append_column(PART, pa.array([], pa.int32())))
+    return pa.concat_tables(tables), cuts
+
+
+def _equal(now: pa.Table, known: pa.Table, at: keys.Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+    """Whether each row's hash is the known one at its place; False where none is known."""
+    if not known.num_rows:
+        return np.zeros(now.num_rows, bool)
+    taken = known.column(HASH).combine_chunks().take(pa.array(np.maximum(at, 0)))
+    same = pc.fill_null(pc.equal(now.column(HASH).combine_chunks(), taken), False)
+    return np.asarray(same.to_numpy(zero_copy_only=False), bool) & (at >= 0)
+
+
+def _key_names(task: Task) -> tuple[str, ...]:
+    return tuple(column.name for column in task.key_columns.columns)
+
+
+def _comparable(task: Task, rows: pa.Table) -> keys.Comparable:
+    return keys.comparable([rows.column(name) for name in _key_names(task)])
+
+
+def _only_keys(task: Task, rows: pa.Table) -> pa.StructArray:
+    """Rows of which nothing but the key is set."""
+    names = _key_names(task)
+    arrays = [
+        rows.column(column.name).combine_chunks().cast(column.type)
+        if column.name in names
+        else pa.nulls(rows.num_rows, column.type)
+        for column in task.table.schema.columns
+    ]
+    flat = [pa.concat_arrays(each.chunks) if isinstance(each, pa.ChunkedArray) else each for each in arrays]
+    return pa.StructArray.from_arrays(flat, fields=list(task.table.schema.row_type))

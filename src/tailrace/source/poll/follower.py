@@ -1,0 +1,322 @@
+"""The driver half of a polled source: what the next step reads of each table."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.change import Position
+from tailrace.errors import TableError, UnavailableError
+from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.poll.connector import Polled, Session
+from tailrace.source.poll.horizon import Height, Horizon, View
+from tailrace.source.poll.known import Hashes, Known
+from tailrace.source.poll.mark import START, Mark
+from tailrace.source.poll.offset import Entry, PollOffset, Reading
+from tailrace.source.poll.plan import Planner
+from tailrace.source.poll.probe import Found, Probe
+from tailrace.source.poll.roster import Roster, call
+from tailrace.source.poll.schedule import Schedule
+
+if TYPE_CHECKING:
+    from tailrace.source.poll.source import PollSource
+
+ROSTER_SECONDS = 5.0
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Memory:
+    """What earlier looks at a table found out, at one step. Losing it costs looking again.
+
+    `floors`: up to here, which may be further than the offset's marks, everything was given. `seen` are the rows of the
+    last window.
+    """
+
+    step: int
+    floors: dict[str, Mark]
+    seen: Hashes
+    heights: dict[str, tuple[Height, ...]] = field(default_factory=dict)
+
+
+class PollFollower:
+    """Asks the database and decides; everything durable is in the offsets, the versions and the state folder."""
+
+    def __init__(self, source: PollSource, versions: Versions) -> None:
+        self.source = source
+        self._versions = versions
+        self._opened = ExitStack()
+        self._session: Session | None = None
+        self._roster = Roster({}, {}, [])
+        self._called: float | None = None
+        self._horizon: Horizon | None = None
+        self._target: float | None = None
+        self._memory: dict[str, Memory] = {}
+        self._schedule = Schedule(
+            Path(source.folder) / "schedule.json", source.interval_seconds, source.idle_interval_seconds
+        )
+
+    def start(self) -> Offset:
+        return PollOffset().to_json()
+
+    def target(self) -> Offset:
+        self._call(at_once=True)
+        self._target = time.monotonic()
+        return PollOffset(clock=(round(self._target * 1e6), 0)).to_json()
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        now, since = PollOffset.from_json(start), PollOffset.from_json(target).clock[0] / 1e6
+        if now.damaged or now.tables.keys() - self._roster.unfit.keys() != self._roster.tables.keys():
+            return False
+        done = all(
+            entry.phase == "stopped"
+            or (entry.phase == "ready" and self._schedule.is_idle(each, since) and not self._is_diff_due(each))
+            for each, entry in now.tables.items()
+        )
+        if done:
+            self._target = None
+            self._schedule.save()
+        return done
+
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        try:
+            self._call()
+            return self._advance(start, limit, orders)
+        except UnavailableError:
+            self._disconnect()
+            raise
+
+    def _advance(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        given = PollOffset.from_json(start)
+        now = self._enrol(self._heed(given, orders))
+        step = now.step + 1
+        changed: dict[str, Entry] = {}
+        view: View | None = None
+        budget = limit.rows
+        for each, entry in sorted(now.tables.items()):
+            request = orders.resync.get(each, 0)
+            anew = entry.phase == "init" or request > entry.request
+            refused = entry.step == step
+            if (
+                refused
+                or each not in self._roster.tables
+                or each in orders.paused
+                or budget <= 0
+                or (entry.phase == "stopped" and not anew)
+            ):
+                continue
+            if not anew and entry.phase == "ready" and not self._is_due(each):
+                continue
+            view = view or self._look(now)
+            try:
+                entry = replace(entry, request=max(entry.request, request))
+                read = self._read(each, entry, view, step, budget, anew=anew)
+            except TableError as error:
+                read = entry.read(step, Reading("refuse", reason=error.message, fix=error.fix or ""))
+            if read is not None:
+                changed[each] = read
+                assert read.reading is not None
+                budget -= max(read.reading.rows, 1)
+        tables = {**now.tables, **changed}
+        if tables == given.tables and not given.damaged:
+            return start
+        clock = (view.now, time.time_ns() // 1000) if view is not None else now.clock
+        return PollOffset(step, clock, tables).to_json()
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        self._call()
+        unfit = {each: table for each, (table, _) in self._roster.unfit.items()}
+        return Planner(self.source, {**unfit, **self._roster.tables}, self._versions).plan(PollOffset.from_json(end))
+
+    def stop(self) -> None:
+        self._schedule.save()
+        self._disconnect()
+
+    # -- the database -------------------------------------------------------------------------------------
+
+    def _connect(self) -> Session:
+        if self._session is None:
+            self._session = self._opened.enter_context(self.source.connector().open())
+        return self._session
+
+    def _disconnect(self) -> None:
+        self._session = None
+        self._opened.close()
+
+    def _call(self, *, at_once: bool = False) -> None:
+        """Look now and then which tables there are. Those that cannot be followed are named once, and left out."""
+        if not at_once and self._called is not None and time.monotonic() - self._called < ROSTER_SECONDS:
+            return
+        roster = call(self._connect().tables(), self.source.tables_wanted)
+        self._called = time.monotonic()
+        for finding in roster.findings:
+            if finding not in self._roster.findings:
+                log.warning("%s is not followed: %s", finding.subject, finding.message)
+        self._roster = roster
+
+    def _look(self, now: PollOffset) -> View:
+        self._horizon = self._horizon or Horizon(self.source.look_back_us, now.clock)
+        view = self._horizon.look(self._connect().clock())
+        if view.rewound is not None:
+            log.warning("the database's clock was set back: what was written since is read again")
+        return view
+
+    # -- which tables -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _heed(now: PollOffset, orders: Orders) -> PollOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        changed: dict[str, Entry] = {}
+        for each, entry in now.tables.items():
+            if each in orders.stopped and each not in orders.resync:
+                resume = orders.stopped[each]
+                if entry.phase != "stopped" or (resume is None and entry.was != "init"):
+                    changed[each] = entry.stop(Position.parse(resume).commit if resume else None)
+            elif each in orders.paused:
+                if entry.phase not in ("stopped", "init"):
+                    changed[each] = entry.stop(entry.step)
+            elif entry.phase == "stopped":
+                changed[each] = entry.resume()
+        return now.with_tables(changed)
+
+    def _enrol(self, now: PollOffset) -> PollOffset:
+        """Tables that are gone leave, new ones wait for their copy; those with a watermark of no use are dealt with."""
+        tables: dict[str, Entry] = {}
+        for each, table in self._roster.tables.items():
+            entry = now.tables.get(each)
+            if entry is None:
+                entry = self._refuse(Entry("ready", by=_DAMAGED), now) if each in now.damaged else Entry("init")
+            elif entry.phase in ("ready", "copy") and entry.by != (table.version or ""):
+                entry = self._refuse(entry, now)
+            elif entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
+                entry = entry.restart()  # nobody wrote its keys down, so that deletes could not be found
+            tables[each] = entry
+        for each, (_, finding) in self._roster.unfit.items():
+            if (known := now.tables.get(each)) is not None:
+                stops = known.phase in ("ready", "copy")
+                reading = Reading("refuse", reason=finding.message, fix=finding.fix or "")
+                tables[each] = known.read(now.step + 1, reading) if stops else known
+        return replace(now, tables=tables, damaged=())
+
+    def _refuse(self, entry: Entry, now: PollOffset) -> Entry:
+        """A watermark that is damaged, or of another column and thus says nothing of this one."""
+        if self.source.on_bad_watermark == "permissive":
+            return entry.restart()
+        reason = "its stored watermark is damaged, or of another column than updated_at now names"
+        fix = "tailrace resync FILE TABLE, or set source.on_bad_watermark to permissive and retry it"
+        return entry.read(now.step + 1, Reading("refuse", reason=reason, fix=fix))
+
+    def _note_schema(self, each: str, step: int) -> None:
+        """The columns that a step reads are a known version before its offset is given away."""
+        table = self._roster.tables[each]
+        policy = self.source.tables_wanted.settings_of(table.name).schema_changes
+        if policy == "evolve" or self._versions.schema_at(each) is None:
+            self._versions.put_schema(table.schema, Position(step, 0))
+
+    # -- what a step reads --------------------------------------------------------------------------------
+
+    def _read(self, each: str, entry: Entry, view: View, step: int, budget: int, *, anew: bool) -> Entry | None:
+        if anew:
+            entry = self._begin(each, entry, step, view)
+        read = self._copy(entry, step, budget) if entry.phase == "copy" else self._poll(each, entry, view, step, budget)
+        if read is not None:
+            self._note_schema(each, step)
+        return read
+
+    def _begin(self, each: str, entry: Entry, step: int, view: View) -> Entry:
+        """A copy begins: its chunks, and the marks that polls go on from when it is done."""
+        table, session = self._roster.tables[each], self._connect()
+        bounds: list[Mark] = []
+        while (bound := session.hop(table, bounds[-1] if bounds else START, self.source.chunk_rows)) is not None:
+            bounds.append(bound)
+        self._versions.put_schema(table.schema, Position(step, 0))
+        return Entry(
+            "copy",
+            by=table.version or "",
+            mark=self._first_mark(table, table.version, view),
+            soft=self._first_mark(table, table.soft, view),
+            base=step if self.source.keeps_keys(table) else 0,
+            copy=step,
+            bounds=tuple(bounds),
+            request=entry.request,
+        )
+
+    def _first_mark(self, table: Polled, column: str | None, view: View) -> Mark:
+        """What is older is settled now, and so in the copy that begins now. A number has no such past: all is read."""
+        scale = self._connect().scale(table, column) if column is not None else None
+        if scale is None or not scale.timed or scale.is_empty:
+            return START
+        return view.settled_mark(scale, ())
+
+    def _copy(self, entry: Entry, step: int, budget: int) -> Entry:
+        take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows))
+        reading = Reading("copy", entry.next, entry.next + take, rows=take * self.source.chunk_rows)
+        done = entry.next + take == entry.chunks
+        return entry.read(step, reading, next=entry.next + take, phase="ready" if done else "copy")
+
+    def _is_due(self, each: str) -> bool:
+        return self._schedule.is_due(each, self._target) or self._is_diff_due(each)
+
+    def _is_diff_due(self, each: str) -> bool:
+        deletes = self.source.tables_wanted.settings_of(self._roster.tables[each].name).deletes
+        return self._schedule.is_diff_due(each, deletes.full_diff if deletes is not None else None)
+
+    def _poll(self, each: str, entry: Entry, view: View, step: int, budget: int) -> Entry | None:
+        """What the table is read for now; None when nothing is new."""
+        if self._is_diff_due(each):
+            return self._diff(each, entry, step)
+        began, table = time.monotonic(), self._roster.tables[each]
+        memory = self._recall(each, entry)
+        found: dict[str, Found] = {}
+        # A task holds what it reads of a poll at once; what is left comes with the next step.
+        limit = min(budget, self.source.chunk_rows)
+        for column, deleted in ((table.version, False), (table.soft, True)):
+            if column is None:
+                continue
+            probe = Probe(self._connect(), table, column, deleted, view, memory.seen, self.source.page_rows, limit)
+            if (one := probe.look(memory.floors[column], memory.heights.get(column, ()))) is not None:
+                found[column] = one
+                memory.heights[column] = one.heights
+        fresh = sum(one.fresh for one in found.values())
+        more = any(one.more for one in found.values())
+        self._schedule.polled(each, began=began, fresh=fresh > 0, whole=not more)
+        if not fresh:
+            memory.floors |= {column: one.sweep.settled for column, one in found.items()}
+            return None
+        sweeps = {column: one.sweep for column, one in found.items()}
+        sweep, soft = sweeps.get(table.version or ""), sweeps.get(table.soft or "")
+        return entry.read(
+            step,
+            Reading("poll", sweep=sweep, soft=soft, window=entry.window, rows=fresh),
+            mark=sweep.settled if sweep else entry.mark,
+            soft=soft.settled if soft else entry.soft,
+            window=step,
+            bounds=(),
+        )
+
+    def _recall(self, each: str, entry: Entry) -> Memory:
+        memory = self._memory.get(each)
+        table = self._roster.tables[each]
+        marks = {table.version or "": entry.mark, table.soft or "": entry.soft}
+        if memory is None or memory.step != entry.step or memory.floors.keys() != marks.keys():
+            heights = memory.heights if memory is not None else {}
+            seen = Known.of(self.source.folder, each).window(entry.window)
+            memory = self._memory[each] = Memory(entry.step, marks, seen, heights)
+        return memory
+
+    def _diff(self, each: str, entry: Entry, step: int) -> Entry:
+        self._schedule.diffed(each)
+        if Known.of(self.source.folder, each).bases(entry.base) is None:
+            log.warning("what was known of %s is not complete: it is copied again", self._roster.tables[each].name)
+            return self._copy(self._begin(each, entry, step, self._look(PollOffset())), step, self.source.chunk_rows)
+        rows = self._connect().estimate(self._roster.tables[each])
+        reading = Reading("diff", since=entry.base, window=entry.window, rows=rows)
+        return entry.read(step, reading, base=step, window=step, bounds=())
+
+
+_DAMAGED = "(damaged)"

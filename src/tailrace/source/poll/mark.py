@@ -1,0 +1,64 @@
+"""Places in the order of a table's rows, and the stretches between them.
+
+Rows are ordered by some columns: (updated_at, key…) or the key alone. A mark with a value for every one of them stands
+right behind that row. A shorter one stands before all rows that begin with its values, and the empty one before all
+rows. So a mark is always between rows, and two stretches that share a mark neither overlap nor leave out a row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+Value = int | float | str | bytes
+"""A value as its connector writes it into SQL: Postgres takes text for every type, SQLite its own classes."""
+Mark = tuple[Value, ...]
+START: Mark = ()
+
+
+class Stretch(NamedTuple):
+    """The rows between two marks; without `upto`, all behind `after`."""
+
+    after: Mark = START
+    upto: Mark | None = None
+
+
+def to_json(mark: Mark) -> list[Any]:
+    """The mark as JSON values; bytes are the only class that JSON has not."""
+    return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in mark]
+
+
+def from_json(raw: object) -> Mark:
+    """The inverse. Raises ValueError for anything `to_json` does not make."""
+    if not isinstance(raw, list):
+        raise ValueError("a mark is a list")  # noqa: TRY004 - a damaged value, not a wrong call
+    return tuple(_value(each) for each in raw)
+
+
+def _value(raw: object) -> Value:
+    if isinstance(raw, dict) and isinstance(raw.get("hex"), str):
+        return bytes.fromhex(raw["hex"])
+    if isinstance(raw, int | float | str) and not isinstance(raw, bool):
+        return raw
+    raise ValueError("not a value of a mark")
+
+
+def conditions(stretch: Stretch, names: Sequence[str], literal: Callable[[int, Value], str]) -> list[str]:
+    """The SQL conditions of a stretch. `names` are the quoted columns of the order, `literal` writes a value of one.
+
+    Row values are compared, which every database answers from an index that begins with these columns.
+    """
+    found = []
+    if stretch.after:
+        sign = ">" if len(stretch.after) == len(names) else ">="
+        found.append(_compared(stretch.after, sign, names, literal))
+    if stretch.upto is not None:
+        sign = "<=" if len(stretch.upto) == len(names) else "<"
+        found.append(_compared(stretch.upto, sign, names, literal) if stretch.upto else "1 = 0")
+    return found
+
+
+def _compared(mark: Mark, sign: str, names: Sequence[str], literal: Callable[[int, Value], str]) -> str:
+    left = ", ".join(names[: len(mark)])
+    right = ", ".join(literal(index, value) for index, value in enumerate(mark))
+    return f"{left} {sign} {right}" if len(mark) == 1 else f"({left}) {sign} ({right})"

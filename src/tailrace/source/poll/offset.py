@@ -1,0 +1,221 @@
+"""Where polling stands: the number of the last step, and for every table how far it was read.
+
+    {"step": 7, "clock": [1763200000000000, 1763200000100000], "tables": {"16385": {"phase": "ready", …}, …}}
+
+A step is a batch; it numbers the changes it gives, so that their positions grow whatever clocks do. What a step reads
+of a table is in the offset it leads to (`Reading`), so that a repeated batch asks for the same stretches again. The
+watermark moves only here, with the batch that applied what is behind it. Pure values: no connection, no clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from tailrace.source import Phase
+from tailrace.source.poll import mark
+from tailrace.source.poll.mark import START, Mark
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A stretch to read in the order of one column: up to `settled` for the last time, from there to `upto` once more.
+
+    `upto` None: whatever there is.
+    """
+
+    after: Mark
+    settled: Mark
+    upto: Mark | None
+
+    def to_json(self) -> list[Any]:
+        return [mark.to_json(self.after), mark.to_json(self.settled), self.upto and mark.to_json(self.upto)]
+
+    @classmethod
+    def from_json(cls, raw: Any) -> Sweep:
+        after, settled, upto = raw
+        return cls(mark.from_json(after), mark.from_json(settled), None if upto is None else mark.from_json(upto))
+
+
+_NUMBERS = ("first", "end", "since", "window", "rows")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one step reads of one table.
+
+    kind       copy: chunks `first` to `end` of the key's order; poll: what changed; diff: everything, compared;
+               refuse: nothing; the table cannot go on, for a `reason` that has a `fix`
+    sweep      poll: by the version column; None where there is none
+    soft       poll: by the column of soft deletes
+    since      diff: the step whose base is compared with
+    window     the step whose record says which rows of the last window were given already; 0: none does
+    rows       about how many rows that is
+    """
+
+    kind: Literal["copy", "poll", "diff", "refuse"]
+    first: int = 0
+    end: int = 0
+    sweep: Sweep | None = None
+    soft: Sweep | None = None
+    since: int = 0
+    window: int = 0
+    rows: int = 0
+    reason: str = ""
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        raw: dict[str, Any] = {"kind": self.kind}
+        raw |= {name: getattr(self, name) for name in (*_NUMBERS, "reason", "fix") if getattr(self, name)}
+        raw |= {name: sweep.to_json() for name in ("sweep", "soft") if (sweep := getattr(self, name)) is not None}
+        return raw
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Reading:
+        sweeps: dict[str, Any] = {name: Sweep.from_json(raw[name]) for name in ("sweep", "soft") if name in raw}
+        numbers = {name: raw.get(name, 0) for name in _NUMBERS}
+        return cls(raw["kind"], **numbers, **sweeps, reason=raw.get("reason", ""), fix=raw.get("fix", ""))
+
+
+_COUNTED = ("step", "window", "base")
+"""The fields of an entry that are numbers of steps, and go back with it."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One table.
+
+    by          the columns the marks are of: another configuration cannot go on from them
+    mark, soft  behind these marks of the version's and the soft delete's order the table is to be read on
+    step        the last step that read it
+    window      the step that last wrote down which rows will be seen again, 0: none did
+    base        the step that last wrote down all keys and hashes, 0: none did
+    copy        the step its copy began with
+    bounds      while it copies: the marks between its chunks; `next` is the first chunk not yet copied
+    reading     what step `step` read
+    undo        how it stood before that step, for when the step fails
+    was         while it is stopped: the phase it goes on with
+    """
+
+    phase: Phase
+    by: str = ""
+    mark: Mark = START
+    soft: Mark = START
+    step: int = 0
+    window: int = 0
+    base: int = 0
+    copy: int = 0
+    bounds: tuple[Mark, ...] = ()
+    next: int = 0
+    request: int = 0
+    reading: Reading | None = None
+    undo: Mapping[str, Any] = field(default_factory=dict)
+    was: Phase | None = None
+
+    @property
+    def chunks(self) -> int:
+        copies = self.phase == "copy" or (self.reading is not None and self.reading.kind == "copy")
+        return len(self.bounds) + 1 if copies else 0
+
+    def read(self, step: int, reading: Reading, **changed: Any) -> Entry:
+        """The table after a step that reads it."""
+        undo = {"mark": mark.to_json(self.mark), "soft": mark.to_json(self.soft)}
+        undo |= {name: getattr(self, name) for name in _COUNTED}
+        return replace(self, step=step, reading=reading, undo=undo, **changed)
+
+    def stop(self, reached: int | None) -> Entry:
+        """Not read from now on. It was applied up to step `reached`; None: only a new copy helps."""
+        if reached is None:
+            return replace(self.restart(), phase="stopped", was="init")
+        entry = self._undone() if reached < self.step and self.undo else self
+        return replace(entry, phase="stopped", was=self.was if self.phase == "stopped" else self.phase)
+
+    def _undone(self) -> Entry:
+        undo = self.undo
+        return replace(
+            self,
+            mark=mark.from_json(undo["mark"]),
+            soft=mark.from_json(undo["soft"]),
+            **{name: undo[name] for name in _COUNTED},
+            next=self.reading.first if self.reading and self.reading.kind == "copy" else self.next,
+            reading=None,
+            undo={},
+        )
+
+    def resume(self) -> Entry:
+        return replace(self, phase=self.was or "init", was=None)
+
+    def restart(self) -> Entry:
+        """Waiting for a new copy."""
+        return Entry("init", request=self.request)
+
+    def to_json(self) -> dict[str, Any]:
+        raw: dict[str, Any] = {"phase": self.phase, "by": self.by}
+        raw |= {name: mark.to_json(at) for name in ("mark", "soft") if (at := getattr(self, name))}
+        names = (*_COUNTED, "copy", "next", "request", "was")
+        raw |= {name: getattr(self, name) for name in names if getattr(self, name)}
+        if self.bounds:
+            raw["bounds"] = [mark.to_json(bound) for bound in self.bounds]
+        if self.undo:
+            raw["undo"] = dict(self.undo)
+        return raw if self.reading is None else {**raw, "reading": self.reading.to_json()}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+        """Raises ValueError, KeyError or TypeError for what `to_json` does not make."""
+        return cls(
+            raw["phase"],
+            raw["by"],
+            mark.from_json(raw.get("mark", [])),
+            mark.from_json(raw.get("soft", [])),
+            raw.get("step", 0),
+            raw.get("window", 0),
+            raw.get("base", 0),
+            raw.get("copy", 0),
+            tuple(map(mark.from_json, raw.get("bounds", []))),
+            raw.get("next", 0),
+            raw.get("request", 0),
+            Reading.from_json(raw["reading"]) if "reading" in raw else None,
+            raw.get("undo", {}),
+            raw.get("was"),
+        )
+
+    @property
+    def oldest_window(self) -> int:
+        """Windows of earlier steps are not needed any more, also if the last step fails."""
+        return min(self.window, int(self.undo.get("window", self.window)))
+
+    @property
+    def oldest_base(self) -> int:
+        return min(self.base, int(self.undo.get("base", self.base)))
+
+
+@dataclass(frozen=True)
+class PollOffset:
+    """The whole offset. `clock` is the database's time and ours when the last step was made, in microseconds."""
+
+    step: int = 0
+    clock: tuple[int, int] = (0, 0)
+    tables: Mapping[str, Entry] = field(default_factory=dict)
+    damaged: tuple[str, ...] = ()
+    """Tables whose entry could not be read."""
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> PollOffset:
+        tables: dict[str, Entry] = {}
+        damaged: list[str] = []
+        for upstream_id, entry in raw["tables"].items():
+            try:
+                tables[upstream_id] = Entry.from_json(entry)
+            except (ValueError, KeyError, TypeError):
+                damaged.append(upstream_id)
+        database, own = raw.get("clock", (0, 0))
+        return cls(raw["step"], (database, own), tables, tuple(damaged))
+
+    def to_json(self) -> dict[str, Any]:
+        tables = {upstream_id: self.tables[upstream_id].to_json() for upstream_id in sorted(self.tables)}
+        return {"step": self.step, "clock": list(self.clock), "tables": tables}
+
+    def with_tables(self, changed: Mapping[str, Entry]) -> PollOffset:
+        return replace(self, tables={**self.tables, **changed})

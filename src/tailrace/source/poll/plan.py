@@ -1,0 +1,86 @@
+"""From an offset to the splits of the step that led to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from tailrace.change import end_of
+from tailrace.source import Split, Versions
+from tailrace.source.poll.connector import Polled
+from tailrace.source.poll.diff import DiffSplit
+from tailrace.source.poll.mark import START, Stretch
+from tailrace.source.poll.offset import Entry, PollOffset, Reading
+from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, Task
+
+if TYPE_CHECKING:
+    from tailrace.source.poll.source import PollSource
+
+ROW_BYTES = 200
+"""What a row is taken to weigh, to spread tables over tasks."""
+
+
+@dataclass(frozen=True)
+class Planner:
+    """`tables` are those of now, by upstream id; one that is gone since has nothing to read."""
+
+    source: PollSource
+    tables: Mapping[str, Polled]
+    versions: Versions
+
+    def plan(self, end: PollOffset) -> list[Split]:
+        """The splits of the step. The same offset gives the same stretches, however often it is asked."""
+        splits: list[Split] = []
+        for each, entry in end.tables.items():
+            if entry.step == end.step and entry.reading is not None and each in self.tables:
+                splits += self._split(each, entry)
+        return splits
+
+    def _split(self, each: str, entry: Entry) -> Iterator[Split]:
+        reading = entry.reading
+        assert reading is not None
+        table = self.tables[each]
+        schema = self.versions.schema_at(each, end_of(entry.step)) or table.schema
+        task = Task(
+            replace(table, schema=schema),
+            entry.step,
+            self.source.folder,
+            self.source.page_rows,
+            self.source.chunk_rows,
+            self.source.keeps_keys(table),
+        )
+        log: dict[str, Any] = {"weights": {table.name: reading.rows * ROW_BYTES}, "schemas": {table.name: schema}}
+        policy = self.source.tables_wanted.settings_of(table.name).schema_changes
+        if reading.kind == "refuse":
+            yield RefusedSplit(**log, task=task, reason=reading.reason, fix=reading.fix)
+        elif policy == "stop" and schema.at_version(0) != table.schema.at_version(0):
+            fix = f"tailrace resync FILE {table.name}, or set schema_changes to evolve and retry it"
+            reason = "the columns changed, and its policy for schema changes is `stop`"
+            yield RefusedSplit(**log, task=task, changed=True, reason=reason, fix=fix)
+        elif reading.kind == "copy":
+            places = [START, *entry.bounds, None]
+            for number in range(reading.first, reading.end):
+                yield ChunkSplit(
+                    copies=schema,
+                    starts=reading.first == 0,
+                    completes=reading.end == len(entry.bounds) + 1,
+                    task=task,
+                    stretch=Stretch(places[number] or START, places[number + 1]),
+                    base=entry.base,
+                )
+        elif reading.kind == "poll":
+            yield PollSplit(**log, task=task, reading=reading)
+        else:
+            yield from self._diff(task, log, reading)
+
+    def _diff(self, task: Task, log: Mapping[str, Any], reading: Reading) -> Iterator[Split]:
+        since, window = reading.since, reading.window
+        bases = task.known.bases(since)
+        if bases is None:
+            reason = "files of its keys are missing from the state folder"
+            yield RefusedSplit(**log, task=task, reason=reason, fix=f"tailrace resync FILE {task.table.name}")
+            return
+        yield DiffSplit(**log, task=task, since=since, window=window)
+        for number, base in enumerate(bases, 1):
+            yield DiffSplit(**log, task=task, base=base, since=since, window=window, number=number)

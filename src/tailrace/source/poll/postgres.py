@@ -1,0 +1,287 @@
+# ruff: noqa: S608 - names and values in the SQL here are quoted by psycopg
+"""Postgres, polled: SELECT rights are enough, and every session is read-only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from datetime import date
+from functools import cache, cached_property
+from typing import Any
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+from psycopg import sql
+
+from tailrace.errors import Finding, PreflightError, SchemaChangedError
+from tailrace.schema import TableSchema
+from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
+from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
+from tailrace.source.poll.pace import Pace
+from tailrace.source.poll.version import Kind, Scale, kind_of, tick_of
+from tailrace.source.postgres.catalog import describe, list_tables
+from tailrace.source.postgres.connection import connection_string, row_settings, session, translated
+from tailrace.source.postgres.mapping import Converter, select_list
+
+FETCH_KEYS = 1000
+_HASH = "_tailrace_hash"
+_MOVED = ("42P01", "42703")
+
+# Whoever may not read the statistics of others sees their sessions, but not since when their transactions are open.
+_CLOCK = """
+SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::int8,
+       (extract(epoch FROM min(a.xact_start)) * 1e6)::int8,
+       coalesce(bool_and(a.usesysid IS NULL OR pg_has_role(a.usesysid, 'USAGE')), true)
+         OR pg_has_role('pg_read_all_stats', 'USAGE'),
+       pg_is_in_recovery(),
+       (extract(epoch FROM CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() END) * 1e6)::int8,
+       ARRAY(SELECT transaction::text FROM pg_prepared_xacts WHERE database = current_database())
+FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
+  AND a.backend_type NOT IN ('walsender', 'autovacuum worker')
+"""
+
+
+@dataclass(frozen=True)
+class PostgresConnector:
+    """A database by its connection string, which never shows in the repr."""
+
+    dsn: str = field(repr=False)
+    options: ConnectorOptions = field(default_factory=ConnectorOptions)
+
+    @contextmanager
+    def open(self) -> Iterator[PostgresSession]:
+        with ExitStack() as opened:
+            yield PostgresSession(self.dsn, self.options, opened)
+
+    def check(self) -> list[Finding]:
+        try:
+            with session(self.dsn, "checking the source") as connection:
+                row = connection.execute(_CLOCK).fetchone()
+                role = connection.execute(
+                    "SELECT quote_ident(current_user), pg_has_role('pg_read_all_stats', 'USAGE')"
+                ).fetchone()
+        except PreflightError as error:
+            return [Finding("error", "connection", error.message, error.fix)]
+        assert row is not None
+        assert role is not None
+        if row[3]:
+            message = "it is a standby: transactions of its primary are not seen, rows are looked back for instead"
+            return [Finding("warning", "transactions", message, "raise source.look_back above the longest transaction")]
+        if not role[1]:
+            message = (
+                "the role does not see since when transactions of others are open; rows are looked back for instead"
+            )
+            fix = f"GRANT pg_read_all_stats TO {role[0]};  -- or raise source.look_back above the longest transaction"
+            return [Finding("warning", "transactions", message, fix)]
+        return [Finding("ok", "transactions", "open transactions are seen")]
+
+
+@cache
+def _zone_of(dsn: str) -> str:
+    """The zone in which the database's own sessions write times without one."""
+    with translated("asking for the time zone"), psycopg.connect(connection_string(dsn, {})) as connection:
+        row = connection.execute("SHOW TimeZone").fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+class PostgresSession:
+    """The protocol `Session`: psycopg for questions, ADBC for rows, each connected when it is first needed."""
+
+    def __init__(self, dsn: str, options: ConnectorOptions, opened: ExitStack) -> None:
+        self._dsn = dsn
+        self._options = options
+        self._opened = opened
+        self._pace = Pace(options.queries_per_second)
+
+    @property
+    def _settings(self) -> dict[str, str]:
+        return {
+            **row_settings(self._dsn),
+            "statement_timeout": str(max(1, round(self._options.statement_seconds * 1000))),
+            "default_transaction_read_only": "on",
+        }
+
+    @cached_property
+    def _asking(self) -> psycopg.Connection[tuple[Any, ...]]:
+        with translated("opening a session"):
+            made = psycopg.connect(connection_string(self._dsn, self._settings), autocommit=True)
+        self._opened.callback(made.close)
+        return made
+
+    @cached_property
+    def _bulk(self) -> Any:
+        from adbc_driver_postgresql import dbapi as adbc
+
+        with translated("opening a session"):
+            made = adbc.connect(connection_string(self._dsn, self._settings), autocommit=True)
+        self._opened.callback(made.close)
+        return made
+
+    def _ask(self, query: str, doing: str) -> list[tuple[Any, ...]]:
+        self._pace.wait()
+        with translated(doing):
+            return self._asking.execute(query.encode()).fetchall()
+
+    def tables(self) -> list[TableSchema]:
+        with translated("looking at the tables"):
+            relations = [one for one in list_tables(self._asking) if one.can_select and not one.is_partition]
+            return [one.schema for one in describe(self._asking, relations, {})]
+
+    def clock(self) -> Clock:
+        now, oldest, known, standby, replayed, prepared = self._ask(_CLOCK, "asking for the time")[0]
+        if standby:
+            # What the primary committed by now may be replayed here any time later.
+            return Clock(now, min(replayed or now, now), known=False)
+        return Clock(now, min(oldest or now, now), known, frozenset(prepared))
+
+    def scale(self, table: Polled, column: str) -> Scale | None:
+        found = table.schema.column(column)
+        kind = kind_of(found)
+        if kind is None:
+            return None
+        local = kind in (Kind.LOCAL, Kind.DAY)
+        zone = (self._options.zone or _zone_of(self._dsn)) if local else "UTC"
+        latest = None
+        if kind is Kind.NUMBER:
+            latest = self._ask(f"SELECT max({_name(column)}) FROM {_table(table)}", f"polling {table.name}")[0][0]
+        return Scale(kind, tick_of(found), zone, latest)
+
+    def page(self, query: Query) -> Page:
+        where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
+        if query.by is not None:
+            where.append(f"{_name(query.by)} IS NOT NULL")
+        return self._select(query, f"{_where(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
+
+    def _select(self, query: Query, rest: str) -> Page:
+        table, shown = query.table, query.columns
+        listed = select_list(shown).as_string()
+        if query.hashed:
+            listed += f", {_row_hash(table.schema)} AS {_HASH}"
+        self._pace.wait()
+        with translated(f"reading {table.name}"), self._bulk.cursor() as cursor:
+            try:
+                cursor.execute(f"SELECT {listed} FROM {_table(table)} {rest}")
+                found: pa.Table = cursor.fetch_arrow_table()
+            except Exception as error:
+                if getattr(error, "sqlstate", None) in _MOVED:
+                    raise _moved(table) from error
+                raise
+        hashes = None
+        if query.hashed:
+            hashes = np.asarray(found.column(_HASH).to_numpy(), np.int64)
+            found = found.drop_columns([_HASH])
+        row, exact = Converter(shown).convert(_one_batch(found))
+        last = tuple(_text(row.field(_index(shown, name))[-1].as_py()) for name in query.order) if len(row) else None
+        return Page(row, exact, hashes, last)
+
+    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+        order = table.order(None)
+        where = _where([*_conditions(table, None, Stretch(after)), *_alive(table, None)])
+        texts = ", ".join(f"{_name(name)}::text" for name in order)
+        found = self._ask(
+            f"SELECT {texts} FROM {_table(table)} {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}",
+            f"measuring {table.name}",
+        )
+        return tuple(found[0]) if found else None
+
+    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
+        for start in range(0, keys.num_rows, FETCH_KEYS):
+            some = keys.slice(start, FETCH_KEYS)
+            values = [some.column(name).to_pylist() for name in table.schema.key]
+            rows = ", ".join(
+                "("
+                + ", ".join(
+                    _literal(table, name, _text(each)) for name, each in zip(table.schema.key, row, strict=True)
+                )
+                + ")"
+                for row in zip(*values, strict=True)
+            )
+            where = [f"({_names(table.schema.key)}) IN ({rows})", *_alive(table, False)]
+            query = Query(table, None, Stretch(), columns, FETCH_KEYS)
+            yield self._select(query, _where(where))
+
+    def count_unversioned(self, table: Polled) -> int:
+        if table.version is None:
+            return 0
+        where = _where([f"{_name(table.version)} IS NULL", *_alive(table, False)])
+        return int(self._ask(f"SELECT count(*) FROM {_table(table)} {where}", f"counting rows of {table.name}")[0][0])
+
+    def lacks_index(self, table: Polled, column: str) -> bool:
+        name, source = _name(column), _table(table)
+        query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
+        with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
+            # A small table is read whole though it has an index; what counts is whether there is one.
+            self._asking.execute("SET LOCAL enable_seqscan = off")
+            plan = self._asking.execute(f"EXPLAIN {query}".encode()).fetchall()
+        return any("Seq Scan" in str(line[0]) for line in plan)
+
+    def estimate(self, table: Polled) -> int:
+        found = self._ask(
+            f"SELECT greatest(reltuples, 0)::int8 FROM pg_class WHERE oid = {int(table.schema.upstream_id)}",
+            f"measuring {table.name}",
+        )
+        return int(found[0][0]) if found else 0
+
+
+def _name(name: str) -> str:
+    return sql.Identifier(name).as_string()
+
+
+def _names(names: tuple[str, ...]) -> str:
+    return ", ".join(map(_name, names))
+
+
+def _table(table: Polled) -> str:
+    return sql.Identifier(table.schema.table.schema, table.schema.table.name).as_string()
+
+
+def _literal(table: Polled, name: str, value: Value) -> str:
+    # The declared type is the catalog's own spelling of it.
+    return f"{sql.Literal(str(value)).as_string()}::{table.schema.column(name).upstream_type}"
+
+
+def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
+    order = table.order(by)
+    return conditions(stretch, [_name(name) for name in order], lambda at, value: _literal(table, order[at], value))
+
+
+def _alive(table: Polled, deleted: bool | None) -> list[str]:
+    if table.soft is None or deleted is None:
+        return []
+    return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
+
+
+def _where(conditions: list[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _row_hash(schema: TableSchema) -> str:
+    columns = _names(tuple(column.name for column in schema.columns))
+    return f'hashtextextended(ROW({columns})::text COLLATE "C", 0)'
+
+
+def _one_batch(table: pa.Table) -> pa.RecordBatch:
+    batches = table.combine_chunks().to_batches()
+    return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+
+
+def _index(shown: TableSchema, name: str) -> int:
+    return [column.name for column in shown.columns].index(name)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bytes):
+        return "\\x" + value.hex()
+    return value.isoformat() if isinstance(value, date) else str(value)
+
+
+def _moved(table: Polled) -> SchemaChangedError:
+    return SchemaChangedError(
+        "the table or one of its columns is no longer there under its name",
+        fix=f"tailrace retry FILE {table.name}; if the table was dropped, take it out of tables.include",
+        table=table.name,
+    )

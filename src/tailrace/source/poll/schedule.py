@@ -1,0 +1,80 @@
+"""When a table is polled next, and when its next full diff is due."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tailrace.selection import FullDiffOptions
+
+SAVE_SECONDS = 5.0
+
+
+@dataclass
+class Turn:
+    """How one table stands. `polls` and `diffed` (seconds since 1970) count from its last full diff or copy."""
+
+    polls: int = 0
+    diffed: float = 0.0
+    wait: float = 0.0
+    next: float = 0.0
+    idle_since: float = field(default=0.0)
+
+
+class Schedule:
+    """Polls of a busy table follow each other fast; each that finds nothing doubles the wait.
+
+    The counts are kept in a file, so that runs that end soon add up to a full diff. Losing it costs a delay, no row.
+    """
+
+    def __init__(self, file: Path, busy_seconds: float, idle_seconds: float) -> None:
+        self._file = file
+        self._busy, self._idle = busy_seconds, max(busy_seconds, idle_seconds)
+        self._turns: dict[str, Turn] = {}
+        self._saved = time.monotonic()
+        if file.exists():
+            raw = json.loads(file.read_text())
+            self._turns = {each: Turn(one["polls"], one["diffed"]) for each, one in raw.items()}
+
+    def _turn(self, table: str) -> Turn:
+        return self._turns.setdefault(table, Turn(diffed=time.time()))
+
+    def is_due(self, table: str, since: float | None) -> bool:
+        """Whether it is time to poll. With `since`, a moment of the monotonic clock, only until it was found idle."""
+        turn = self._turn(table)
+        return time.monotonic() >= turn.next if since is None else turn.idle_since < since
+
+    def is_idle(self, table: str, since: float) -> bool:
+        """Whether a poll that began since then found nothing."""
+        return self._turn(table).idle_since >= since
+
+    def polled(self, table: str, *, began: float, fresh: bool, whole: bool = True) -> None:
+        """A poll that began at a moment found something `fresh` or not; one that is not `whole` goes on at once."""
+        turn = self._turn(table)
+        turn.polls += whole
+        turn.wait = self._busy if fresh else min(max(turn.wait * 2, self._busy), self._idle)
+        turn.next = time.monotonic() + turn.wait if whole else 0.0
+        turn.idle_since = turn.idle_since if fresh else began
+        if time.monotonic() - self._saved > SAVE_SECONDS:
+            self.save()
+
+    def is_diff_due(self, table: str, wanted: FullDiffOptions | None) -> bool:
+        if wanted is None:
+            return False
+        turn = self._turn(table)
+        by_count = wanted.every_cycles is not None and turn.polls >= wanted.every_cycles
+        return by_count or (wanted.every is not None and time.time() - turn.diffed >= wanted.every)
+
+    def diffed(self, table: str) -> None:
+        turn = self._turn(table)
+        turn.polls, turn.diffed = 0, time.time()
+        self.save()
+
+    def save(self) -> None:
+        self._saved = time.monotonic()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        draft = self._file.with_suffix(".new")
+        draft.write_text(json.dumps({each: {"polls": t.polls, "diffed": t.diffed} for each, t in self._turns.items()}))
+        draft.replace(self._file)

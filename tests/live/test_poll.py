@@ -1,0 +1,86 @@
+"""A polled database, end to end: Spark, Delta, `tailrace run --once` and the proof that both sides are equal."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tailrace.config import load
+from tailrace.stream.verify import verify
+from tailrace.testing.database import Database
+from tailrace.testing.scenario import Scenario
+
+pytestmark = pytest.mark.timeout(300)
+
+TABLES = {
+    "include": ["public.orders", "public.items"],
+    "defaults": {"updated_at": "updated_at", "created_at": "created_at"},
+    "settings": {
+        "public.orders": {"deletes": {"soft": "deleted_at"}},
+        "public.items": {"updated_at": "version", "deletes": {"full_diff": {"every_cycles": 1}}},
+    },
+}
+SETUP = [
+    "CREATE TABLE orders (id int PRIMARY KEY, total numeric(10,2), placed timestamp, tags text[],"
+    " created_at timestamptz DEFAULT now(), updated_at timestamptz DEFAULT now(), deleted_at timestamptz)",
+    "CREATE INDEX ON orders (updated_at, id)",
+    "CREATE SEQUENCE changes",
+    "CREATE TABLE items (a text, b int, v double precision, version bigint DEFAULT nextval('changes'),"
+    " PRIMARY KEY (a, b))",
+    "INSERT INTO orders (id, total, placed, tags) SELECT i, i * 1.5, 'infinity', ARRAY['x', NULL]"
+    " FROM generate_series(1, 3000) i",
+    "INSERT INTO items (a, b, v) SELECT 'k' || i % 3, i, i / 3.0 FROM generate_series(1, 3000) i",
+]
+
+
+def test_a_polled_database_and_its_lake_are_equal_after_every_run(
+    database: Database, make_scenario: Callable[..., Scenario]
+) -> None:
+    database.run(*SETUP)
+    scene = make_scenario(
+        database.dsn, source={"type": "poll", "page_rows": 500, "chunk_rows": 1000, "interval": "50ms"}, tables=TABLES
+    )
+    assert scene.run_once() == 0
+    assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [
+        ("public.items", 3000, True),
+        ("public.orders", 3000, True),
+    ]
+    assert scene.differences() == []
+
+    database.run(
+        "UPDATE orders SET total = total + 1, updated_at = now() WHERE id BETWEEN 100 AND 200",
+        "INSERT INTO orders (id, total) VALUES (5000, 1)",
+        "UPDATE orders SET deleted_at = now(), updated_at = now() WHERE id < 10",
+        "UPDATE items SET v = 0, version = nextval('changes') WHERE a = 'k1'",
+        "DELETE FROM items WHERE b > 2900",
+        "UPDATE items SET v = 7 WHERE b = 3",  # no version is given: only the full diff can find it
+    )
+    before = {one.table: one for one in verify(load(scene.file))}
+    assert (before["public.items"].missing, before["public.items"].extra) == (0, 100)
+    assert before["public.items"].different > 0
+    assert before["public.orders"].missing == 1
+    assert all(len(key) == 2 for key in before["public.items"].keys)
+
+    assert scene.run_once() == 0
+    assert all(one.equal for one in verify(load(scene.file)))
+    assert scene.doubled() == []
+
+
+def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
+    tmp_path: Path, make_scenario: Callable[..., Scenario], database: Database
+) -> None:
+    file = tmp_path / "app.db"
+    with closing(sqlite3.connect(file)) as connection, connection:
+        connection.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT)")
+        connection.executemany(
+            "INSERT INTO notes VALUES (?, ?, CURRENT_TIMESTAMP)", [(number, f"n{number}") for number in range(500)]
+        )
+    file.chmod(0o444)
+    scene = make_scenario(database.dsn)
+    scene.write(source={"type": "poll", "dsn": f"sqlite:///{file}"}, tables={"defaults": {"updated_at": "updated_at"}})
+    assert scene.run_once() == 0
+    assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [("main.notes", 500, True)]

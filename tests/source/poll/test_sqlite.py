@@ -1,0 +1,135 @@
+"""Polling an SQLite file."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.errors import ConfigError, PreflightError, UnavailableError
+from tailrace.selection import TableOptions
+from tailrace.source import Limit
+from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
+from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.source import PollSource
+from tailrace.testing.replay import Replay
+
+LIMIT = Limit(rows=100_000, bytes=1 << 30)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "it's an app.db"
+
+
+@pytest.fixture
+def app(file: Path) -> Iterator[sqlite3.Connection]:
+    with closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        yield connection
+
+
+def make_source(file: Path, **settings: Any) -> PollSource:
+    tables = TableOptions.model_validate({"defaults": {"updated_at": "updated_at", **settings}})
+    return PollSource("t", f"sqlite:///{file}", str(file.parent / "known"), tables, page_rows=3, interval_seconds=1e-6)
+
+
+def rows(app: sqlite3.Connection, table: str) -> Counter[tuple[Any, ...]]:
+    return Counter(app.execute(f"SELECT * FROM {table}").fetchall())
+
+
+@pytest.mark.parametrize(
+    ("declared", "moment"),
+    [
+        ("TEXT", "CURRENT_TIMESTAMP"),
+        ("DATETIME", "strftime('%Y-%m-%dT%H:%M:%fZ', 'now')"),
+        ("TEXT", "date('now')"),
+        ("INTEGER", "unixepoch('now')"),
+    ],
+)
+def test_every_way_to_write_a_time_is_followed(declared: str, moment: str, file: Path, app: sqlite3.Connection) -> None:
+    app.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at {declared})")
+    with Replay(make_source(file), LIMIT) as replay:
+        replay.catch_up()  # empty: nothing tells yet how its times look
+        for number in range(4):
+            app.execute(f"INSERT INTO t (v, updated_at) VALUES ('a', {moment}), ('b', {moment})")
+            app.execute(f"UPDATE t SET v = v || ?, updated_at = {moment} WHERE id < 3", [str(number)])
+            replay.catch_up()
+            assert replay.contents()["main.t"] == rows(app, "t")
+
+
+def test_keys_of_every_class_are_paged_through(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE t (a TEXT, b BLOB, c REAL, updated_at TEXT, PRIMARY KEY (a, b, c)) WITHOUT ROWID")
+    app.executemany(
+        "INSERT INTO t VALUES (?, ?, ?, CURRENT_TIMESTAMP)",
+        [(f"k'{n % 3}\n", bytes([n % 5]), n / 7) for n in range(30)],
+    )
+    app.execute("CREATE TABLE keyless (v TEXT, updated_at TEXT)")
+    app.executemany("INSERT INTO keyless VALUES (?, CURRENT_TIMESTAMP)", [("same",)] * 10)
+    with Replay(make_source(file, deletes={"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+        replay.catch_up()
+        app.execute("DELETE FROM t WHERE c > 3")
+        app.execute("DELETE FROM keyless WHERE rowid < 4")
+        replay.catch_up()
+        assert replay.contents()["main.t"] == rows(app, "t")
+        assert replay.contents()["main.keyless"].total() == 7
+
+
+def test_a_file_that_nobody_may_write_is_read(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("PRAGMA journal_mode = WAL")
+    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT)")
+    app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")
+    app.close()
+    file.chmod(0o444)
+    with Replay(make_source(file), LIMIT) as replay:
+        replay.catch_up()
+        assert replay.contents()["main.t"].total() == 1
+    assert file.stat().st_mode & 0o222 == 0
+
+
+def test_values_a_column_cannot_hold_are_compared_too(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, n INTEGER, updated_at TEXT)")
+    app.execute("INSERT INTO t VALUES (1, 'one', CURRENT_TIMESTAMP), (2, 2, CURRENT_TIMESTAMP)")
+    source = make_source(file)
+    [schema] = source.tables()
+
+    def hashes() -> list[int]:
+        with source.connector().open() as session:
+            page = session.page(Query(Polled(schema, None), None, Stretch(), schema, 10, hashed=True))
+            assert page.hashes is not None
+            return [int(each) for each in page.hashes]
+
+    before = hashes()
+    app.execute("UPDATE t SET n = 'uno' WHERE id = 1")
+    assert [now == then for now, then in zip(hashes(), before, strict=True)] == [False, True]
+
+
+def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.db").write_text("no database at all, though it is long enough to be taken for one\n" * 20)
+    for name in ("missing.db", "text.db"):
+        [finding] = make_source(tmp_path / name).check()
+        assert finding.level == "error"
+        with pytest.raises(PreflightError):
+            make_source(tmp_path / name).tables()
+
+
+def test_a_query_that_takes_too_long_is_given_up(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT)")
+    app.execute(
+        "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)"
+        " SELECT i, hex(i) FROM n"
+    )
+    [schema] = make_source(file).tables()
+    query = Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10)
+    connector = connect(f"sqlite:///{file}", ConnectorOptions(statement_seconds=0.0001))
+    with connector.open() as session, pytest.raises(UnavailableError):
+        session.page(query)
+
+
+def test_a_scheme_without_a_connector_is_refused() -> None:
+    with pytest.raises(ConfigError, match="mysql"):
+        connect("mysql://x/y", ConnectorOptions())
