@@ -19,8 +19,9 @@ import pyarrow.compute as pc
 from psycopg import sql
 
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.layout import DELETED_AT, EXACT, delta_type, to_delta
+from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.path import Place
+from tailrace.destination.part import DELETED_AT, EXACT
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.layout import as_kept
 from tailrace.destination.sqlite.name import file_name, listed, quote

@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from psycopg import sql
 
-from tailrace.destination.delta.layout import DELETED_AT, EXACT, OP, POSITION
 from tailrace.destination.delta.path import Place
+from tailrace.destination.part import DELETED_AT, EXACT, OP, POSITION
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.connection import bulk
 

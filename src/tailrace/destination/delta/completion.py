@@ -17,9 +17,10 @@ from tailrace.collapse import Collapsed, Marks
 from tailrace.destination import Refetch
 from tailrace.destination.delta.file import read_columns
 from tailrace.destination.delta.index import Index, Wanted
-from tailrace.destination.delta.layout import EXACT, delta_type, to_delta
+from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
+from tailrace.destination.part import EXACT
 from tailrace.errors import TableError
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import datetime
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tailrace import failpoint
-from tailrace.change import Changes, Position
+from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse, fit
 from tailrace.destination import Batch, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
-from tailrace.destination.delta.layout import EXACT, METADATA, Layout
+from tailrace.destination.delta.layout import Layout
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.reading import Reading
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
+from tailrace.destination.part import EXACT, METADATA, early, now, parts
 from tailrace.errors import Finding, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
@@ -90,7 +90,7 @@ class DeltaDestination:
         place = self._place(table.table)
         layout = self._layout(table)
         require_partition(layout)
-        now = _now()
+        at = now()
         exact = False
         with reaching(place, str(table.table)):
             before = Snapshot.load(place, str(table.table))
@@ -104,7 +104,7 @@ class DeltaDestination:
                         exact = True
                         layout = self._layout(table, exact=True)
                         writer.widen(layout.schema)
-                    writer.write(layout.rows_of(fitted, now))
+                    writer.write(layout.rows_of(fitted, at))
             files = writer.written
             place.sync()
         failpoint.reach("delta.staged")
@@ -140,15 +140,15 @@ class DeltaDestination:
                 if completes:
                     copy.give_up(place, batch)
                 return Written(repeated=True)
-            parts = _parts(changes)
-            part = next(parts, [])
+            pieces = parts(changes, PART_BYTES)
+            part = next(pieces, [])
             receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in staged]
             goes_on = before is not None and not starts and (completes or bool(receipts))
             held = copy.held(place, batch) if goes_on else []
             replaces_rows = starts and before is not None and bool(before.files())
             if not completes and (replaces_rows or (held and receipts)):
                 if part:
-                    raise _early(name, part[0])
+                    raise early(table.table)
                 copy.hold(place, batch, receipts, starts=starts)
                 return Written()
             if completes and held:
@@ -165,7 +165,7 @@ class DeltaDestination:
             tries = _TRIES
             if _size(part) >= PART_BYTES:
                 # Each part is gone once it is written, so the batch cannot be tried again from here.
-                works = chain(_given_away(list(works)), (self._work(part, table) for part in parts))
+                works = chain(_given_away(list(works)), (self._work(part, table) for part in pieces))
                 tries = 1
             del part
             for _ in range(tries):
@@ -201,7 +201,7 @@ class DeltaDestination:
     ) -> Written:
         """Write the files of one part after the other, each on top of those before it, then commit once."""
         name = str(layout.table.table)
-        now = _now()
+        at = now()
         written = Written()
         first = True
         layout, evolution = _evolve(layout, None if starts else before)
@@ -217,9 +217,9 @@ class DeltaDestination:
                 target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
             first = False
             if isinstance(work, Collapsed):
-                outcome = engine.apply(target, work, now, refetch)
+                outcome = engine.apply(target, work, at, refetch)
             else:
-                rows = (layout.rows_of(chunk, now) for chunk in work.chunks)
+                rows = (layout.rows_of(chunk, at) for chunk in work.chunks)
                 outcome = engine.log(target, rows, work.changes)
             gone = {file.path for file in outcome.removes}
             files = [*(file for file in files if file.path not in gone), *outcome.adds]
@@ -306,37 +306,6 @@ def _staged(receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: Layout)
     return found
 
 
-def _early(table: str, changes: Changes) -> TableError:
-    return TableError(
-        "changes came with copied rows that cannot be shown before their copy is complete",
-        table=table,
-        position=str(changes.first),
-        fix=f"tailrace resync {table}",
-    )
-
-
-def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:
-    """The changes in pieces that fit into memory together with what is made of them."""
-    part: list[Changes] = []
-    size = 0
-    for chunk in changes:
-        if not len(chunk):
-            continue
-        if size >= PART_BYTES and not _belong_together(part[-1], chunk):
-            yield part
-            part, size = [], 0
-        part.append(chunk)
-        size += chunk.batch.nbytes
-    if part:
-        yield part
-
-
-def _belong_together(before: Changes, after: Changes) -> bool:
-    """Whether a changed key lies between them: its delete, and the insert that needs values of the deleted row."""
-    last = before.last
-    return after.first == Position(last.commit, last.ordinal + 1)
-
-
 def _size(chunks: Iterable[Changes]) -> int:
     return sum(chunk.batch.nbytes for chunk in chunks)
 
@@ -363,7 +332,3 @@ class _Log:
 
 def _has_exact(chunks: Iterable[Changes]) -> bool:
     return any(chunk.batch.column("exact").null_count < len(chunk) for chunk in chunks)
-
-
-def _now() -> pa.TimestampScalar:
-    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))

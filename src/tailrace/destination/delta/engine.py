@@ -23,17 +23,10 @@ from tailrace.destination import Refetch
 from tailrace.destination.delta.completion import complete
 from tailrace.destination.delta.file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
 from tailrace.destination.delta.index import Index, Wanted
-from tailrace.destination.delta.layout import (
-    COMMITTED_AT,
-    DELETED_AT,
-    OP,
-    POSITION,
-    Layout,
-    delta_type,
-    to_delta,
-)
+from tailrace.destination.delta.layout import Layout, delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
 
 _JOINED_BYTES = 192 << 20
 _NONE: Index = np.zeros(0, np.int64)

@@ -21,22 +21,12 @@ import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, EXACT, METADATA, OP, POSITION
 from tailrace.errors import UnfitError
 from tailrace.schema import TableSchema
 
-POSITION = "_tailrace_position"
-OP = "_tailrace_op"
-COMMITTED_AT = "_tailrace_committed_at"
-DELETED_AT = "_tailrace_deleted_at"
-EXACT = "_tailrace_exact"
 NUMBER = b"tailrace.number"
 """Field metadata: the upstream's number of the column, by which a renamed one is known again."""
-
-METADATA = {
-    "position": pa.field(POSITION, pa.string()),
-    "op": pa.field(OP, pa.string()),
-    "committed_at": pa.field(COMMITTED_AT, pa.timestamp("us", "UTC")),
-}
 
 
 def number_of(field: pa.Field[Any]) -> int:

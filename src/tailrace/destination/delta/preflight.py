@@ -11,9 +11,10 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tailrace.destination.delta.layout import METADATA, Layout, delta_type
+from tailrace.destination.delta.layout import Layout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content
 from tailrace.destination.delta.path import Place
+from tailrace.destination.part import METADATA
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.collapse import renamed_exact
-from tailrace.destination.delta.layout import EXACT
+from tailrace.destination.part import EXACT
 from tailrace.errors import SchemaChangedError
 
 

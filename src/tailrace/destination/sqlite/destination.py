@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import datetime
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Position
+from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse
 from tailrace.destination import Batch, Refetch, Staged, Written
-from tailrace.destination.delta.layout import METADATA
+from tailrace.destination.part import METADATA, early, now, parts
 from tailrace.destination.sqlite import preflight, register, stage
 from tailrace.destination.sqlite.evolution import plan, succeed
 from tailrace.destination.sqlite.file import opened, reaching, transaction
@@ -23,7 +22,7 @@ from tailrace.destination.sqlite.merge import append, merge
 from tailrace.destination.sqlite.name import file_name, quote
 from tailrace.destination.sqlite.register import SHADOW
 from tailrace.destination.sqlite.target import Target, has_rows
-from tailrace.errors import Finding, OwnedError, TableError
+from tailrace.errors import Finding, OwnedError
 from tailrace.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
@@ -100,9 +99,9 @@ class SqliteDestination:
             if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
                 stage.discard(self._file, staged)
                 return Written(repeated=True)
-            parts = _parts(changes)
+            pieces = parts(changes, PART_BYTES)
             # Read and collapsed before the lock is taken; other lanes write meanwhile.
-            first = [self._work(part, table) for _, part in zip(range(1), parts, strict=False)]
+            first = [self._work(part, table) for _, part in zip(range(1), pieces, strict=False)]
             if not (starts or completes or staged or first) and not _evolves(connection, layout):
                 return Written()
             with transaction(connection):
@@ -114,13 +113,13 @@ class SqliteDestination:
                     )
                 target, is_shadow = _target(connection, layout, batch, starts, completes or bool(staged))
                 if is_shadow and first and not completes:
-                    raise _early(layout.table)
-                now = _now()
-                written = Written(upserts=append(target, stage.read(self._file, staged), now))
+                    raise early(table.table)
+                at = now()
+                written = Written(upserts=append(target, stage.read(self._file, staged), at))
                 while first:
-                    written = _sum(written, _apply(target, first.pop(), now, refetch))
-                for part in parts:
-                    written = _sum(written, _apply(target, self._work(part, table), now, refetch))
+                    written = _sum(written, _apply(target, first.pop(), at, refetch))
+                for part in pieces:
+                    written = _sum(written, _apply(target, self._work(part, table), at, refetch))
                 if is_shadow and completes:
                     succeed(connection, target.name, file_name(table.table))
                     register.forget_copy(connection, table.table)
@@ -218,32 +217,3 @@ def _apply(
 
 def _sum(one: Written, two: Written) -> Written:
     return Written(one.changes + two.changes, one.upserts + two.upserts, one.deletes + two.deletes)
-
-
-def _early(table: TableSchema) -> TableError:
-    return TableError(
-        "changes came with copied rows that cannot be shown before their copy is complete",
-        table=str(table.table),
-        fix=f"tailrace resync {table.table}",
-    )
-
-
-def _parts(changes: Iterable[Changes]) -> Iterator[list[Changes]]:
-    """The changes in pieces that fit into memory together with what is made of them."""
-    part: list[Changes] = []
-    size = 0
-    for chunk in changes:
-        if not len(chunk):
-            continue
-        # A changed key is a delete and, right behind it, an insert that may need values of the deleted row.
-        if size >= PART_BYTES and chunk.first != Position(part[-1].last.commit, part[-1].last.ordinal + 1):
-            yield part
-            part, size = [], 0
-        part.append(chunk)
-        size += chunk.batch.nbytes
-    if part:
-        yield part
-
-
-def _now() -> pa.TimestampScalar:
-    return pa.scalar(datetime.datetime.now(datetime.UTC), pa.timestamp("us", "UTC"))

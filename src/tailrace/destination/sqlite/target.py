@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination.delta.layout import DELETED_AT, EXACT
+from tailrace.destination.part import DELETED_AT, EXACT
 from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
 from tailrace.destination.sqlite.layout import OWN, Columns, Layout, as_kept, create_sql
 from tailrace.destination.sqlite.name import listed, quote

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from tailrace.change import Position
 from tailrace.errors import TableError, UnavailableError
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.heed import heed
 from tailrace.source.poll.connector import Polled, Session
 from tailrace.source.poll.horizon import Height, Horizon, View
 from tailrace.source.poll.known import Hashes, Known
@@ -171,18 +172,12 @@ class PollFollower:
     @staticmethod
     def _heed(now: PollOffset, orders: Orders) -> PollOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        changed: dict[str, Entry] = {}
-        for each, entry in now.tables.items():
-            if each in orders.stopped and each not in orders.resync:
-                resume = orders.stopped[each]
-                if entry.phase != "stopped" or (resume is None and entry.was != "init"):
-                    changed[each] = entry.stop(Position.parse(resume).commit if resume else None)
-            elif each in orders.paused:
-                if entry.phase not in ("stopped", "init"):
-                    changed[each] = entry.stop(entry.step)
-            elif entry.phase == "stopped":
-                changed[each] = entry.resume()
-        return now.with_tables(changed)
+        return now.with_tables(
+            {
+                each: heed(entry, each, orders, reached=entry.step, place_of=lambda text: Position.parse(text).commit)
+                for each, entry in now.tables.items()
+            }
+        )
 
     def _enrol(self, now: PollOffset) -> PollOffset:
         """Tables that are gone leave, new ones wait for their copy; those with a watermark of no use are dealt with."""

@@ -143,6 +143,10 @@ class Entry:
             undo={},
         )
 
+    @property
+    def holds(self) -> bool:
+        return self.was != "init"
+
     def resume(self) -> Entry:
         return replace(self, phase=self.was or "init", was=None)
 

@@ -14,6 +14,7 @@ from tailrace.errors import LostError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.heed import heed, skips_behind
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.census import Census
 from tailrace.source.postgres.child import ReceiverProcess
@@ -101,25 +102,13 @@ class PostgresFollower:
     @staticmethod
     def _heed(now: LogOffset, orders: Orders) -> LogOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        changed: dict[int, Entry] = {}
+        heeded: dict[int, Entry] = {}
         for oid, entry in now.tables.items():
-            upstream_id = str(oid)
             reached = entry.position(now.log)
-            skips = tuple(sorted(at for at in map(Position.parse, orders.skips.get(upstream_id, ())) if at > reached))
-            if skips != entry.skips:
-                entry = changed[oid] = replace(entry, skips=skips)
-            # A new copy that is asked for and not yet begun comes first.
-            if upstream_id in orders.stopped and orders.resync.get(upstream_id, 0) <= entry.request:
-                resume = orders.stopped[upstream_id]
-                at = Position.parse(resume) if resume else None
-                if entry.phase != "stopped" or (at is None and entry.at is not None):
-                    changed[oid] = entry.stop(at)
-            elif upstream_id in orders.paused:
-                if entry.phase != "stopped":
-                    changed[oid] = entry.stop(reached if entry.phase != "init" else None)
-            elif entry.phase == "stopped":
-                changed[oid] = entry.resume()
-        return now.with_tables(changed)
+            skips = skips_behind(reached, str(oid), orders)
+            known = entry if skips == entry.skips else replace(entry, skips=skips)
+            heeded[oid] = heed(known, str(oid), orders, reached=reached, place_of=Position.parse)
+        return now.with_tables(heeded)
 
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""

@@ -51,6 +51,10 @@ class Entry:
             return Entry("stopped", request=self.request, member=self.member)
         return replace(self, phase="stopped", at=at)
 
+    @property
+    def holds(self) -> bool:
+        return self.at is not None
+
     def resume(self) -> Entry:
         """Where a stopped table goes on."""
         if self.at is None:

@@ -8,12 +8,14 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.change import Position
 from tailrace.errors import LostError
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.heed import heed, skips_behind
 from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.keep import Keeper, kept_bytes
@@ -90,28 +92,17 @@ class SlateDbFollower:
 
     def _heed(self, now: LogOffset, orders: Orders) -> LogOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        changed: dict[str, Entry] = {}
+        heeded: dict[str, Entry] = {}
         for name, entry in now.tables.items():
             reached = entry.mark(now.log)
-            given = map(Position.parse, orders.skips.get(name, ()))
-            skips = tuple(sorted(at for at in given if at > reached.position))
-            if skips != entry.skips:
-                entry = changed[name] = replace(entry, skips=skips)
-            if name in orders.stopped and name not in orders.resync:
-                resume = orders.stopped[name]
-                if entry.phase != "stopped" or (resume is None and entry.at is not None):
-                    changed[name] = entry.stop(self._place(resume, reached))
-            elif name in orders.paused:
-                if entry.phase not in ("stopped", "init"):
-                    changed[name] = entry.stop(reached)
-            elif entry.phase == "stopped":
-                changed[name] = entry.resume()
-        return now.with_tables(changed)
+            skips = skips_behind(reached.position, name, orders)
+            known = entry if skips == entry.skips else replace(entry, skips=skips)
+            place_of = partial(self._place, reached=reached)
+            heeded[name] = heed(known, name, orders, reached=reached, place_of=place_of)
+        return now.with_tables(heeded)
 
-    def _place(self, resume: str | None, reached: Mark) -> Mark | None:
+    def _place(self, resume: str, reached: Mark) -> Mark | None:
         """Where a table that failed goes on: behind the position it had before; None when that is lost."""
-        if resume is None:
-            return None
         seq = Position.parse(resume).commit
         if seq >= reached.seq:
             return reached

@@ -63,6 +63,10 @@ class Entry:
             return replace(self.restart(), phase="stopped")
         return replace(self, phase="stopped", at=at)
 
+    @property
+    def holds(self) -> bool:
+        return self.at is not None
+
     def resume(self) -> Entry:
         """Where a stopped table goes on."""
         if self.at is None:

@@ -10,6 +10,7 @@ from tailrace.change import START, Position
 from tailrace.errors import LostError
 from tailrace.schema import TableName
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.heed import heed, skips_behind
 from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
 from tailrace.source.sqlite.copy import CopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
@@ -100,24 +101,13 @@ class SqliteFollower:
     @staticmethod
     def _heed(now: LogOffset, orders: Orders) -> LogOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        changed: dict[str, Entry] = {}
+        heeded: dict[str, Entry] = {}
         for name, entry in now.tables.items():
             reached = entry.position(now.log)
-            skips = tuple(sorted(at for at in map(Position.parse, orders.skips.get(name, ())) if at > reached))
-            if skips != entry.skips:
-                entry = changed[name] = replace(entry, skips=skips)
-            # A resync that has begun does not keep its table from being stopped again.
-            if name in orders.stopped and orders.resync.get(name, 0) <= entry.request:
-                resume = orders.stopped[name]
-                at = Position.parse(resume) if resume else None
-                if entry.phase != "stopped" or (at is None and entry.at is not None):
-                    changed[name] = entry.stop(at)
-            elif name in orders.paused:
-                if entry.phase != "stopped":
-                    changed[name] = entry.stop(reached if entry.phase != "init" else None)
-            elif entry.phase == "stopped":
-                changed[name] = entry.resume()
-        return now.with_tables(changed)
+            skips = skips_behind(reached, name, orders)
+            known = entry if skips == entry.skips else replace(entry, skips=skips)
+            heeded[name] = heed(known, name, orders, reached=reached, place_of=Position.parse)
+        return now.with_tables(heeded)
 
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that are gone go, those that came wait for their copy."""

@@ -54,6 +54,10 @@ class Entry:
             return Entry("stopped", request=self.request, copy=self.copy)
         return replace(self, phase="stopped", at=at)
 
+    @property
+    def holds(self) -> bool:
+        return self.at is not None
+
     def resume(self) -> Entry:
         """Where a stopped table goes on."""
         if self.at is None:

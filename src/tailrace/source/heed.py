@@ -1,0 +1,60 @@
+"""What orders make of one table's place in an offset, the same for every source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, Self, TypeVar
+
+from tailrace.change import Position
+from tailrace.source import Orders, Phase
+
+
+class Standing(Protocol):
+    """Where one table stands, as its source writes it down."""
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def request(self) -> int: ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether a stopped table can go on where it is, for which the log behind that place is kept."""
+        ...
+
+    def stop(self, at: Any) -> Self:
+        """Not read from now on. Behind `at` it can go on; None: only a new copy helps."""
+        ...
+
+    def resume(self) -> Self:
+        """Where a stopped table goes on."""
+        ...
+
+
+Table = TypeVar("Table", bound=Standing)
+Place = TypeVar("Place")
+
+
+def heed(
+    table: Table, upstream_id: str, orders: Orders, *, reached: Place, place_of: Callable[[str], Place | None]
+) -> Table:
+    """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it.
+
+    A table in error or paused stays where it is. A new copy that is asked for and not yet begun comes before both.
+    """
+    if upstream_id in orders.stopped and orders.resync.get(upstream_id, 0) <= table.request:
+        resume = orders.stopped[upstream_id]
+        if table.phase != "stopped" or (resume is None and table.holds):
+            return table.stop(place_of(resume) if resume else None)
+    elif upstream_id in orders.paused:
+        if table.phase != "stopped":
+            return table.stop(reached if table.phase != "init" else None)
+    elif table.phase == "stopped":
+        return table.resume()
+    return table
+
+
+def skips_behind(reached: Position, upstream_id: str, orders: Orders) -> tuple[Position, ...]:
+    """The changes of a table that are still to be passed over."""
+    return tuple(sorted(at for at in map(Position.parse, orders.skips.get(upstream_id, ())) if at > reached))
