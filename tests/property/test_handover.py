@@ -26,6 +26,9 @@ ALTER TABLE big ALTER blob SET STORAGE EXTERNAL;
 CREATE TABLE whole (id int PRIMARY KEY, v text, blob text);
 ALTER TABLE whole ALTER blob SET STORAGE EXTERNAL;
 ALTER TABLE whole REPLICA IDENTITY FULL;
+CREATE TABLE known (id int PRIMARY KEY, code text NOT NULL UNIQUE, v text, blob text);
+ALTER TABLE known ALTER blob SET STORAGE EXTERNAL;
+ALTER TABLE known REPLICA IDENTITY USING INDEX known_code_key;
 CREATE TABLE bag (v text);
 CREATE TABLE fullbag (v text, w int);
 ALTER TABLE fullbag REPLICA IDENTITY FULL;
@@ -34,7 +37,7 @@ CREATE TABLE parted_eu PARTITION OF parted FOR VALUES IN ('eu');
 CREATE TABLE parted_us PARTITION OF parted FOR VALUES IN ('us');
 """
 Contents = Mapping[str, Counter[tuple[Any, ...]]]
-NAMES = ("plain", "pair", "big", "whole", "bag", "fullbag", "parted")
+NAMES = ("plain", "pair", "big", "whole", "known", "bag", "fullbag", "parted")
 
 
 class Writer:
@@ -50,6 +53,10 @@ class Writer:
         run("INSERT INTO pair SELECT 'k' || i %% 7, i, 'v' FROM generate_series(1, %s) i", [rows])
         run("INSERT INTO big SELECT i, i, repeat(md5(i::text), 100) FROM generate_series(1, %s) i", [rows // 4])
         run("INSERT INTO whole SELECT i, 'v', repeat(md5(i::text), 100) FROM generate_series(1, %s) i", [rows // 4])
+        run(
+            "INSERT INTO known SELECT i, 'c' || i, 'v', repeat(md5(i::text), 100) FROM generate_series(1, %s) i",
+            [rows // 4],
+        )
         run("INSERT INTO bag SELECT 'b' || i %% 10 FROM generate_series(1, %s) i", [rows])
         run("INSERT INTO fullbag SELECT 'b' || i %% 10, i FROM generate_series(1, %s) i", [rows])
         run(
@@ -66,7 +73,13 @@ class Writer:
     def statement(self) -> None:
         run, k = self.connection.execute, self.random.randint(1, 400)
         table = self.random.choice(["plain", "big", "whole"])
-        match self.random.randint(0, 11):
+        match self.random.randint(0, 12):
+            case 12:
+                # Known by another column than its primary key, which changes as well.
+                run("UPDATE known SET id = id + 30000, v = 'm' WHERE id = %s", [k % 100])
+                run("UPDATE known SET code = code || 'x' WHERE id %% 50 = %s", [k % 50])
+                run("DELETE FROM known WHERE code = %s", [f"c{(k + 3) % 100}"])
+                run("INSERT INTO known VALUES (%s, %s, 'new', NULL) ON CONFLICT DO NOTHING", [k, f"n{k}"])
             case 0:
                 run("INSERT INTO plain VALUES (%s, 'new', 1.5, now()) ON CONFLICT (id) DO UPDATE SET v = 'again'", [k])
             case 1:
