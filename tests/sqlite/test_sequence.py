@@ -26,7 +26,7 @@ def connection() -> Iterator[sqlite3.Connection]:
 
 def mark(connection: sqlite3.Connection, change_id: int) -> Mark:
     found = read_mark(connection, TABLE, change_id)
-    assert found is not None
+    assert found.is_on_tape
     return found
 
 
@@ -47,7 +47,7 @@ def test_a_reader_that_kept_up_goes_on_after_a_purge(connection: sqlite3.Connect
     with pytest.raises(LostError, match="purged"):
         check_sequence(connection, TABLE, START)
     with pytest.raises(LostError):
-        check_sequence(connection, TABLE, Mark(1, seen.change_time, 1))
+        check_sequence(connection, TABLE, Mark(1, seen.rows))
 
 
 def test_a_tape_that_was_started_over_is_noticed(connection: sqlite3.Connection) -> None:
@@ -57,5 +57,16 @@ def test_a_tape_that_was_started_over_is_noticed(connection: sqlite3.Connection)
     with pytest.raises(LostError, match="not on it"):
         check_sequence(connection, TABLE, seen)
     connection.execute("DELETE FROM t")
+    with pytest.raises(LostError, match="another change"):
+        check_sequence(connection, TABLE, seen)
+
+
+def test_a_tape_that_was_started_over_within_the_same_second_is_noticed(connection: sqlite3.Connection) -> None:
+    seen = mark(connection, 3)
+    kept = connection.execute("SELECT change_time FROM turso_cdc WHERE change_id = 3").fetchone()
+    connection.execute("DELETE FROM turso_cdc")
+    connection.execute("DELETE FROM sqlite_sequence")
+    connection.execute("INSERT INTO t VALUES (11), (12), (13)")
+    connection.execute("UPDATE turso_cdc SET change_time = ?", kept)
     with pytest.raises(LostError, match="another change"):
         check_sequence(connection, TABLE, seen)

@@ -17,7 +17,7 @@ from tailrace.sqlite.layout import COMMIT, PROGRESS_TABLE, quoted, transaction
 from tailrace.sqlite.mode import DEFAULT_TABLE
 from tailrace.sqlite.replay import Replay
 from tailrace.sqlite.schema_replay import require_revertible
-from tailrace.sqlite.sequence import START, Mark, check_sequence, read_mark
+from tailrace.sqlite.sequence import Mark, check_sequence, read_mark
 from tailrace.sqlite.tape import Tape
 
 _BUSY_SECONDS = 10.0
@@ -119,7 +119,7 @@ def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Pat
     reader.execute("VACUUM INTO ?", (str(partial),))
     with open_file(partial) as writer, transaction(writer):
         last = writer.execute(f"SELECT coalesce(max(change_id), 0) FROM {quoted(table)}").fetchone()[0]
-        mark = read_mark(writer, table, last) or START
+        mark = read_mark(writer, table, last)
         trigger.suspend(writer)
         for (held,) in writer.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
             if held in layout.own_tables(writer) - {layout.VERSION_TABLE} or held.startswith(layout.TURSO_PREFIX):
@@ -146,15 +146,16 @@ def _read_progress(
 
 def _mark_at(connection: sqlite3.Connection, table: str, change_id: int) -> Mark:
     """The mark of a change; of one that is not on the tape, a mark that `check_sequence` refuses."""
-    return read_mark(connection, table, change_id) or (Mark(change_id, 0, 0) if change_id else START)
+    mark = read_mark(connection, table, change_id)
+    return mark if mark.is_on_tape or not change_id else Mark(change_id, {str(change_id): -1})
 
 
-def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: Mark | None) -> None:
+def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: Mark) -> None:
     writer.execute(
         f"CREATE TABLE IF NOT EXISTS {PROGRESS_TABLE} "
         "(source TEXT, table_name TEXT, mark TEXT NOT NULL, PRIMARY KEY (source, table_name))"
     )
-    writer.execute(f"INSERT OR REPLACE INTO {PROGRESS_TABLE} VALUES (?, ?, ?)", (name, table, str(mark or START)))
+    writer.execute(f"INSERT OR REPLACE INTO {PROGRESS_TABLE} VALUES (?, ?, ?)", (name, table, str(mark)))
 
 
 def revert(path: Path, *, to: int | None = None, last: int | None = None, table: str = DEFAULT_TABLE) -> Reverted:

@@ -7,61 +7,79 @@ skip the new changes; so it remembers a `Mark`, and the row a mark stands for is
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import json
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tailrace.errors import LostError
 from tailrace.sqlite.layout import Connection, has_table, quoted, read_version, side_tables, transaction
 
+_ROWS = 8
+_BYTES = 64
 
-class Mark(NamedTuple):
-    """How far a reader came: the last change it consumed, with enough of the row to know it again."""
+
+@dataclass(frozen=True)
+class Mark:
+    """How far a reader came: the last change it consumed, with checksums of the last rows up to it, by their ids.
+
+    One row may look like another of the same second; several do not.
+    """
 
     change_id: int
-    change_time: int
-    change_type: int
+    rows: Mapping[str, int] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return ":".join(map(str, self))
+        return json.dumps([self.change_id, dict(self.rows)])
 
     @classmethod
     def parse(cls, text: str) -> Mark:
         """The inverse of `str`. Raises ValueError for any other text."""
-        change_id, change_time, change_type = map(int, text.split(":"))
-        return cls(change_id, change_time, change_type)
+        change_id, rows = json.loads(text)
+        return cls(int(change_id), {str(row): int(checksum) for row, checksum in rows.items()})
+
+    @property
+    def is_on_tape(self) -> bool:
+        """Whether the tape held the change itself when the mark was read."""
+        return str(self.change_id) in self.rows
 
 
-START = Mark(0, 0, 0)
+START = Mark(0)
 
 
-def read_mark(connection: Connection, table: str, change_id: int) -> Mark | None:
-    """The mark of a change; None if the tape does not hold it (any more)."""
-    sql = f"SELECT change_id, coalesce(change_time, 0), change_type FROM {quoted(table)} WHERE change_id = ?"
-    row = connection.execute(sql, (change_id,)).fetchone()
-    return None if row is None else Mark(*map(int, row))
-
-
-def check_sequence(connection: Connection, table: str, mark: Mark) -> None:
-    """Raises LostError if the tape is not the one `mark` was read from, or no longer holds what comes after it."""
-    read_version(connection, table)
-    if mark.change_id == 0:
-        first = connection.execute(f"SELECT min(change_id) FROM {quoted(table)}").fetchone()[0]
-        if first is not None and first > 1:
-            _lost(table, mark, f"its changes before {first} were purged")
-        return
-    found = read_mark(connection, table, mark.change_id)
-    if found is None:
-        _lost(table, mark, "the last change that was read is not on it")
-    if found != mark:
-        _lost(table, mark, "another change has that number now")
-
-
-def _lost(table: str, mark: Mark, why: str) -> None:
-    raise LostError(
-        f"the tape was started over or purged too far: {why}",
-        fix="copy the tables again from nothing",
-        table=table,
-        position=str(mark.change_id),
+def read_mark(connection: Connection, table: str, change_id: int) -> Mark:
+    """The mark of a change, whether or not the tape holds it (any more)."""
+    sql = (
+        'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
+        f'substr("before", 1, {_BYTES}), substr("after", 1, {_BYTES}) '
+        f"FROM {quoted(table)} WHERE change_id <= ? ORDER BY change_id DESC LIMIT {_ROWS}"
     )
+    rows = connection.execute(sql, (change_id,)).fetchall()
+    return Mark(change_id, {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows})
+
+
+def check_sequence(
+    connection: Connection, table: str, mark: Mark, *, fix: str = "copy the tables again from nothing"
+) -> None:
+    """Raises LostError if the tape is not the one `mark` was read from, or no longer holds what comes after it.
+
+    Rows before the first one there is now were purged, which is no reason to doubt the rest.
+    """
+    read_version(connection, table)
+    first = connection.execute(f"SELECT min(change_id) FROM {quoted(table)}").fetchone()[0]
+    why = None
+    if not mark.rows:
+        why = f"its changes before {first} were purged" if first is not None and first > mark.change_id + 1 else None
+    elif first is None or first > mark.change_id:
+        why = "the last change that was read is not on it"
+    else:
+        now = read_mark(connection, table, mark.change_id).rows
+        if any(now.get(row) != checksum for row, checksum in mark.rows.items() if int(row) >= first):
+            why = "another change has the number of one that was read"
+    if why is not None:
+        raise LostError(
+            f"the tape was started over or purged too far: {why}", fix=fix, table=table, position=str(mark.change_id)
+        )
 
 
 def purge(connection: Connection, upto: int, table: str) -> int:

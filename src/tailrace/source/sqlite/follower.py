@@ -18,6 +18,7 @@ from tailrace.source.sqlite.log import RESYNC, Counted, Log, Window, windows
 from tailrace.source.sqlite.offset import Entry, LogOffset, Reading, behind, readings
 from tailrace.source.sqlite.schema_log import SchemaLog
 from tailrace.source.sqlite.split import Wanted, log_splits
+from tailrace.sqlite.sequence import Mark
 
 if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource
@@ -44,7 +45,7 @@ class SqliteFollower:
             log = Log(connection, self.source.cdc_table)
             head = log.head()
             Cursors(self.source.folder).begin(self.source.reader, head)
-            return LogOffset(behind(head), log.witness(head)).to_json()
+            return LogOffset(behind(head), log.mark(head).rows).to_json()
 
     def target(self) -> Offset:
         with self.source.engine.snapshot("looking for the end of the tape") as connection:
@@ -66,7 +67,7 @@ class SqliteFollower:
         given = LogOffset.from_json(start)
         with self.source.engine.snapshot("looking for changes") as connection:
             log = Log(connection, self.source.cdc_table)
-            log.require_sequence(given.log.commit, dict(given.witness))
+            log.require_sequence(Mark(given.log.commit, given.witness))
             self._refresh(log)
             now = self._enrol(self._heed(given, orders))
             self._require_rows(log, now, orders)
@@ -78,7 +79,7 @@ class SqliteFollower:
             end = self._copy(log, end, head, limit, orders)
             if end.tables == given.tables and not self._concerns(log, now, end, head):
                 return start
-            return replace(end, witness=log.witness(end.log.commit)).to_json()
+            return replace(end, witness=log.mark(end.log.commit).rows).to_json()
 
     # -- which tables -------------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class SqliteFollower:
         now, then = LogOffset.from_json(start), LogOffset.from_json(end)
         with self.source.engine.snapshot("planning a batch") as connection:
             log = Log(connection, self.source.cdc_table)
-            log.require_sequence(then.log.commit, dict(then.witness))
+            log.require_sequence(Mark(then.log.commit, then.witness))
             self._refresh(log)
             self._schemas.scan(log, now.low_water.commit, then.log.commit, now.tables, lambda: self._listed)
             return [*self._plan_copy(now, then), *self._plan_log(log, now, then)]

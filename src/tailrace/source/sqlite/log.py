@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +10,7 @@ from tailrace.errors import LostError
 from tailrace.sqlite import layout
 from tailrace.sqlite.change import Change
 from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, Connection, quoted
+from tailrace.sqlite.sequence import Mark, check_sequence, read_mark
 from tailrace.sqlite.tape import Tape
 
 WINDOW = 50_000
@@ -18,14 +18,6 @@ WINDOW = 50_000
 NATIVE_BYTES = 200
 """What a change counts for whose images are not on the tape but beside it, by triggers."""
 RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
-
-
-WITNESS_ROWS = 8
-WITNESS_BYTES = 64
-
-Witness = dict[str, int]
-"""Checksums of some rows by their change id. `change_id` begins again at 1 when the tape is emptied or made anew, and
-one row may look like another of the same second; several do not."""
 
 
 class Window(NamedTuple):
@@ -113,40 +105,13 @@ class Log:
         rows = self.connection.execute(sql, (*window, SCHEMA_TABLE)).fetchall()
         return [Change(row[0], row[1], None, *row[2:]) for row in rows]
 
-    def witness(self, change_id: int) -> Witness:
-        """The last rows up to a change, by which the tape is known again."""
-        name = self._name
-        sql = (
-            'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
-            f'substr("before", 1, {WITNESS_BYTES}), substr("after", 1, {WITNESS_BYTES}) '
-            f"FROM {name} WHERE change_id <= ? ORDER BY change_id DESC LIMIT {WITNESS_ROWS}"
-        )
-        rows = self.connection.execute(sql, (change_id,)).fetchall()
-        return {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows}
+    def mark(self, change_id: int) -> Mark:
+        """A change and the last rows up to it, by which the tape is known again."""
+        return read_mark(self.connection, self.table, change_id)
 
-    def require_sequence(self, change_id: int, witness: Witness) -> None:
-        """Raises LostError when the tape was started over, or its rows behind a change were taken away.
-
-        Rows before the first one there is now were purged, which is no reason to doubt the rest.
-        """
-        row = self._one(f"SELECT min(change_id) FROM {self._name}")
-        first = None if row is None else row[0]
-        why = None
-        if not witness:
-            why = f"its changes before {first} were purged" if first is not None and first > change_id + 1 else None
-        elif first is None or first > change_id:
-            why = "the last change that was read is not on it"
-        else:
-            now = self.witness(change_id)
-            if any(now.get(each) != crc for each, crc in witness.items() if int(each) >= first):
-                why = "other changes have the numbers of those that were read"
-        if why is not None:
-            raise LostError(
-                f"the tape was started over or purged too far: {why}",
-                fix=RESYNC,
-                table=self.table,
-                position=str(change_id),
-            )
+    def require_sequence(self, mark: Mark) -> None:
+        """Raises LostError when the tape was started over, or its rows behind a mark were taken away."""
+        check_sequence(self.connection, self.table, mark, fix=RESYNC)
 
     def _nearest(self, change_id: int) -> int:
         row = self._one(f"SELECT max(change_id) FROM {self._name} WHERE change_id <= ?", change_id)
