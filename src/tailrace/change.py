@@ -149,15 +149,6 @@ class Changes:
     def last(self) -> Position:
         return Position(self.batch.column("commit")[-1].as_py(), self.batch.column("ordinal")[-1].as_py())
 
-    def within(self, after: Position, upto: Position) -> Changes:
-        """Those in (after, upto]; itself, without a copy, when all are."""
-        if self.first > after and self.last <= upto:
-            return self
-        commit, ordinal = self.numpy("commit"), self.numpy("ordinal")
-        behind = (commit > after.commit) | ((commit == after.commit) & (ordinal > after.ordinal))
-        ahead = (commit > upto.commit) | ((commit == upto.commit) & (ordinal > upto.ordinal))
-        return Changes(self.table, self.batch.filter(pa.array(behind & ~ahead)))
-
     def unchanged_mask(self) -> npt.NDArray[np.bool_] | None:
         """(rows, columns) of booleans, True where a column keeps its value; None when nothing does."""
         bitmap = self.batch.column("unchanged")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal, Self, TypeVar
@@ -104,6 +105,10 @@ class TableOptions(Options):
     def select(self, names: Iterable[Name]) -> list[Name]:
         """Those of the names that are followed, in their order. Names are matched by their text."""
         return [name for name in names if _matches(str(name), self.include) and not _matches(str(name), self.exclude)]
+
+    def only(self, name: str) -> TableOptions:
+        """The same for one table alone, whatever characters its name holds."""
+        return self.model_copy(update={"include": [glob.escape(name)]})
 
     def idle_patterns(self, names: Iterable[object]) -> list[str]:
         """Include patterns that match none of the names: probably typing errors."""

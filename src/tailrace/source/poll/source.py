@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -147,9 +146,7 @@ class PollSource:
                 known.gather(entry.base, entry.undo.get("step", 0))
 
     def for_reader(self, reader: str, table: str | None = None) -> PollSource:
-        wanted = self.tables_wanted
-        if table is not None:
-            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
         folder = Path(self.folder).with_name(quote(reader, safe=""))
         return replace(self, folder=str(folder), tables_wanted=wanted)
 

@@ -22,7 +22,7 @@ from tailrace.source.postgres import message
 from tailrace.source.postgres.frame import Frame, OpenTransaction, Placement, Places
 from tailrace.source.postgres.image import Image, Images
 from tailrace.source.postgres.message import Kind, MalformedError, Relation, Truncate
-from tailrace.source.postgres.version import check_identity, choose
+from tailrace.source.postgres.version import check_identity, require_fit
 
 __all__ = ["History", "OpenTransaction", "decode", "only"]
 
@@ -223,7 +223,7 @@ def _read(frame: Frame, placement: Placement, piece: _Piece, table: TableSchema)
     if piece.relation is None:
         columns = [pa.nulls(len(piece.truncates), column.type) for column in table.columns]
         return _build(table, placement, piece.truncates, 0, Op.TRUNCATE, columns)
-    choose(table, piece.relation)
+    require_fit(table, piece.relation)
     images = Images(frame, frame.changes[piece.rows], piece.relation, table)
     if (images.kinds != Kind.INSERT).any():
         check_identity(table, piece.relation)

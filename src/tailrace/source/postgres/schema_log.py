@@ -34,7 +34,6 @@ class SchemaLog:
         self._scanned: Position | None = None
         self._types: dict[int, CatalogType] = {}
         self.recopies: dict[int, Position] = {}
-        self.reasons: dict[int, str] = {}
 
     def begin(self, schema: TableSchema, position: Position) -> TableSchema:
         """A copy of the table begins with this schema; what the log says of it from `position` on is read again."""
@@ -66,8 +65,8 @@ class SchemaLog:
             return
         try:
             derived = derive(known, relation, self._now(relation.oid))
-        except SchemaChangedError as error:
-            self._mark(relation.oid, at, error.message)
+        except SchemaChangedError:
+            self._mark(relation.oid, at)
             return
         self._put(derived.schema, at, derived.recopy)
 
@@ -86,7 +85,7 @@ class SchemaLog:
         if described is None or described.dropped or self._versions.schema_at(str(described.oid), at) is None:
             return
         if described.columns is None:
-            self._mark(described.oid, at, described.reason or "its rows changed without a log")
+            self._mark(described.oid, at)
             return
         published = ddl_message.to_published(described, self._publication, self._read_types(described.type_oids))
         if published is None:
@@ -101,11 +100,10 @@ class SchemaLog:
     def _put(self, schema: TableSchema, at: Position, recopy: str | None) -> None:
         self._versions.put_schema(schema, at)
         if recopy:
-            self._mark(int(schema.upstream_id), at, recopy)
+            self._mark(int(schema.upstream_id), at)
 
-    def _mark(self, oid: int, at: Position, reason: str) -> None:
+    def _mark(self, oid: int, at: Position) -> None:
         self.recopies[oid] = max(self.recopies.get(oid, START), at)
-        self.reasons[oid] = reason
 
     def _read_types(self, oids: frozenset[int]) -> Mapping[int, CatalogType]:
         if missing := oids - self._types.keys():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import shutil
 from collections.abc import Iterator
@@ -180,9 +179,7 @@ class PostgresSource:
         Cursor(self.journal, self.reader).advance(LogOffset.from_json(upto).low_water)
 
     def for_reader(self, reader: str, table: str | None = None) -> PostgresSource:
-        wanted = self.tables_wanted
-        if table is not None:
-            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:

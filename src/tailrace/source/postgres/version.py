@@ -32,18 +32,14 @@ def differences(table: TableSchema, relation: Relation) -> list[str]:
     return found
 
 
-def choose(versions: TableSchema | Sequence[TableSchema], relation: Relation) -> TableSchema:
-    """The newest of the known versions that `relation` describes. Raises SchemaChangedError when none is."""
-    candidates = [versions] if isinstance(versions, TableSchema) else list(versions)
-    for table in reversed(candidates):
-        if not differences(table, relation):
-            return table
-    newest = candidates[-1]
-    raise SchemaChangedError(
-        f"the columns changed upstream: {'; '.join(differences(newest, relation))}",
-        fix=f"tailrace resync {newest.table} copies the table again with its columns of now",
-        table=str(newest.table),
-    )
+def require_fit(table: TableSchema, relation: Relation) -> None:
+    """Raise SchemaChangedError unless rows of `relation` can be read as `table`."""
+    if found := differences(table, relation):
+        raise SchemaChangedError(
+            f"the columns changed upstream: {'; '.join(found)}",
+            fix=f"tailrace resync {table.table} copies the table again with its columns of now",
+            table=str(table.table),
+        )
 
 
 def check_identity(table: TableSchema, relation: Relation) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import shutil
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -170,9 +169,7 @@ class SlateDbSource:
                 ExpiryIndex(self.expiry_folder, name).tidy(entry.clock)
 
     def for_reader(self, reader: str, table: str | None = None) -> SlateDbSource:
-        wanted = self.tables_wanted
-        if table is not None:
-            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import glob
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -139,9 +138,7 @@ class SqliteSource:
                 sequence.purge(connection, int(row[0]), self.cdc_table)
 
     def for_reader(self, reader: str, table: str | None = None) -> SqliteSource:
-        wanted = self.tables_wanted
-        if table is not None:
-            wanted = wanted.model_copy(update={"include": [glob.escape(table)]})
+        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
