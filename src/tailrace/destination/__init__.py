@@ -6,7 +6,8 @@ effects happen once: a write is durable when it returns, and the same batch writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,6 +46,35 @@ class Written:
     upserts: int = 0
     deletes: int = 0
     repeated: bool = False
+
+
+class Delivery(Protocol):
+    """What a destination does on the driver beside the writing of tables, while the pipeline runs."""
+
+    def taking(self, batch: Batch) -> AbstractContextManager[None]:
+        """Surrounds the writing of a batch's tables; what they wrote counts when it has ended well.
+
+        Entered again for the same batch after a crash. Raises UnavailableError when nothing more can be taken now.
+        """
+        ...
+
+    def drain(self) -> None:
+        """Wait, at the end of a run with `--once`, until all that was taken has gone on.
+
+        Raises UnavailableError when it does not; nothing is lost then.
+        """
+        ...
+
+
+class Direct:
+    """The delivery of a destination where a table that is written is all there is to it."""
+
+    @contextmanager
+    def taking(self, batch: Batch) -> Iterator[None]:
+        yield
+
+    def drain(self) -> None:
+        pass
 
 
 class Destination(Protocol):
@@ -89,6 +119,13 @@ class Destination(Protocol):
 
     def maintain(self, table: TableName) -> str | None:
         """Housekeeping between batches (compaction, vacuum). Says what it did, None if nothing was due."""
+        ...
+
+    def delivering(self) -> AbstractContextManager[Delivery]:
+        """Deliver what is written for as long as the context lasts, where that is apart from writing (else `Direct`).
+
+        The pipeline enters it once, on the driver, before the first batch.
+        """
         ...
 
     def shutdown(self) -> None:

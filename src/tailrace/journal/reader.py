@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.change import Position
+from tailrace.change import START, Position
 from tailrace.errors import DamagedError, LostError, UnavailableError
 from tailrace.journal.frame import HEADER_BYTES, Frame, FrameRef, decode, is_sound
 from tailrace.journal.index import SegmentIndex
@@ -77,6 +77,10 @@ class JournalReader:
         """The highest commit boundary or note: the upstream was read up to here."""
         return self._state.mark
 
+    def origin(self) -> Position:
+        """Where the journal begins: what stood at or before was removed, or never was."""
+        return self._segments[0].header.state.tail if self._segments else START
+
     def frames(
         self, after: Position, upto: Position, *, rows: int | None = None, size: int | None = None
     ) -> list[FrameRef]:
@@ -99,9 +103,9 @@ class JournalReader:
             )
         if after >= upto:
             return []
-        if self._segments and after < self._segments[0].header.state.tail:
+        if after < self.origin():
             raise LostError(
-                f"journal {self.path} begins at {self._segments[0].header.state.tail}; what came before was removed",
+                f"journal {self.path} begins at {self.origin()}; what came before was removed",
                 position=str(after),
                 fix="copy the tables again: tailrace resync",
             )

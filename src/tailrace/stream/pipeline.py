@@ -16,7 +16,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from tailrace import config as configuration
 from tailrace.config import PipelineConfig
-from tailrace.destination import Batch
+from tailrace.destination import Batch, Delivery
 from tailrace.errors import Finding, UnavailableError, require
 from tailrace.failpoint import reach
 from tailrace.preflight import check
@@ -54,6 +54,7 @@ class Run:
     ledger: Ledger
     attendant: Attendant
     listener: CommitListener
+    delivery: Delivery
     once: bool
     on_progress: OnProgress | None
 
@@ -135,6 +136,7 @@ class Pipeline:
             self.source.prepare()
             reach("pipeline.prepared")
             stack.enter_context(self.source.receiving())
+            delivery = stack.enter_context(self.destination.delivering())
             ledger = Ledger(store, self.source, self.config.tables)
             ledger.open_tables(self.source.tables())
             self._hear_of_last_batch(ledger)
@@ -145,7 +147,10 @@ class Pipeline:
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
-            self._keep_running(Run(session, store, number, ledger, attendant, listener, once, on_progress))
+            run = Run(session, store, number, ledger, attendant, listener, delivery, once, on_progress)
+            self._keep_running(run)
+            if once and not self._draining.is_set():
+                delivery.drain()
 
     # -- before the first batch ---------------------------------------------------------------------------
 
@@ -199,7 +204,10 @@ class Pipeline:
                 ledger.require_owner()
                 self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
-                ledger.applied(batch_id, applier.apply(blocks, Batch(life, batch_id)))
+                batch = Batch(life, batch_id)
+                with run.delivery.taking(batch):
+                    results = applier.apply(blocks, batch)
+                ledger.applied(batch_id, results)
                 reach("pipeline.applied")
             finally:
                 self._in_batch.clear()

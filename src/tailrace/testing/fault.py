@@ -13,12 +13,13 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tailrace.change import Changes
-from tailrace.destination import Batch, Destination, Refetch, Staged, Written
+from tailrace.destination import Batch, Delivery, Destination, Refetch, Staged, Written
 from tailrace.errors import Finding, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
@@ -119,6 +120,9 @@ class FaultyDestination:
 
     def maintain(self, table: TableName) -> str | None:
         return self.inner.maintain(table)
+
+    def delivering(self) -> AbstractContextManager[Delivery]:
+        return self.inner.delivering()
 
     def shutdown(self) -> None:
         self.inner.shutdown()

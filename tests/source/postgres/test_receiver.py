@@ -14,6 +14,7 @@ import psycopg
 import pytest
 
 from tailrace.change import START, Position
+from tailrace.child import read_status
 from tailrace.errors import LostError, OwnedError, TailraceError
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.selection import TableOptions
@@ -22,7 +23,7 @@ from tailrace.source.postgres.connection import Replication
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.lsn import before, parse_lsn
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.source.postgres.receiver import Receiver, ReceiverOptions, read_status
+from tailrace.source.postgres.receiver import STATUS, Receiver, ReceiverOptions
 from tailrace.source.postgres.slot import look, require
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.postgres.stream import ReplicationStream
@@ -209,8 +210,8 @@ def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
         session.execute("INSERT INTO t VALUES (1, 'x')")
         goal = server_lsn(session)
         arrived(session, source)
-        status = read_status(Path(source.journal))
-        wait_until(lambda: read_status(Path(source.journal))["at"] > status["at"] + 1, 30)
+        status = read_status(Path(source.journal), STATUS)
+        wait_until(lambda: read_status(Path(source.journal), STATUS)["at"] > status["at"] + 1, 30)
         assert confirmed(session, source) < goal
         Cursor(source.journal, source.reader).advance(JournalReader(source.journal).head())
         wait_until(lambda: confirmed(session, source) >= goal, 30)

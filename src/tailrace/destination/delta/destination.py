@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +15,7 @@ import pyarrow as pa
 from tailrace import failpoint
 from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse, fit
-from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
@@ -262,6 +263,9 @@ class DeltaDestination:
         place = self._place(table)
         with reaching(place, str(table)):
             return upkeep.maintain(place, str(table), self.compact, self.vacuum)
+
+    def delivering(self) -> AbstractContextManager[Direct]:
+        return nullcontext(Direct())
 
     def shutdown(self) -> None:
         """Nothing is open between calls."""

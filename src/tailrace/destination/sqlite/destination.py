@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse
-from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.part import METADATA, early, now, parts
 from tailrace.destination.sqlite import preflight, register, stage
 from tailrace.destination.sqlite.evolution import plan, succeed
@@ -163,6 +164,9 @@ class SqliteDestination:
                 if not busy:
                     done.append(f"cut a write-ahead log of {size >> 20} MiB")
         return "; ".join(done) or None
+
+    def delivering(self) -> AbstractContextManager[Direct]:
+        return nullcontext(Direct())
 
     def shutdown(self) -> None:
         """Nothing is open between calls."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.change import START, Position
+from tailrace.child import read_status
 from tailrace.errors import LostError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
@@ -17,13 +18,12 @@ from tailrace.source import Limit, Offset, Orders, Split, Versions
 from tailrace.source.heed import heed, skips_behind
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.census import Census
-from tailrace.source.postgres.child import ReceiverProcess
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_heaps
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
-from tailrace.source.postgres.receiver import RESYNC, read_status
+from tailrace.source.postgres.receiver import RESYNC, STATUS
 from tailrace.source.postgres.schema_log import SchemaLog
 from tailrace.source.postgres.slot import beat, server_position
 from tailrace.source.postgres.split import Wanted, log_splits
@@ -50,7 +50,7 @@ class PostgresFollower:
         self._journal = JournalReader(Path(source.journal))
         self._schemas = SchemaLog(source.dsn, source.publication, versions, self._published_now)
         patience = 0.0 if receives else RECEIVER_SECONDS
-        self._receiver = ReceiverProcess(source.receiver_options(), patience_seconds=patience)
+        self._receiver = source.receiver(patience_seconds=patience)
         self._round: Round | None = None
         self._opening: Opening | None = None
         self._gathers_since: float | None = None
@@ -182,7 +182,7 @@ class PostgresFollower:
     def _gathers(self, end: LogOffset) -> bool:
         """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
         full = end.log < self._journal.head()
-        if full or read_status(Path(self.source.journal)).get("gear") != "backlog":
+        if full or read_status(Path(self.source.journal), STATUS).get("gear") != "backlog":
             self._gathers_since = None
             return False
         self._gathers_since = self._gathers_since or time.monotonic()

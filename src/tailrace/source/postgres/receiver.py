@@ -13,9 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
-import signal
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -27,6 +24,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace.change import START
+from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
 from tailrace.journal import Journal, cursors
@@ -54,6 +52,7 @@ PATIENCE_SECONDS = 15.0
 """How long a slot may look taken (a dead reader's walsender) before its reader counts as alive."""
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
+STATUS = "receiver"
 RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
 
 
@@ -292,6 +291,7 @@ class Receiver:
         slot = self._slot
         write_status(
             Path(self.options.journal),
+            STATUS,
             {
                 "pid": os.getpid(),
                 "at": time.time(),
@@ -306,40 +306,16 @@ class Receiver:
         )
 
 
-def write_status(journal: Path, status: dict[str, Any]) -> None:
-    place = journal / "receiver.json"
-    partial = place.with_suffix(".tmp")
-    partial.write_text(json.dumps(status))
-    partial.replace(place)
-
-
-def read_status(journal: Path) -> dict[str, Any]:
-    """The receiver's last status; empty when it never wrote one."""
-    try:
-        status: dict[str, Any] = json.loads((journal / "receiver.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return status
-
-
-JOURNAL_BUSY = 75
-"""Exit code: another process receives into this journal, which serves every reader as well."""
-
-
 def main() -> int:
-    """The process. Its options come as one line on standard input; the end of that input asks it to stop."""
-    # Ctrl-C reaches the whole process group; the owner decides when to stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    options = ReceiverOptions(**json.loads(sys.stdin.readline()))
+    """The process, with the exit code that says how it ended."""
+    return serve(_run)
 
-    def stopping() -> bool:
-        # Nothing more is ever sent: readable means that the owner closed the pipe or died.
-        return bool(select.select([sys.stdin], [], [], 0)[0])
 
+def _run(options: str, stopping: Callable[[], bool]) -> int:
     try:
-        receiver = Receiver(options, stopping)
+        receiver = Receiver(ReceiverOptions(**json.loads(options)), stopping)
     except OwnedError:
-        return JOURNAL_BUSY
+        return BUSY
     try:
         receiver.run()
     except TailraceError as error:

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote
@@ -16,6 +17,7 @@ from psycopg import sql
 
 from tailrace import errors
 from tailrace.change import START, Changes
+from tailrace.child import Child, read_status
 from tailrace.errors import Finding, LostError
 from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
@@ -25,14 +27,13 @@ from tailrace.source import Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
-from tailrace.source.postgres.child import ReceiverProcess
 from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import PostgresFollower
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import LogOffset
 from tailrace.source.postgres.option import PostgresOptions
-from tailrace.source.postgres.receiver import RESYNC, ReceiverOptions, read_status
+from tailrace.source.postgres.receiver import RESYNC, STATUS, ReceiverOptions
 from tailrace.source.postgres.slot import (
     create_publication,
     create_slot,
@@ -151,8 +152,8 @@ class PostgresSource:
         shutil.rmtree(self.journal, ignore_errors=True)
 
     @contextmanager
-    def receiving(self) -> Iterator[ReceiverProcess]:
-        receiver = ReceiverProcess(self.receiver_options())
+    def receiving(self) -> Iterator[Child]:
+        receiver = self.receiver()
         try:
             yield receiver
         finally:
@@ -200,7 +201,7 @@ class PostgresSource:
         ]
 
     def status(self) -> dict[str, Any]:
-        raw = read_status(Path(self.journal))
+        raw = read_status(Path(self.journal), STATUS)
         error = raw.get("error") or {}
 
         def position(name: str) -> str | None:
@@ -216,6 +217,17 @@ class PostgresSource:
             "error": error.get("message"),
             "fix": error.get("fix"),
         }
+
+    def receiver(self, *, patience_seconds: float = 0.0) -> Child:
+        """The process that receives. One serves every reader of a journal."""
+        return Child(
+            "tailrace.source.postgres",
+            self.receiver_options().to_json(),
+            Path(self.journal),
+            STATUS,
+            is_busy=partial(Journal.is_written, Path(self.journal)),
+            patience_seconds=patience_seconds,
+        )
 
     def receiver_options(self) -> ReceiverOptions:
         return ReceiverOptions(

@@ -1,0 +1,128 @@
+"""A process beside the pipeline: a receiver that must not wait for Spark, a sender that must not hold it up.
+
+Its options come as one line on its standard input, so no secret stands in a process list. Only the owner holds that
+pipe, and its end asks the child to stop, so a child never outlives its owner. Import-light: children start with it.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tailrace.errors import UnavailableError, revive
+
+BUSY = 75
+"""Exit code: another process does this work already, which serves every owner as well."""
+TAKE_OVER_SECONDS = 1.0
+END_SECONDS = 10.0
+
+
+class Child:
+    """`python -m module`, with its status and its log, as `name`, in `folder`.
+
+    None is started while `is_busy` says that another does its work; should that one end, this one takes its place.
+    `patience_seconds` is how long one that was started elsewhere may take to begin.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        options: str,
+        folder: Path,
+        name: str,
+        *,
+        is_busy: Callable[[], bool],
+        patience_seconds: float = 0.0,
+    ) -> None:
+        self._module = module
+        self._options = options
+        self._folder = folder
+        self._name = name
+        self._is_busy = is_busy
+        self._looked = time.monotonic() + patience_seconds
+        self._started = 0.0
+        self._process: subprocess.Popen[str] | None = None
+        if not patience_seconds:
+            self._take_over()
+
+    def require_alive(self) -> None:
+        """Raises the error that ended the child, if it has ended."""
+        code = self._process.poll() if self._process is not None else BUSY
+        if code is None:
+            return
+        if code == BUSY:
+            if time.monotonic() - self._looked > TAKE_OVER_SECONDS:
+                self._take_over()
+            return
+        status = read_status(self._folder, self._name)
+        error = status.get("error") if status.get("at", 0) >= self._started else None
+        if error:
+            raise revive(error)
+        raise UnavailableError(f"the {self._name} ended with code {code}; its log is {self._log}")
+
+    def stop(self) -> None:
+        """End it, if it is ours. A repeat changes nothing."""
+        if self._process is None:
+            return
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        try:
+            self._process.wait(END_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    @property
+    def _log(self) -> Path:
+        return self._folder / f"{self._name}.log"
+
+    def _take_over(self) -> None:
+        self._looked = time.monotonic()
+        if self._is_busy():
+            return
+        self._started = time.time()
+        self._folder.mkdir(parents=True, exist_ok=True)
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", self._module], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+            )
+        assert self._process.stdin is not None
+        self._process.stdin.write(self._options + "\n")
+        self._process.stdin.flush()
+
+
+def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
+    """The child's side. `run` gets the options and a function that says whether to stop, and gives the exit code."""
+    # Ctrl-C reaches the whole process group; the owner decides when to stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    options = sys.stdin.readline()
+
+    def stopping() -> bool:
+        # Nothing more is ever sent: readable means that the owner closed the pipe or died.
+        return bool(select.select([sys.stdin], [], [], 0)[0])
+
+    return run(options, stopping)
+
+
+def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
+    """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting."""
+    place = folder / f"{name}.json"
+    partial = place.with_suffix(".tmp")
+    partial.write_text(json.dumps(status))
+    partial.replace(place)
+
+
+def read_status(folder: Path, name: str) -> dict[str, Any]:
+    """The child's last status; empty when it never wrote one."""
+    try:
+        status: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+    except (FileNotFoundError, json.JSONDecodeError):
+        return {}
+    return status
