@@ -16,9 +16,9 @@ from bench.workload import Size
 
 PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """Those of the pipeline from Postgres to Delta."""
-ALONE = ("capture",)
+ALONE = ("capture", "queue")
 """Those that need neither; each is a module of its own with a function `measure`."""
-ON_REQUEST = ("poll", "slatedb")
+ON_REQUEST = ("poll", "slatedb", "webhook")
 """The same, but only when they are named: they need extras, or minutes."""
 
 

@@ -21,7 +21,13 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
-VARIABLES = {"SHOP_DSN": "postgresql://shop@localhost/shop", "STATE_DSN": "postgresql://state@localhost/state"}
+VARIABLES = {
+    "SHOP_DSN": "postgresql://shop@localhost/shop",
+    "STATE_DSN": "postgresql://state@localhost/state",
+    "HOOK_URL": "https://hook.example/in",
+    "HOOK_TOKEN": "token",
+    "HOOK_SECRET": "whsec_c2VjcmV0",
+}
 
 # What a piece of a file needs around it.
 REST = {

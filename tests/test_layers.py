@@ -11,21 +11,24 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
-MODEL = frozenset({"errors", "advice", "schema", "change", "key", "digest", "collapse", "failpoint"})
+MODEL = frozenset(
+    {"errors", "advice", "schema", "change", "key", "digest", "collapse", "failpoint", "jsontext", "plaintext"}
+)
 CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})
 JOINING = frozenset({"stream", "cli", "testing"})
 
 MAY_IMPORT = {
     **dict.fromkeys(MODEL, MODEL),
     "java": MODEL,
+    "child": MODEL,
     "option": MODEL,
     "document": MODEL,
     "selection": MODEL | {"option"},
     "journal": MODEL,
     "sqlite": MODEL | {"option"},
     "state": MODEL,
-    "source": MODEL | {"journal", "option", "selection", "sqlite"},
-    "destination": MODEL | {"journal", "option"},
+    "source": MODEL | {"child", "journal", "option", "selection", "sqlite"},
+    "destination": MODEL | {"child", "journal", "option", "state"},
     "preflight": MODEL | {"source", "destination"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
     "config": MODEL | CONFIGURATION | {"state"},
@@ -35,7 +38,7 @@ MAY_IMPORT = {
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
     | CONFIGURATION
-    | {"preflight", "java", "sqlite", "state", "source", "destination", "status", "view", "stream", "testing"},
+    | {"preflight", "java", "child", "sqlite", "state", "source", "destination", "status", "view", "stream", "testing"},
 }
 """For each part (a module or package right below `tailrace`), the other parts it may know of."""
 

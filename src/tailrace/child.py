@@ -28,7 +28,8 @@ class Child:
     """`python -m module`, with its status and its log, as `name`, in `folder`.
 
     None is started while `is_busy` says that another does its work; should that one end, this one takes its place.
-    `patience_seconds` is how long one that was started elsewhere may take to begin.
+    `patience_seconds` is how long one that was started elsewhere may take to begin. What it prints goes to its log, or
+    with `shows_output` to where the owner prints.
     """
 
     def __init__(
@@ -40,12 +41,14 @@ class Child:
         *,
         is_busy: Callable[[], bool],
         patience_seconds: float = 0.0,
+        shows_output: bool = False,
     ) -> None:
         self._module = module
         self._options = options
         self._folder = folder
         self._name = name
         self._is_busy = is_busy
+        self._shows_output = shows_output
         self._looked = time.monotonic() + patience_seconds
         self._started = 0.0
         self._process: subprocess.Popen[str] | None = None
@@ -53,7 +56,7 @@ class Child:
             self._take_over()
 
     def require_alive(self) -> None:
-        """Raises the error that ended the child, if it has ended."""
+        """Raises the error that ended the child, if it has ended; asked again after a moment, it begins another one."""
         code = self._process.poll() if self._process is not None else BUSY
         if code is None:
             return
@@ -61,6 +64,8 @@ class Child:
             if time.monotonic() - self._looked > TAKE_OVER_SECONDS:
                 self._take_over()
             return
+        self.stop()
+        self._process, self._looked = None, time.monotonic()
         status = read_status(self._folder, self._name)
         error = status.get("error") if status.get("at", 0) >= self._started else None
         if error:
@@ -91,15 +96,28 @@ class Child:
         self._folder.mkdir(parents=True, exist_ok=True)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", self._module], stdin=subprocess.PIPE, stdout=log, stderr=log, text=True
+                [sys.executable, "-m", self._module],
+                stdin=subprocess.PIPE,
+                stdout=None if self._shows_output else log,
+                stderr=log,
+                text=True,
             )
         assert self._process.stdin is not None
         self._process.stdin.write(self._options + "\n")
         self._process.stdin.flush()
 
 
+class WithoutPandas:
+    """Lets pyarrow find no pandas: no child needs it, and loading it takes longer than all the rest."""
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ModuleNotFoundError("this process does without", name=name)
+
+
 def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
     """The child's side. `run` gets the options and a function that says whether to stop, and gives the exit code."""
+    sys.meta_path.insert(0, WithoutPandas())
     # Ctrl-C reaches the whole process group; the owner decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = sys.stdin.readline()

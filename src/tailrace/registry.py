@@ -75,6 +75,7 @@ SOURCES = Registry(
         "postgres": BuiltIn(
             "tailrace.source.postgres.option:PostgresOptions", "tailrace.source.postgres.source:PostgresSource"
         ),
+        "rqlite": BuiltIn("tailrace.source.rqlite.option:RqliteOptions", "tailrace.source.rqlite.source:RqliteSource"),
         "slatedb": BuiltIn(
             "tailrace.source.slatedb.option:SlateDbOptions", "tailrace.source.slatedb.source:SlateDbSource"
         ),
@@ -92,6 +93,10 @@ DESTINATIONS = Registry(
         "sqlite": BuiltIn(
             "tailrace.destination.sqlite.option:SqliteOptions",
             "tailrace.destination.sqlite.destination:SqliteDestination",
+        ),
+        "webhook": BuiltIn(
+            "tailrace.destination.webhook.option:WebhookOptions",
+            "tailrace.destination.webhook.destination:WebhookDestination",
         ),
     },
 )

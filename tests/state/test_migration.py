@@ -139,3 +139,18 @@ def test_an_upgrade_that_cannot_be_finished_leaves_the_old_file(folder: Path) ->
     connection.close()
     assert tables >= {"pipeline", "table_state", "request"}
     assert not {name for name in tables if name.startswith("old_")}
+
+
+def test_a_file_of_the_second_format_gets_the_tables_it_lacks_and_keeps_the_rest(tmp_path: Path) -> None:
+    with StateStore.open(tmp_path, name="shop") as store:
+        store.claim_run()
+    with sqlite3.connect(tmp_path / "state.db") as connection:
+        for table in ("sender_lease", "sender_watermark", "sender_queue"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 2")
+    connection.close()
+    with StateStore.open_reading(tmp_path) as reader:
+        assert reader.pipeline().run == 1
+    with StateStore.open(tmp_path, name="shop") as store:
+        assert store.claim_run() == 2
+        store.forget_pipeline()

@@ -135,8 +135,24 @@ def test_another_format_is_refused(address: StoreAddress, database: Database) ->
     address.open().close()
     database.run("UPDATE tailrace.format SET version = 99")
     for attempt in (address.open, address.open_reading):
-        with pytest.raises(ConfigError, match="has format 99, this tailrace uses 2"):
+        with pytest.raises(ConfigError, match="has format 99, this tailrace uses 3"):
             attempt()
+
+
+def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_from_a_writer(
+    address: StoreAddress, database: Database
+) -> None:
+    with address.open() as store:
+        store.claim_run()
+    lacking = ("sender_lease", "sender_watermark", "sender_queue")
+    database.run(*(f"DROP TABLE tailrace.{table}" for table in lacking), "UPDATE tailrace.format SET version = 2")
+    with address.open_reading() as reader:
+        assert reader.pipeline().run == 1
+    assert database.rows("SELECT version FROM tailrace.format") == [(2,)]
+    with address.open() as store:
+        assert store.claim_run() == 2
+        store.forget_pipeline()
+    assert database.rows("SELECT version FROM tailrace.format") == [(3,)]
 
 
 def test_no_error_shows_the_password(tmp_path: Path, database: Database) -> None:

@@ -113,7 +113,7 @@ def test_a_newer_format_is_refused_by_readers_and_writers(store: StateStore, tmp
     with sqlite3.connect(tmp_path / "state.db") as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 2"):
+    with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 3"):
         StateStore.open(tmp_path, name="shop")
     with pytest.raises(ConfigError, match="has format 99"):
         StateStore.open_reading(tmp_path)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import letter, sqlite, tape
+from tailrace.cli import letter, queue, sqlite, tape
 from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
 from tailrace.cli.verify import verify
 
@@ -186,8 +186,21 @@ def reset(
     reset_pipeline(config, as_json=as_json)
 
 
+@app.command(epilog="Example: tailrace receive events.yaml")
+@reported
+def receive(file: File, as_json: Json = False, debug: Debug = False) -> None:
+    """Take in what is pushed to a pipeline's source, and nothing else, until Ctrl-C; no Spark is started.
+
+    For `source: {type: rqlite}`: its events are safe while the pipeline is stopped, upgraded or moved.
+    """
+    from tailrace.cli.receive import receive as receive_only
+
+    receive_only(file, as_json=as_json)
+
+
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.add_typer(letter.app, name="errors")
+app.add_typer(queue.app, name="queue")
 app.add_typer(sqlite.app)
 app.add_typer(tape.app)
 

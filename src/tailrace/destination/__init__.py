@@ -13,7 +13,7 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tailrace.change import Changes
+from tailrace.change import Changes, Position
 from tailrace.errors import Finding
 from tailrace.schema import TableName, TableSchema
 
@@ -58,6 +58,17 @@ class Delivery(Protocol):
         """
         ...
 
+    def tend(self) -> None:
+        """Look after what runs beside the pipeline. Called a few times a second; raises what nobody here can mend."""
+        ...
+
+    def settled(self, position: Position | None) -> None:
+        """Spark has logged a batch: all tables are level with the log, and taken up to here. None: some are not.
+
+        Called from another thread than `taking`.
+        """
+        ...
+
     def drain(self) -> None:
         """Wait, at the end of a run with `--once`, until all that was taken has gone on.
 
@@ -72,6 +83,12 @@ class Direct:
     @contextmanager
     def taking(self, batch: Batch) -> Iterator[None]:
         yield
+
+    def tend(self) -> None:
+        pass
+
+    def settled(self, position: Position | None) -> None:
+        pass
 
     def drain(self) -> None:
         pass

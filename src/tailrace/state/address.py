@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -11,6 +12,12 @@ from tailrace.state.engine import closed_on_error
 from tailrace.state.store import StateStore
 
 SCHEMA = "tailrace"
+_DSN = re.compile(r"postgres(ql)?://|\s*\w+\s*=")
+
+
+def is_folder(place: str) -> bool:
+    """Whether a text names a folder, for a SQLite file, and not a Postgres database."""
+    return _DSN.match(place) is None
 
 
 @dataclass(frozen=True)

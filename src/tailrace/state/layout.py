@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 2
+FORMAT = 3
 """The version of the layout; a store of a newer one is refused, an older one is upgraded by its first writer."""
 
 
@@ -19,8 +19,17 @@ class Dialect:
     ending: str = ""
 
 
-OF_PIPELINE = ("table_state", "schema_version", "progress", "source_status", "request", "dead_letter")
-"""What is kept for each pipeline."""
+OF_PIPELINE = (
+    "table_state",
+    "schema_version",
+    "progress",
+    "source_status",
+    "request",
+    "dead_letter",
+    "sender_watermark",
+    "sender_queue",
+)
+"""What is kept for each pipeline. Not `sender_lease`: its epochs are counted on through every life of a pipeline."""
 
 _TABLES = """
 CREATE TABLE pipeline (
@@ -66,8 +75,24 @@ CREATE TABLE dead_letter (
 ){ending};
 """
 
+_SINCE_3 = """
+CREATE TABLE sender_lease (
+    pipeline {text} PRIMARY KEY, epoch {integer} NOT NULL DEFAULT 0, writer {text}, node {text},
+    owner_pid {integer}, owner_host {text}, owner_started {text}, owner_machine {text}, lease_until {text}
+){ending};
+CREATE TABLE sender_watermark (
+    pipeline {text} NOT NULL, "table" {text} NOT NULL, position {text} NOT NULL,
+    PRIMARY KEY (pipeline, "table")
+){ending};
+CREATE TABLE sender_queue (
+    pipeline {text} NOT NULL, queue {text} NOT NULL, node {text} NOT NULL, place {text} NOT NULL, at {text} NOT NULL,
+    PRIMARY KEY (pipeline, queue)
+){ending};
+"""
 
-def statements(dialect: Dialect) -> list[str]:
-    """What makes the tables, one statement each."""
-    made = _TABLES.format(**vars(dialect)).strip()
+
+def statements(dialect: Dialect, found: int = 0) -> list[str]:
+    """What makes the tables that a store of format `found` (0: an empty one) lacks, one statement each."""
+    tables = _SINCE_3 if found == 2 else _TABLES + _SINCE_3
+    made = tables.format(**vars(dialect)).strip()
     return [statement.rstrip(";") for statement in made.split(";\n")]

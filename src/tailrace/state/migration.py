@@ -39,7 +39,7 @@ def upgrade(connection: sqlite3.Connection, found: int, dialect: layout.Dialect)
     old = _TABLES_OF_1 if found == 1 else ()
     for name in old:
         connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
-    for statement in layout.statements(dialect):
+    for statement in layout.statements(dialect, found):
         connection.execute(statement)
     if old:
         for statement in _FROM_1.strip().split(";\n"):

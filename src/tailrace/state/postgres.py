@@ -35,6 +35,7 @@ _BEGIN = sql.SQL(
 )
 _WRITE, _READ = sql.SQL("READ WRITE"), sql.SQL("READ ONLY")
 _MAKING = 0x7461696C72616365  # an advisory lock, held while the tables are made
+_OLDEST = 2  # formats from here on only added tables, so who reads can read them all
 
 
 class PostgresEngine:
@@ -59,10 +60,10 @@ class PostgresEngine:
 
     @classmethod
     def open_writing(cls, dsn: str, schema: str) -> PostgresEngine:
-        """The schema and its tables are made on first use, and never touched again."""
+        """The schema and its tables are made on first use; those of an older format get what they lack."""
         engine = cls(dsn, schema)
         with closed_on_error(engine):
-            if engine._format() == 0:
+            if engine._format() < layout.FORMAT:
                 engine._make()
         return engine
 
@@ -84,16 +85,19 @@ class PostgresEngine:
             if not cursor.run("SELECT 1 FROM pg_namespace WHERE nspname = :name", {"name": self._schema}):
                 cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
             if not cursor.run(_HAS_FORMAT, {"name": self._schema}):
-                cursor.run(f"CREATE TABLE format AS SELECT {layout.FORMAT} AS version", {})
-                for statement in layout.statements(_DIALECT):
+                cursor.run("CREATE TABLE format AS SELECT 0 AS version", {})
+            found = int(cursor.run("SELECT version FROM format", {})[0]["version"])
+            if found < layout.FORMAT:
+                for statement in layout.statements(_DIALECT, found):
                     cursor.run(statement, {})
+                cursor.run(f"UPDATE format SET version = {layout.FORMAT}", {})  # noqa: S608 - a number of ours
 
     def _format(self) -> int:
-        """The format of the tables; 0 where there are none. Raises ConfigError when it is not this program's."""
+        """The format of the tables; 0 where there are none. Raises ConfigError for one this program does not know."""
         if not self.read(_HAS_FORMAT, {"name": self._schema}):
             return 0
         found = int(self.read("SELECT version FROM format", {})[0]["version"])
-        if found != layout.FORMAT:
+        if not _OLDEST <= found <= layout.FORMAT:
             raise ConfigError(
                 f"{self.place} has format {found}, this tailrace uses {layout.FORMAT}: another tailrace made it",
                 fix="use that version of tailrace, or give the store another `schema`",

@@ -77,6 +77,13 @@ class Ledger:
         for table in tables:
             self._store.add_table(table.upstream_id, str(table.table))
 
+    @property
+    def level(self) -> Position | None:
+        """Up to where the last batch brought every table; None while some of them are behind the others."""
+        if not self._standing or any(table.phase != "ready" for table in self._standing.values()):
+            return None
+        return min(table.position for table in self._standing.values())
+
     def require_owner(self) -> None:
         """Raises OwnedError when another runner has taken the pipeline over."""
         self._store.require_owner()

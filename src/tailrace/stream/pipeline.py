@@ -64,6 +64,7 @@ class Run:
 
     def tend(self) -> None:
         """Between batches: look after the tables, say how things stand."""
+        self.delivery.tend()
         gear = self.ledger.note_source()
         self.attendant.tend(is_full=gear == "full")
         self.show()
@@ -143,7 +144,7 @@ class Pipeline:
             attendant = Attendant(store, self.config.tables, ledger.is_stopped)
             attendant.tend()
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
-            listener = CommitListener(partial(self._committed, ledger))
+            listener = CommitListener(partial(self._committed, ledger, delivery))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
@@ -252,11 +253,12 @@ class Pipeline:
             time.sleep(0.02)
         run.listener.raise_failure()
 
-    def _committed(self, ledger: Ledger, batch_id: int, offset: Offset, seconds: float) -> None:
+    def _committed(self, ledger: Ledger, delivery: Delivery, batch_id: int, offset: Offset, seconds: float) -> None:
         """Spark has logged the batch: make the log entry durable, then let the upstream forget."""
         reach("pipeline.before_release")
         self._checkpoint.sync("commits", batch_id)
         ledger.committed(batch_id, offset, seconds)
+        delivery.settled(ledger.level)
         reach("pipeline.released")
 
     def _settle(self, query: StreamingQuery, run: Run) -> None:

@@ -22,11 +22,11 @@ from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.collapse import fit
 from tailrace.config import load
 from tailrace.errors import ConfigError
+from tailrace.jsontext import object_text
 from tailrace.registry import open_source
 from tailrace.schema import TableName, TableSchema
 from tailrace.source import Limit, Offset, Source
 from tailrace.stream.datasource import BlockPartition, BlockReader, Feed
-from tailrace.stream.jsontext import object_text
 
 _BESIDE = [
     pa.field("_tailrace_op", pa.string()),

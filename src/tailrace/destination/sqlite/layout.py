@@ -16,9 +16,9 @@ from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
 from tailrace.destination.part import COMMITTED_AT, DELETED_AT, EXACT, METADATA, OP, POSITION
 from tailrace.destination.sqlite.name import listed, quote
-from tailrace.destination.sqlite.text import text_of
 from tailrace.destination.sqlite.value import declared, encode, kept_type, nan_mask
 from tailrace.errors import UnfitError
+from tailrace.plaintext import text_of
 from tailrace.schema import TableSchema
 
 OWN = (POSITION, OP, COMMITTED_AT, DELETED_AT, EXACT)

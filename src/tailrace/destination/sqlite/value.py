@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination.sqlite.nested import json_text
-from tailrace.destination.sqlite.text import text_of
 from tailrace.errors import UnfitError
+from tailrace.plaintext import text_of
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.stream.jsontext import object_text
+from tailrace.jsontext import object_text
 
 _VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "integer": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -46,6 +46,16 @@ def test_any_values_are_read_back_from_the_text(drawn: tuple[dict[str, list[Any]
         assert json.loads(text) == {name: column[index] for name, column in values.items()}
 
 
+@given(st.integers(1, 4), st.integers(1, 4), st.data())
+def test_any_members_may_be_left_out_of_any_row(rows: int, members: int, data: st.DataObject) -> None:
+    flags = st.lists(st.booleans(), min_size=members, max_size=members)
+    left_out = data.draw(st.lists(flags, min_size=rows, max_size=rows))
+    arrays = {f"m{index}": pa.array(range(rows)) for index in range(members)}
+    texts = object_text(arrays, left_out=np.array(left_out)).to_pylist()
+    for row, (text, lacks) in enumerate(zip(texts, left_out, strict=True)):
+        assert json.loads(text) == {name: row for name, lack in zip(arrays, lacks, strict=True) if not lack}
+
+
 def test_members_that_a_row_lacks_are_absent() -> None:
     arrays = {"a": pa.array([1, 2]), "b": pa.array(["x", "y"])}
     texts = object_text(arrays, left_out=np.array([[False, True], [True, True]])).to_pylist()
@@ -71,3 +81,25 @@ def test_decimals_keep_their_digits_and_times_are_iso_8601() -> None:
 @pytest.mark.parametrize(("value", "text"), [(float("nan"), "nan"), (float("inf"), "inf"), (float("-inf"), "-inf")])
 def test_floats_that_json_has_no_number_for_are_strings(value: float, text: str) -> None:
     assert object_text({"f": pa.array([value])}).to_pylist() == [f'{{"f":"{text}"}}']
+
+
+def test_years_that_four_digits_cannot_hold_have_a_sign() -> None:
+    day, moment = pa.array([109_500_000], pa.date32()), pa.array([2**60], pa.timestamp("us"))
+    text = json.loads(object_text({"day": day, "moment": moment})[0].as_py())
+    assert text == {"day": "+301770-10-26", "moment": "+38504-08-17T21:30:06.846976"}
+
+
+def test_structs_are_objects_and_maps_are_lists_of_pairs() -> None:
+    arrays = {
+        "s": pa.array([{"a": 1, "b": ["x"]}, None], pa.struct([("a", pa.int64()), ("b", pa.list_(pa.string()))])),
+        "m": pa.array([[(1, "x"), (2, None)], None], pa.map_(pa.int64(), pa.string())),
+    }
+    assert object_text(arrays).to_pylist() == [
+        '{"s":{"a":1,"b":["x"]},"m":[[1,"x"],[2,null]]}',
+        '{"s":null,"m":null}',
+    ]
+
+
+def test_a_type_without_a_form_in_json_is_refused() -> None:
+    with pytest.raises(TypeError, match="month_day_nano"):
+        object_text({"i": pa.array([(1, 2, 3)], pa.month_day_nano_interval())})

@@ -10,10 +10,12 @@ import pyarrow.compute as pc
 
 
 def text_of(values: pa.Array[Any]) -> pa.Array[Any]:
-    """Numbers, dates and times as the text SQLite keeps; nulls stay."""
+    """Numbers, dates and times, in ISO 8601; nulls stay."""
     kind = values.type
     if pa.types.is_decimal(kind):
         return _decimals(values)
+    if pa.types.is_date64(kind):
+        return text_of(values.cast(pa.date32()))
     if pa.types.is_date(kind):
         return _moments(values, values.view(pa.int32()), "D")
     if pa.types.is_timestamp(kind):

@@ -1,0 +1,89 @@
+"""The durable queue: events per second in batches and one by one, against the bare disk.
+
+`python -m bench --only queue`. No Spark, no endpoint: what is measured is how fast events become safe.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import time
+from pathlib import Path
+
+import pyarrow as pa
+
+from bench.report import Report
+from tailrace.change import START
+from tailrace.destination import Batch
+from tailrace.destination.webhook.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+
+EVENTS = 200_000
+BATCH_EVENTS = 1000
+SINGLE_EVENTS = 2000
+EVENT = '{"op":"UPDATE","table":"orders","new_row_id":%d,"old_row_id":%d,"after":{"id":%d,"note":"' + "x" * 200 + '"}}'
+
+
+def measure(report: Report, folder: Path, scale: float) -> None:
+    """Fill two queues, read one back, and write the same bytes to a bare file with as many syncs."""
+    events, singles = max(BATCH_EVENTS, int(EVENTS * scale)), max(100, int(SINGLE_EVENTS * scale))
+    batches = _fill(folder / "batches", events, BATCH_EVENTS)
+    one_by_one = _fill(folder / "single", singles, 1)
+    bare = _bare(folder / "bare", events, BATCH_EVENTS)
+    bare_single = _bare(folder / "bare-single", singles, 1)
+    report.add("queue", "durable events in batches of 1000", events / batches, "events/s", 20_000)
+    report.add("queue", "ratio to a bare file with the same syncs", bare / batches)
+    report.add("queue", "durable events one by one", singles / one_by_one, "events/s", 500)
+    report.add("queue", "ratio to a bare file with the same syncs", bare_single / one_by_one)
+    reading = _drain(folder / "batches", events)
+    report.add("queue", "events read back", events / reading, "events/s")
+
+
+def _fill(folder: Path, count: int, each: int) -> float:
+    batches = [_events(first, min(each, count - first)) for first in range(0, count, each)]
+    with QueueWriter(folder, segment_bytes=64_000_000, max_bytes=10_000_000_000) as writer:
+        started = time.perf_counter()
+        for number, events in enumerate(batches):
+            writer.append(Batch("bench/1", number), [events])
+        return time.perf_counter() - started
+
+
+def _bare(path: Path, count: int, each: int) -> float:
+    pieces = [b"".join(_texts(first, min(each, count - first))) for first in range(0, count, each)]
+    with path.open("wb", buffering=0) as file:
+        started = time.perf_counter()
+        for piece in pieces:
+            file.write(piece)
+            os.fdatasync(file.fileno())
+        return time.perf_counter() - started
+
+
+def _drain(folder: Path, count: int) -> float:
+    reader, place, seen = QueueReader(folder), START, 0
+    started = time.perf_counter()
+    while frames := reader.read(place, BATCH_EVENTS):
+        place = frames[-1][0]
+        seen += sum(len(table) for _, table in frames)
+    assert seen == count
+    return time.perf_counter() - started
+
+
+def _texts(first: int, count: int) -> list[bytes]:
+    return [(EVENT % (number, number, number)).encode() for number in range(first, first + count)]
+
+
+def _events(first: int, count: int) -> pa.Table:
+    numbers = range(first, first + count)
+    at = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+    columns = [
+        ["public.orders"] * count,
+        list(numbers),
+        [0] * count,
+        [False] * count,
+        [False] * count,
+        [at] * count,
+        [f"bench:public.orders:{number:032x}" for number in numbers],
+        [text.decode() for text in _texts(first, count)],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, QUEUE_SCHEMA, strict=True)]
+    return pa.Table.from_arrays(arrays, schema=QUEUE_SCHEMA)

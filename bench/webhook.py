@@ -1,0 +1,90 @@
+"""How long after its commit in Postgres a change reaches a webhook endpoint, and how fast a backlog does.
+
+`python -m bench --only webhook`. Needs the extras `embedded` and `webhook`.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median, quantiles
+
+import psycopg
+
+from bench.report import Report
+from tailrace.testing.endpoint import Endpoint
+from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.wait import wait_until
+
+BACKLOG = 100_000
+UPDATES = 200
+PAUSE_SECONDS = 0.1
+WAIT_SECONDS = 300.0
+
+
+def measure(report: Report, folder: Path, scale: float) -> None:
+    """Copy a table to the endpoint, then update single rows of it and watch them arrive."""
+    rows, updates = max(1000, int(BACKLOG * scale)), max(20, int(UPDATES * scale))
+    with (
+        EmbeddedPostgres(folder / "webhook" / "postgres") as server,
+        server.connect() as connection,
+        Endpoint() as endpoint,
+    ):
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, note text, total bigint)")
+        connection.execute(f"INSERT INTO orders SELECT n, 'note', n FROM generate_series(1, {rows}) n")
+        with _running(folder / "webhook", server.dsn(), endpoint.url):
+            _settle(connection, endpoint)
+            report.add("webhook", "copied rows delivered, in order", rows / _span(endpoint), "events/s")
+            delays = _follow(connection, endpoint, updates)
+    report.add("webhook", "commit to endpoint, p50", median(delays), "s", 1.0, "most")
+    report.add("webhook", "commit to endpoint, p99", quantiles(delays, n=100)[98], "s")
+
+
+@contextmanager
+def _running(folder: Path, dsn: str, url: str) -> Iterator[None]:
+    file = folder / "pipeline.yaml"
+    pipeline = {
+        "name": "hooked",
+        "source": {"type": "postgres", "dsn": dsn},
+        "destination": {"type": "webhook", "url": url, "allow_private": True},
+        "state": str(folder / "state"),
+        "spark": {"master": "local[2]"},
+    }
+    file.write_text(json.dumps(pipeline))
+    with Run(file) as run:
+        run.wait_until(all_ready, WAIT_SECONDS)
+        yield
+
+
+def _settle(connection: psycopg.Connection, endpoint: Endpoint) -> None:
+    """Wait until the copy has been sent, and a first change after it."""
+    connection.execute("UPDATE orders SET total = -1 WHERE id = 1")
+    wait_until(lambda: _has(endpoint, 1, -1), WAIT_SECONDS)
+
+
+def _follow(connection: psycopg.Connection, endpoint: Endpoint, updates: int) -> list[float]:
+    delays = []
+    for number in range(updates):
+        connection.execute("UPDATE orders SET total = %s WHERE id = %s", [-number - 2, number + 2])
+        committed = time.monotonic()
+        wait_until(lambda number=number: _has(endpoint, number + 2, -number - 2), WAIT_SECONDS)
+        delays.append(endpoint.taken[-1].at - committed)
+        time.sleep(PAUSE_SECONDS)
+    return delays
+
+
+def _span(endpoint: Endpoint) -> float:
+    return endpoint.taken[-1].at - endpoint.taken[0].at
+
+
+def _has(endpoint: Endpoint, key: int, total: int) -> bool:
+    last = endpoint.taken[-1:]
+    return any(
+        event["data"]["after"]["id"] == key and event["data"]["after"]["total"] == total
+        for request in last
+        for event in json.loads(request.body)
+    )

@@ -1,0 +1,191 @@
+"""`tailrace queue`: what waits to be sent to a webhook."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.report import Debug, Json, print_json, reported
+
+if TYPE_CHECKING:
+    from tailrace.destination.webhook.destination import WebhookDestination
+    from tailrace.destination.webhook.queue import QueueReader
+
+app = typer.Typer(no_args_is_help=True, help="Look at, send or give up what waits to be sent to a webhook.")
+
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
+_LOOK_SECONDS = 0.2
+_SHOW_SECONDS = 1.0
+
+
+@app.command(epilog="Example: tailrace queue status shop.yaml --json")
+@reported
+def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
+    """Show what waits, since when, who sends, and the last answer of the endpoint. Connects to nothing."""
+    found = _read(_queue_folder(file))
+    if as_json:
+        print_json(found)
+        return
+    for name, value in found.items():
+        if value is not None:
+            typer.echo(f"{name.replace('_', ' '):<14} {value}")
+
+
+@app.command(epilog="Example: tailrace queue drain shop.yaml --timeout 60")
+@reported
+def drain(
+    file: File,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Give up after so many seconds; nothing is lost.")
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Send what waits, or see the running pipeline send it, until nothing does; exit code 4 if time runs out."""
+    from tailrace.errors import UnavailableError
+
+    destination = _open(file)
+    if left := _drain(destination, timeout, quiet=as_json):
+        raise UnavailableError(f"{left} events still wait", fix="tailrace queue status FILE says why")
+    if as_json:
+        print_json({"pending": left})
+    else:
+        typer.echo("nothing waits")
+
+
+@app.command(epilog="Example: tailrace queue purge shop.yaml --yes")
+@reported
+def purge(
+    file: File,
+    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Give up everything that waits: it is never sent. Also the way on after damage. The pipeline must not run."""
+    from tailrace.destination.webhook.leader import Leadership, open_engine
+    from tailrace.destination.webhook.ownership import claim_queue, queue_id
+    from tailrace.destination.webhook.queue import QueueWriter
+
+    destination = _open(file)
+    folder = Path(destination.queue)
+    waiting = _read(folder)["pending"]
+    if not yes:
+        typer.confirm(f"Never send the {waiting} events that wait in {folder}?", abort=True)
+    sender = destination.sender
+    with claim_queue(folder):
+        with QueueWriter(
+            folder, segment_bytes=destination.segment_bytes, max_bytes=destination.max_bytes, accepts_damage=True
+        ) as writer:
+            head = writer.give_up()
+        leadership = Leadership(
+            open_engine(sender.lease),
+            sender.pipeline,
+            node=sender.node_id,
+            queue=queue_id(folder),
+            seconds=sender.lease_seconds,
+        )
+        try:
+            leadership.pass_over(head)
+        finally:
+            leadership.close()
+    if as_json:
+        print_json({"given_up": waiting})
+    else:
+        typer.echo(f"{waiting} events are given up")
+
+
+def _open(file: Path) -> WebhookDestination:
+    from tailrace.config import load
+    from tailrace.destination.webhook.destination import WebhookDestination
+    from tailrace.registry import open_destination
+
+    config = load(file)
+    _require_webhook(config.destination.type)
+    destination = open_destination(config)
+    assert isinstance(destination, WebhookDestination)
+    return destination
+
+
+def _queue_folder(file: Path) -> Path:
+    from tailrace.config import load
+    from tailrace.destination.webhook.option import WebhookOptions
+
+    options = load(file, connects=False).destination
+    _require_webhook(options.type)
+    assert isinstance(options, WebhookOptions)
+    return Path(options.queue.path)
+
+
+def _require_webhook(kind: str) -> None:
+    from tailrace.errors import ConfigError
+
+    if kind != "webhook":
+        raise ConfigError(f"the destination {kind} has no queue", fix="only `destination: {type: webhook}` has one")
+
+
+def _read(folder: Path) -> dict[str, Any]:
+    """How the queue stands, by its files alone."""
+    from tailrace.child import read_status
+    from tailrace.destination.webhook.ownership import is_claimed
+    from tailrace.destination.webhook.queue import QueueReader
+    from tailrace.destination.webhook.report import STATUS
+
+    said, running = read_status(folder, STATUS), is_claimed(folder)
+    reader = QueueReader(folder)
+    error = said.get("error") or {}
+    found = {
+        "queue": str(folder),
+        "running": running,
+        "leader": running and bool(said.get("leader")),
+        "node": said.get("node"),
+        "pending": _waiting(reader, said.get("delivered_to")),
+        "oldest": said.get("oldest") if running else None,
+        "bytes": reader.state().bytes,
+        "delivered": said.get("delivered"),
+        "dropped": said.get("dropped"),
+        "failures": said.get("failures"),
+        "error": error.get("message") or said.get("last_error"),
+        "fix": error.get("fix"),
+    }
+    reader.close()
+    return found
+
+
+def _waiting(reader: QueueReader, delivered_to: str | None) -> int:
+    from tailrace.change import START, Position
+
+    place = max(reader.released, Position.parse(delivered_to) if delivered_to else START)
+    return max(reader.count(Position(place.commit, 0)) - place.ordinal, 0)
+
+
+def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: bool) -> int:
+    """Send until nothing waits or time is over; how many events wait then. A running pipeline's sender does it."""
+    from tailrace.destination.webhook.ownership import is_claimed
+    from tailrace.destination.webhook.sender import Sender
+    from tailrace.errors import OwnedError
+
+    folder = Path(destination.queue)
+    deadline = time.monotonic() + timeout if timeout is not None else None
+    shown = 0.0
+
+    def over() -> bool:
+        nonlocal shown
+        if not quiet and time.monotonic() - shown > _SHOW_SECONDS:
+            shown = time.monotonic()
+            found = _read(folder)
+            typer.echo(f"{found['pending']} events wait" + (f"; {found['error']}" if found["error"] else ""))
+        return deadline is not None and time.monotonic() > deadline
+
+    while not over():
+        if not is_claimed(folder):
+            with suppress(OwnedError):  # a pipeline that began a moment ago sends instead
+                Sender(destination.sender, over, until_empty=True).run()
+                break
+        elif not int(_read(folder)["pending"]):
+            break
+        time.sleep(_LOOK_SECONDS)
+    return int(_read(folder)["pending"])

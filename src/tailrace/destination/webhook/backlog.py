@@ -1,0 +1,180 @@
+"""What the leader has read of its queue and not sent yet, cut into requests.
+
+A place in the queue is (frame, rows): everything up to that frame, and so many rows of the one behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tailrace.change import START, Position
+from tailrace.destination.webhook.event import EVERY
+from tailrace.destination.webhook.queue import QueueReader
+
+_READ_EVENTS = 1000
+_READ_REQUESTS = 4
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """The events of one request, in order. Once they are delivered, `place` and `watermarks` hold.
+
+    Without an event there is nothing to send, and both hold at once.
+    """
+
+    events: pa.Table
+    place: Position
+    watermarks: dict[str, Position]
+
+
+class Rows:
+    """Rows of one frame as columns, to be compared with watermarks all at once."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self.table = table
+        names = table.column("table").combine_chunks().dictionary_encode()
+        self._names: list[str] = names.dictionary.to_pylist()
+        self._codes: npt.NDArray[Any] = names.indices.to_numpy(zero_copy_only=False)
+        self._commit: npt.NDArray[Any] = table.column("commit").to_numpy()
+        self._ordinal: npt.NDArray[Any] = table.column("ordinal").to_numpy()
+        self.marker: npt.NDArray[Any] = table.column("marker").to_numpy()
+        self._copied: npt.NDArray[Any] = table.column("copied").to_numpy()
+
+    def __len__(self) -> int:
+        return int(self.table.num_rows)
+
+    def at(self, row: int) -> tuple[str, Position]:
+        """Table and position of one row."""
+        return self._names[self._codes[row]], Position(int(self._commit[row]), int(self._ordinal[row]))
+
+    def due(self, watermarks: Mapping[str, Position]) -> npt.NDArray[np.int64]:
+        """Which rows are events that lie behind the watermarks of their tables."""
+        if not watermarks:
+            return np.flatnonzero(~self.marker)
+        marks = [watermark_of(name, watermarks) for name in self._names]
+        commit, ordinal = (np.array(half, np.int64)[self._codes] for half in zip(*marks, strict=True))
+        passed = (self._commit < commit) | ((self._commit == commit) & (self._ordinal <= ordinal))
+        return np.flatnonzero(~(passed | self.marker))
+
+    def watermarks(self, first: int, end: int) -> dict[str, Position]:
+        """How far each table is once the rows from `first` to before `end` are delivered.
+
+        A copied row says nothing: only the marker behind the last one does.
+        """
+        telling = np.flatnonzero(self.marker[first:end] | ~self._copied[first:end])[::-1] + first
+        _, last = np.unique(self._codes[telling], return_index=True)
+        return dict(self.at(int(row)) for row in telling[last])
+
+
+class _Piece:
+    """A frame, and how much of it was taken."""
+
+    def __init__(self, before: Position, last: Position, rows: Rows, due: npt.NDArray[np.int64]) -> None:
+        self.before = before
+        self.last = last
+        self.rows = rows
+        self.due = due[due >= before.ordinal]
+        self.row = before.ordinal
+        self.taken = 0
+        self.read_at = time.monotonic()
+
+    def __len__(self) -> int:
+        return len(self.due) - self.taken
+
+    def take(self, limit: int) -> tuple[pa.Table, Position, dict[str, Position]]:
+        chosen = self.due[self.taken : self.taken + limit]
+        self.taken += len(chosen)
+        end = int(self.due[self.taken]) if len(self) else len(self.rows)
+        marks = self.rows.watermarks(self.row, end)
+        self.row = end
+        return self.rows.table.take(chosen), self.place, marks
+
+    @property
+    def place(self) -> Position:
+        return self.last if self.row >= len(self.rows) else Position(self.before.commit, self.row)
+
+
+class Backlog:
+    """Reads on when it runs short, and hands out parcels in the order of the queue. Never goes back."""
+
+    def __init__(
+        self, reader: QueueReader, place: Position, watermarks: Mapping[str, Position], *, max_events: int
+    ) -> None:
+        self._reader = reader
+        self._watermarks = watermarks
+        self._max_events = max_events
+        self._end = place
+        self._pieces: deque[_Piece] = deque()
+
+    def __len__(self) -> int:
+        """How many events were read and not taken."""
+        return sum(map(len, self._pieces))
+
+    @property
+    def oldest(self) -> datetime | None:
+        """When the next event was committed."""
+        piece = next((piece for piece in self._pieces if len(piece)), None)
+        moment: datetime | None = piece.rows.table.column("at")[int(piece.due[piece.taken])].as_py() if piece else None
+        return moment
+
+    def fill(self) -> None:
+        """Read on, unless there is enough for a request. Raises what reading the queue raises."""
+        if len(self) >= self._max_events:
+            return
+        limit = max(_READ_EVENTS, _READ_REQUESTS * self._max_events)
+        for last, table in self._reader.read(frame_of(self._end), limit):
+            rows = Rows(table)
+            self._pieces.append(_Piece(self._end, last, rows, rows.due(self._watermarks)))
+            self._end = last
+
+    def is_ready(self, max_delay_seconds: float) -> bool:
+        """Whether a parcel is full, or has waited long enough for more, or costs no request."""
+        if not self._pieces:
+            return False
+        if len(self) >= self._max_events or not len(self):
+            return True
+        first = next(piece for piece in self._pieces if len(piece))
+        return time.monotonic() - first.read_at >= max_delay_seconds
+
+    def take(self) -> Parcel:
+        """The next events, as many as one request may hold, together with what lies among and behind them."""
+        parts: list[pa.Table] = []
+        place, marks, room = self._pieces[0].place, dict[str, Position](), self._max_events
+        while self._pieces:
+            piece = self._pieces[0]
+            if len(piece) and not room:
+                break
+            events, place, reached = piece.take(room)
+            room -= len(events)
+            parts.append(events)
+            merge(marks, reached)
+            if place != piece.last:
+                break
+            self._pieces.popleft()
+        return Parcel(pa.concat_tables(parts), place, marks)
+
+
+def watermark_of(table: str, watermarks: Mapping[str, Position]) -> Position:
+    """Up to where a table is delivered; what is said of every table holds only for those a leader has sent from."""
+    own = watermarks.get(table)
+    return Position(-1, -1) if own is None else max(own, watermarks.get(EVERY, own))
+
+
+def merge(marks: dict[str, Position], reached: Mapping[str, Position]) -> None:
+    """Move watermarks on; none goes back."""
+    for table, position in reached.items():
+        marks[table] = max(position, marks.get(table, START))
+
+
+def frame_of(place: Position) -> Position:
+    """The frame that a place stands behind."""
+    return Position(place.commit, 0)

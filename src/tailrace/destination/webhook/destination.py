@@ -1,0 +1,220 @@
+"""`WebhookDestination`: every change as an event for somebody's endpoint, through a durable queue.
+
+Executors turn changes into events and stage them; the driver puts a batch into the queue in the order of its commits;
+a process of its own sends what is in the queue. So a slow or dead endpoint makes the queue grow and holds nobody up
+before the queue is full.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, partial
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+
+from tailrace.change import Changes, Position
+from tailrace.child import Child, read_status
+from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination.webhook.event import EVERY, Format, format_of
+from tailrace.destination.webhook.option import WebhookOptions
+from tailrace.destination.webhook.ownership import is_claimed
+from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.destination.webhook.sender import STATUS, SenderOptions
+from tailrace.destination.webhook.stage import Piece, Stage, as_copied, markers
+from tailrace.errors import Finding, UnavailableError
+from tailrace.schema import TableName, TableSchema
+
+_log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.1
+LEVEL_SECONDS = 10.0
+DRAIN_SECONDS = 60.0
+"""How long a run with `--once` waits for an endpoint that takes nothing at all."""
+
+
+@dataclass(frozen=True)
+class WebhookDestination:
+    """An endpoint. Frozen and picklable; what the sender needs to know, secrets included, never shows in its repr."""
+
+    options: ClassVar[type[WebhookOptions]] = WebhookOptions
+
+    pipeline: str
+    format_name: str
+    queue: str
+    max_bytes: int
+    segment_bytes: int
+    sender: SenderOptions = field(repr=False)
+
+    @classmethod
+    def from_options(cls, options: WebhookOptions, *, name: str) -> WebhookDestination:
+        return cls(
+            pipeline=name,
+            format_name=options.format,
+            queue=str(options.queue.path),
+            max_bytes=options.queue.max_bytes,
+            segment_bytes=options.queue.segment_bytes,
+            sender=SenderOptions.of(options, name=name),
+        )
+
+    @property
+    def name(self) -> str:
+        return f"webhook {self.sender.shown_url}"
+
+    @cached_property
+    def _format(self) -> Format:
+        return format_of(self.format_name)
+
+    @property
+    def _stage(self) -> Stage:
+        return Stage(Path(self.queue))
+
+    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+        return self.sender.check()
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
+        """Stage copied rows as events."""
+        piece = self._stage.write(as_copied(self._encode(chunk)) for chunk in rows if len(chunk))
+        return Staged(json.dumps(asdict(piece)), piece.events, piece.bytes)
+
+    def write_changes(
+        self,
+        table: TableSchema,
+        changes: Iterable[Changes],
+        batch: Batch,
+        *,
+        staged: Sequence[Staged] = (),
+        starts: bool = False,
+        completes: bool = False,
+        refetch: Refetch | None = None,
+    ) -> Written:
+        """Stage the changes as events, uncollapsed. The driver puts them into the queue with all others of the batch.
+
+        A column that the upstream left out, because it did not change, is left out of the event.
+        """
+        log = self._stage.write(self._encode(chunk) for chunk in _whole(changes))
+        copied = [Piece(**json.loads(one.receipt)) for one in staged]
+        if copied or log.events:
+            self._stage.enter(batch, str(table.table), copied=copied, log=[log], completes=completes)
+        return Written(changes=log.events, upserts=log.events)
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """Nothing: what was sent is sent, and what waits in the queue stays in it."""
+
+    def maintain(self, table: TableName) -> str | None:
+        return None
+
+    @contextmanager
+    def delivering(self) -> Iterator[WebhookDelivery]:
+        folder = Path(self.queue)
+        with QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes) as writer:
+            self._stage.clear()
+            sender = self.start_sender()
+            try:
+                yield WebhookDelivery(folder, writer, self._stage, sender)
+            finally:
+                sender.stop()
+
+    def start_sender(self) -> Child:
+        """The process that sends, while this node has the lease."""
+        folder = Path(self.queue)
+        return Child(
+            "tailrace.destination.webhook",
+            self.sender.to_json(),
+            folder,
+            STATUS,
+            is_busy=partial(is_claimed, folder),
+            shows_output=self.sender.shown_url == "stdout",
+        )
+
+    def shutdown(self) -> None:
+        pass
+
+    def _encode(self, changes: Changes) -> pa.RecordBatch:
+        return self._format.encode(changes, source=self.pipeline)
+
+
+class WebhookDelivery:
+    """The driver's part: batches into the queue, and a look at the sender."""
+
+    def __init__(self, folder: Path, writer: QueueWriter, stage: Stage, sender: Child) -> None:
+        self._folder = folder
+        self._writer = writer
+        self._stage = stage
+        self._sender = sender
+        self._levels: deque[tuple[float, Position]] = deque()
+
+    @contextmanager
+    def taking(self, batch: Batch) -> Iterator[None]:
+        self.tend()
+        self._writer.require_room()
+        yield
+        self._writer.append(batch, chain(self._level(), self._stage.gather(batch)))
+        self._stage.discard(batch)
+
+    def tend(self) -> None:
+        try:
+            self._sender.require_alive()
+        except UnavailableError as error:
+            _log.warning("%s; another one is started", error.message)
+
+    def settled(self, position: Position | None) -> None:
+        if position is None:
+            self._levels.clear()
+        else:
+            self._levels.append((time.monotonic(), position))
+
+    def _level(self) -> Iterator[pa.Table]:
+        """A marker for all tables, so that other nodes need not keep what they copied of a table that never changes.
+
+        A table that came a moment ago may not be known yet, so only what was level for a while is said.
+        """
+        reached: Position | None = None
+        while self._levels and time.monotonic() - self._levels[0][0] > LEVEL_SECONDS:
+            reached = self._levels.popleft()[1]
+        if reached is not None:
+            yield markers([(EVERY, reached)])
+
+    def drain(self) -> None:
+        reader = QueueReader(self._folder)
+        head, seen, since = reader.head, None, time.monotonic()
+        while True:
+            self.tend()
+            status = read_status(self._folder, STATUS)
+            place = status.get("delivered_to")
+            if status.get("follows") or (place and Position.parse(place) >= head):
+                return
+            if place != seen:
+                seen, since = place, time.monotonic()
+            if time.monotonic() - since > DRAIN_SECONDS:
+                waiting = reader.count(Position.parse(place)) if place else reader.count(reader.start)
+                raise UnavailableError(
+                    f"the endpoint takes nothing: {waiting} events wait in the queue {self._folder}",
+                    fix="tailrace queue status FILE says why; tailrace queue drain FILE sends them",
+                )
+            time.sleep(LOOK_SECONDS)
+
+
+def _whole(changes: Iterable[Changes]) -> Iterator[Changes]:
+    """The chunks, with the two halves of a changed key in the same one."""
+    held: Changes | None = None
+    for chunk in changes:
+        if not len(chunk):
+            continue
+        if held is not None and chunk.first == Position(held.last.commit, held.last.ordinal + 1):
+            both = pa.Table.from_batches([held.batch, chunk.batch]).combine_chunks().to_batches()
+            held = Changes(held.table, both[0])
+            continue
+        if held is not None:
+            yield held
+        held = chunk
+    if held is not None:
+        yield held

@@ -1,0 +1,59 @@
+"""One sender per queue, and what tells one queue from another."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tailrace.errors import OwnedError
+from tailrace.journal.segment import sync_directory
+
+_LOCK = "sender.lock"
+_ID = "sender.id"
+
+
+@contextmanager
+def claim_queue(folder: Path) -> Iterator[None]:
+    """Be the only sender from this queue. Raises OwnedError, at once, while another process is."""
+    folder.mkdir(parents=True, exist_ok=True)
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OwnedError(
+                f"another process sends from the queue {folder}", fix="let it run, or stop its pipeline first"
+            ) from None
+        yield
+    finally:
+        os.close(file)
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a process sends from this queue now."""
+    try:
+        with claim_queue(folder):
+            return False
+    except OwnedError:
+        return True
+
+
+def queue_id(folder: Path) -> str:
+    """The queue's own name in the shared store, made when first asked for. It goes when the folder goes.
+
+    So the place that was stored for a queue is never taken for a place in another one at the same path.
+    """
+    place = folder / _ID
+    if not place.exists():
+        partial = place.with_suffix(".new")
+        with partial.open("w") as file:
+            file.write(uuid.uuid4().hex)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(place)
+        sync_directory(folder)
+    return place.read_text()

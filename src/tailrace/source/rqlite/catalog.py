@@ -1,0 +1,143 @@
+"""The tables of a cluster: from its API, from a file of CREATE TABLE statements, or from their first events.
+
+Text of CREATE TABLE is understood by the SQLite at hand, so types, keys and rowids follow the same rules as those of
+SQLite files.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from tailrace.change import Position
+from tailrace.errors import PreflightError
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.source.rqlite.api import Api, QueryRefusedError
+from tailrace.source.sqlite import version
+from tailrace.source.sqlite.catalog import ROWID, Described, describe, rowid_column
+from tailrace.sqlite.layout import list_tables
+
+INFERRED = "inferred"
+"""The upstream type of a column of which only values were seen."""
+Kinds = Mapping[str, str]
+"""Per column, the letters of what its values were: i integer, f float, s text, n null."""
+
+_TABLES = (
+    "SELECT s.name, s.sql FROM sqlite_schema s JOIN pragma_table_list l ON l.name = s.name "
+    "WHERE s.type = 'table' AND l.schema = 'main' AND l.type = 'table' AND s.sql IS NOT NULL "
+    "AND s.name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND s.name NOT LIKE '\\_rqlite\\_%' ESCAPE '\\' ORDER BY s.name"
+)
+
+Tables = Mapping[str, Described | None]
+"""Tables by name; None for one whose text the SQLite at hand does not understand."""
+
+
+def ask_tables(api: Api) -> Tables:
+    """The tables of the cluster now. Raises PreflightError when rqlite will not list them."""
+    try:
+        rows = api.query(_TABLES)
+    except QueryRefusedError as error:
+        raise PreflightError(
+            f"rqlite at {api.url} does not list its tables: {error}", fix="use a release of rqlite with CDC, 9 or later"
+        ) from None
+    return {str(name): _described(str(sql)) for name, sql in rows}
+
+
+def read_tables(file: Path) -> Tables:
+    """The tables that a file makes. Raises PreflightError for one that cannot be read."""
+    try:
+        text = file.read_text(encoding="utf-8")
+        with closing(sqlite3.connect(":memory:")) as scratch:
+            scratch.executescript(text)
+            wanted = set(list_tables(scratch))
+            rows = scratch.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
+    except (OSError, UnicodeDecodeError, sqlite3.Error) as error:
+        raise PreflightError(
+            f"the schema file {file} cannot be read: {error}", fix="let it hold CREATE TABLE statements of SQLite"
+        ) from None
+    return {name: _described(sql) for name, sql in rows if name in wanted}
+
+
+def _described(sql: str) -> Described | None:
+    try:
+        return describe(sql)
+    except sqlite3.Error:
+        return None
+
+
+def is_followable(table: Described | None) -> bool:
+    """Whether its rows can be told apart: by a declared key, or by a rowid that SQL can name."""
+    return table is not None and (bool(table.key) or not table.lacks_rowid)
+
+
+def upstream_id(service: str, table: str) -> str:
+    return f"{service}.{table}"
+
+
+def begin(known: TableSchema | None, table: Described, service: str, at: Position, *, rowids: bool) -> TableSchema:
+    """The version a copy begins with."""
+    return _placed(version.begin(known, table, at), service, rowids=rowids, lacks_rowid=table.lacks_rowid)
+
+
+def derive(known: TableSchema, table: Described, service: str, at: Position, *, rowids: bool) -> version.Derived:
+    """The version `table` is of `known` from a position on."""
+    derived = version.derive(known, table, at)
+    schema = _placed(derived.schema, service, rowids=rowids, lacks_rowid=table.lacks_rowid)
+    return replace(derived, schema=schema)
+
+
+def _placed(schema: TableSchema, service: str, *, rowids: bool, lacks_rowid: bool) -> TableSchema:
+    """The table in its cluster, with its rowid where that is wanted and not shown already."""
+    columns = schema.columns
+    if rowids and not lacks_rowid and rowid_column(schema) is None:
+        columns = (*columns, Column(free_name([c.name for c in columns]), pa.int64(), upstream_type=ROWID))
+    name = schema.table.name
+    return replace(schema, table=TableName(service, name), columns=columns, upstream_id=upstream_id(service, name))
+
+
+def free_name(taken: list[str]) -> str:
+    """`rowid`, with underscores before it where a column has that name."""
+    name, lower = ROWID, {each.lower() for each in taken}
+    while name in lower:
+        name = f"_{name}"
+    return name
+
+
+def infer(known: TableSchema | None, service: str, table: str, kinds: Kinds, *, has_rowid: bool = True) -> TableSchema:
+    """The table as its values show it: keyed by the rowid, columns in the order of their names, new ones at the end.
+
+    A column that held other values before becomes as wide as both need; one that is not sent any more goes. Without
+    `has_rowid` nothing tells its rows apart, and it has no key.
+    """
+    old = {c.name: c for c in known.columns if c.upstream_type == INFERRED} if known is not None else {}
+    numbers = max((c.number for c in known.columns), default=0) if known is not None else 0
+    kept = [replace(c, type=_widened(c.type, kinds[name])) for name, c in old.items() if name in kinds]
+    new = [
+        Column(name, _widened(None, kinds[name]), upstream_type=INFERRED, number=number)
+        for number, name in enumerate((name for name in sorted(kinds) if name not in old), numbers + 1)
+    ]
+    columns = (*kept, *new)
+    key: tuple[str, ...] = ()
+    if has_rowid:
+        key = (free_name([c.name for c in columns]),)
+        columns = (Column(key[0], pa.int64(), nullable=False, upstream_type=ROWID), *columns)
+    return TableSchema(TableName(service, table), columns, key, upstream_id=upstream_id(service, table))
+
+
+def _widened(known: pa.DataType | None, kinds: str) -> pa.DataType:
+    """The narrowest type for values of these kinds beside those it held. Nulls alone are text: anything can follow."""
+    held = {"int64": "i", "double": "f", "string": "s"}[str(known)] if known is not None else ""
+    seen = {*held, *kinds} - {"n"}
+    if not seen or "s" in seen:
+        return pa.string()
+    return pa.int64() if seen == {"i"} else pa.float64()
+
+
+def stored_names(schema: TableSchema) -> list[str]:
+    """The columns that events hold: all but a rowid that is only shown."""
+    return [column.name for column in schema.columns if column.upstream_type != ROWID]

@@ -1,0 +1,125 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The copy of a table through the API: its chunks, each read by one task.
+
+A copy begins at X, the end of the journal when it begins. What stands up to X was committed before the first question
+was asked, and a linearizable read sees it. What was committed later arrives behind X, in order, whether or not the copy
+has seen it already; so every key ends at its last change. A table without an API has an empty copy, before its first
+event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tailrace.change import START, Changes, Op, Position
+from tailrace.errors import StaleCopyError, TableError, revive
+from tailrace.schema import TableSchema
+from tailrace.source import Split
+from tailrace.source.rqlite.api import Api, QueryRefusedError
+from tailrace.source.rqlite.query import Row, Selection, lacks_rowid, parameter, read_image, rowid_name
+from tailrace.source.sqlite.catalog import Described
+from tailrace.source.sqlite.image import exact_column, unfit_key
+from tailrace.sqlite.layout import quoted
+
+WHOLE = (0,)
+"""The bounds of a table that is copied as one chunk: one without rowids, or one of which nothing can be asked."""
+
+
+@dataclass(frozen=True)
+class CopySplit(Split):
+    """A chunk: the rows with rowids in (low, high], or, `by_key`, all of them. `empty`: none can be asked for.
+
+    `failure` is raised in place of the rows.
+    """
+
+    low: int | None = None
+    high: int = 0
+    x: Position = START
+    rows: int = 0
+    by_key: bool = False
+    empty: bool = False
+    failure: Mapping[str, str | None] | None = None
+
+
+def chunk_bounds(api: Api, table: Described, chunk_rows: int) -> tuple[int, ...]:
+    """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound."""
+    if table.lacks_rowid:
+        return WHOLE
+    rowid, name = rowid_name([field.name for field in table.fields]), quoted(table.name)
+    numbered = f"SELECT t.{rowid} AS r, row_number() OVER (ORDER BY t.{rowid}) AS n FROM {name} AS t"
+    try:
+        cuts, ends = api.query_many(
+            [
+                (f"SELECT r FROM ({numbered}) WHERE n % ? = 0 ORDER BY r", chunk_rows),
+                (f"SELECT max(t.{rowid}) FROM {name} AS t",),
+            ]
+        )
+    except QueryRefusedError:
+        return WHOLE  # it is gone since it was listed; its copy will find that out
+    last = int(ends[0][0] or 0)
+    return (*(int(cut) for (cut,) in cuts if cut < last), last)
+
+
+def read_chunk(api: Api | None, split: CopySplit) -> Iterator[Changes]:
+    """The rows of a chunk as they are now. Raises StaleCopyError when the table has other columns than its copy."""
+    table = split.copies
+    assert table is not None
+    if split.failure is not None:
+        raise revive(split.failure)
+    if split.empty:
+        return
+    if api is None:
+        raise TableError(
+            "its rows cannot be asked for: the pipeline knows no API of this cluster",
+            fix=f"give source.api for {table.table.schema}, then tailrace resync FILE {table.table}",
+            table=str(table.table),
+        )
+    ordinal = 0
+    for selection, rows in _pages(api, table, split):
+        image = read_image(table, selection, rows)
+        row = image.struct(table)
+        for name in table.key:
+            if row.field(name).null_count:
+                raise unfit_key(table, name, None)
+        yield Changes.build(
+            table,
+            row,
+            op=Op.READ,
+            commit=split.x.commit,
+            ordinal=np.arange(ordinal, ordinal + len(rows), dtype=np.int64),
+            exact=exact_column(image.exact, len(rows)),
+        )
+        ordinal += len(rows)
+
+
+def _pages(api: Api, table: TableSchema, split: CopySplit) -> Iterator[tuple[Selection, list[Row]]]:
+    selection = Selection(table, lacks_rowid=split.by_key and lacks_rowid(table))
+    try:
+        if not split.by_key:
+            above, values = ("", []) if split.low is None else (f"{selection.rowid} > ? AND", [split.low])
+            where = f" WHERE {above} {selection.rowid} <= ? ORDER BY {selection.rowid}"
+            if rows := api.query(selection.sql + where, *values, split.high):
+                yield selection, rows
+            return
+        key = ", ".join(f"t.{quoted(name)}" for name in table.key)
+        marks = ", ".join("?" * len(table.key))
+        last: list[Any] | None = None
+        while True:
+            where = "" if last is None else f" WHERE ({key}) > ({marks})"
+            sql = f"{selection.sql}{where} ORDER BY {key} LIMIT ?"
+            rows = api.query(sql, *(last or ()), split.rows)
+            if not rows:
+                return
+            yield selection, rows
+            ends = dict(zip(selection.columns, selection.values(rows[-1:]), strict=True))
+            last = [parameter(ends[name][0]) for name in table.key]
+    except QueryRefusedError:
+        raise StaleCopyError(
+            "the table's columns changed while it was being copied",
+            fix="nothing to do: the copy begins again by itself",
+            table=str(table.table),
+        ) from None

@@ -1,0 +1,209 @@
+"""The HTTP endpoint that rqlite posts to. It answers 200 once the journal holds the events durably, and never before.
+
+    POST path      200 stored, or known already       400 not what rqlite posts     401 who are you
+                   408 too slow                       413 too large                 415 compressed
+                   429 too many a second              503 not now: rqlite keeps it and tries again
+    GET /healthz   200, or 503 when a cluster has stopped
+    GET /metrics   for Prometheus, with the endpoint's credentials if it has any
+
+rqlite takes only 200 and 202 for an answer and tries everything else again, so nothing is lost by a refusal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+import traceback
+from base64 import b64decode
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.applications import Starlette
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tailrace.errors import TailraceError, UnavailableError
+from tailrace.source.rqlite.cluster import Cluster
+from tailrace.source.rqlite.entry import NotOursError, Request, parse
+from tailrace.source.rqlite.metric import Figures
+
+_log = logging.getLogger(__name__)
+
+BODY_SECONDS = 30.0
+"""How long a request may take to arrive."""
+LARGE_BYTES = 250_000
+CLUSTERS = 256
+"""How many services one endpoint serves: each costs a journal."""
+_RETRY_SECONDS = 5
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the endpoint takes. `credentials` is user:password; `per_second` None is without bound."""
+
+    max_body: int
+    per_second: float | None = None
+    credentials: str | None = None
+
+
+class Lane:
+    """The way to one cluster's journal: requests that come while others are being synced go together in the next."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self._waiting: list[tuple[Request, asyncio.Future[TailraceError | None]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def store(self, request: Request) -> TailraceError | None:
+        """None once the request is durable; an error when it is not stored."""
+        future: asyncio.Future[TailraceError | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((request, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._drain())
+        return await future
+
+    async def _drain(self) -> None:
+        while self._waiting:
+            group, self._waiting = self._waiting, []
+            try:
+                outcomes = await asyncio.to_thread(self.cluster.commit, [request for request, _ in group])
+            except Exception as error:  # noqa: BLE001 - every request gets its answer, and rqlite sends these again
+                # Without the error's own words, which may hold anything.
+                place = traceback.extract_tb(error.__traceback__)[-1]
+                told = f"storing failed: {type(error).__name__} in {place.filename}:{place.lineno}"
+                _log.error("cluster %r: %s", self.cluster.service, told)
+                outcomes = [UnavailableError(told)] * len(group)
+            for (_, future), outcome in zip(group, outcomes, strict=True):
+                if not future.done():
+                    future.set_result(outcome)
+        self._task = None
+
+
+class Pace:
+    """A bound on requests per second, with bursts of up to a second's worth."""
+
+    def __init__(self, per_second: float, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._rate = per_second
+        self._clock = clock
+        self._burst = max(1.0, per_second)
+        self._left = self._burst
+        self._at = clock()
+
+    def allows(self) -> bool:
+        now = self._clock()
+        self._left = min(self._burst, self._left + (now - self._at) * self._rate)
+        self._at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+
+class Endpoint:
+    """The application. `clusters` holds every cluster known so far; `make` makes the one of a new service."""
+
+    def __init__(self, path: str, limits: Limits, make: Callable[[str], Cluster]) -> None:
+        self.answers: Counter[int] = Counter()
+        self._limits = limits
+        self._make = make
+        self._lanes: dict[str, Lane] = {}
+        self._pace = Pace(limits.per_second) if limits.per_second else None
+        self._figures = Figures(lambda: self.clusters, self.answers)
+        self.application = Starlette(
+            routes=[
+                Route(path, self._counted(self._receive), methods=["POST"]),
+                Route("/healthz", self._health, methods=["GET"]),
+                Route("/metrics", self._metrics, methods=["GET"]),
+            ]
+        )
+        # A redirect is no answer that rqlite would take.
+        self.application.router.redirect_slashes = False
+
+    @property
+    def clusters(self) -> list[Cluster]:
+        return [lane.cluster for lane in self._lanes.values()]
+
+    def add(self, cluster: Cluster) -> Lane:
+        """Serve a cluster."""
+        return self._lanes.setdefault(cluster.service, Lane(cluster))
+
+    def _counted(
+        self, answer: Callable[[HttpRequest], Awaitable[Response]]
+    ) -> Callable[[HttpRequest], Awaitable[Response]]:
+        async def counted(http: HttpRequest) -> Response:
+            response = await answer(http)
+            self.answers[response.status_code] += 1
+            return response
+
+        return counted
+
+    async def _receive(self, http: HttpRequest) -> Response:
+        if self._pace is not None and not self._pace.allows():
+            return _refuse(429, "too many requests", retry=1)
+        if not self._is_known(http):
+            return Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="tailrace"'})
+        if http.headers.get("content-encoding", "identity") != "identity":
+            return _refuse(415, "compressed bodies are not taken")
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                body = await self._read(http)
+        except (TimeoutError, ClientDisconnect):
+            return _refuse(408, "the body did not come")
+        if body is None:
+            _log.warning("a request was refused: its body is larger than max_body, %d bytes", self._limits.max_body)
+            return _refuse(413, f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size")
+        try:
+            # A large one must not keep other clusters waiting.
+            request = parse(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(parse, body)
+        except NotOursError as error:
+            _log.warning("a request was refused: %s", error)
+            return _refuse(400, str(error))
+        lane = self._lanes.get(request.service)
+        if lane is None:
+            if len(self._lanes) >= CLUSTERS:
+                return _refuse(503, f"{CLUSTERS} services are served already", retry=_RETRY_SECONDS)
+            lane = self.add(self._make(request.service))
+        refusal = await lane.store(request)
+        if refusal is not None:
+            return _refuse(503, refusal.message, retry=_RETRY_SECONDS)
+        return Response(status_code=200)
+
+    async def _read(self, http: HttpRequest) -> bytes | None:
+        """The body; None when it is too large, of which no more than the bound is read."""
+        length = http.headers.get("content-length", "0")
+        if length.isdigit() and int(length) > self._limits.max_body:
+            return None
+        body = bytearray()
+        async for piece in http.stream():
+            body += piece
+            if len(body) > self._limits.max_body:
+                return None
+        return bytes(body)
+
+    def _is_known(self, http: HttpRequest) -> bool:
+        if self._limits.credentials is None:
+            return True
+        scheme, _, given = http.headers.get("authorization", "").partition(" ")
+        try:
+            shown = b64decode(given, validate=True) if scheme.lower() == "basic" else b""
+        except ValueError:
+            shown = b""
+        return hmac.compare_digest(shown, self._limits.credentials.encode())
+
+    async def _health(self, http: HttpRequest) -> Response:
+        stopped = {one.service: type(one.error).__name__ for one in self.clusters if one.error is not None}
+        return JSONResponse({"status": "stopped" if stopped else "ok", "stopped": stopped}, 503 if stopped else 200)
+
+    async def _metrics(self, http: HttpRequest) -> Response:
+        if not self._is_known(http):
+            return Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="tailrace"'})
+        return Response(self._figures.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _refuse(code: int, reason: str, *, retry: int | None = None) -> Response:
+    return JSONResponse({"error": reason}, code, {"Retry-After": str(retry)} if retry else None)

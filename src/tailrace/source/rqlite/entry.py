@@ -1,0 +1,220 @@
+"""What rqlite posts, read and checked. No I/O here.
+
+    {"service_id": "svc", "node_id": "n1", "payload": [{"index": 6, "commit_timestamp": 1794766424567, "events": [
+      {"op": "UPDATE", "table": "t", "new_row_id": 1, "old_row_id": 1, "before": {…}, "after": {…}}]}]}
+
+An event comes out as the text that goes into the journal and as two digests that know it again: one of what was
+changed, one of the images. Numbers keep their value: an integer beyond 64 bits is a REAL that was written without
+its exponent.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from tailrace.source.rqlite.option import SERVICE
+
+_OPS = frozenset({"INSERT", "UPDATE", "DELETE"})
+_INTEGERS = range(-(2**63), 2**63)
+_ROW_ID = frozenset({int, type(None)})
+_SCALARS = frozenset({int, float, str, type(None)})
+_FOLDER_BYTES = 200  # file systems take 255 in a name
+_RESERVED = (".", "receiver.")  # hidden names, `..`, and the receiver's own files beside the clusters' folders
+
+Columns = tuple[tuple[str, ...], tuple[type, ...]]
+"""The columns of an image and the types of their values, in the same order."""
+
+
+class NotOursError(ValueError):
+    """A body that is not what rqlite posts. Says what is wrong with it, and where, without a value of it."""
+
+
+Known = tuple[int, int]
+"""What is remembered of an event: its `identity` and its `image`. A plain tuple: there are many of them."""
+
+
+class Event(NamedTuple):
+    """One changed row. `text` is its JSON without the opening brace; `image` is 0 when it came without images."""
+
+    table: str
+    text: str
+    identity: int
+    image: int
+    columns: tuple[Columns, ...]
+
+    @property
+    def known(self) -> Known:
+        return self.identity, self.image
+
+    @property
+    def belated(self) -> Event:
+        """The event without its images, which newer ones may have overtaken: what it says of the row is to be asked.
+
+        A delete becomes an update, as the row may be there again. What was sent stays with it.
+        """
+        sent = json.loads("{" + self.text)
+        told = {name: value for name, value in sent.items() if name not in ("before", "after")}
+        if sent["op"] == "DELETE":
+            told["op"] = "UPDATE"
+            if "old_row_id" in sent:
+                told["new_row_id"] = sent["old_row_id"]
+        told |= {"error": "it came with index 0, after newer changes", "sent": sent}
+        return self._replace(text=_text(told)[1:], columns=())
+
+    def is_same(self, known: Known) -> bool:
+        """Whether it is the known event, as far as both say: one of them may lack its images."""
+        identity, image = known
+        return self.identity == identity and (self.image == image or self.image == 0 or image == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """The events of one Raft entry. `index` is 0 where rqlite left it out; `at` is its commit time in ms."""
+
+    index: int
+    at: int
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One body. `digest` is the same only for the very same bytes, as when a node tries again."""
+
+    service: str
+    node: str
+    entries: tuple[Entry, ...]
+    digest: str
+
+
+def parse(body: bytes) -> Request:
+    """The request in a body. Raises NotOursError."""
+    try:
+        found = json.loads(body, parse_int=_integer, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        # Not the error's own words: they may quote the body.
+        where = f" at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise NotOursError(f"the body is not JSON{where}") from None
+    if not isinstance(found, dict):
+        raise NotOursError("the body is not a JSON object")
+    service, node = found.get("service_id", ""), found.get("node_id", "")
+    if not isinstance(service, str) or not isinstance(node, str):
+        raise NotOursError("service_id or node_id is not a text")
+    if "payload" not in found:
+        raise NotOursError("there is no payload")
+    entries = _list(found["payload"], "payload")
+    return Request(
+        checked_service(service or SERVICE),
+        node,
+        tuple(_entry(entry, f"payload[{at}]") for at, entry in enumerate(entries)),
+        hashlib.blake2b(body, digest_size=16).hexdigest(),
+    )
+
+
+def read_line(line: bytes) -> tuple[dict[str, Any], Event]:
+    """An event of the journal: its line, and what rqlite had sent."""
+    found = json.loads(line, parse_int=_integer)
+    return found, _event(found.get("sent", found), "the line")
+
+
+def checked_service(name: str) -> str:
+    """The name, if a cluster's folder can be named after it. Raises NotOursError."""
+    try:
+        folder = folder_of(name)
+    except UnicodeEncodeError:
+        raise NotOursError("service_id is not valid Unicode") from None
+    if not name or len(folder) > _FOLDER_BYTES or folder.startswith(_RESERVED):
+        raise NotOursError("service_id is too long, or begins with a dot or with `receiver.`")
+    return name
+
+
+def folder_of(service: str) -> str:
+    """The name of a cluster's folder in the journal's."""
+    return quote(service, safe="")
+
+
+def _entry(found: object, where: str) -> Entry:
+    if not isinstance(found, dict):
+        raise NotOursError(f"{where} is not an object")
+    index, at = found.get("index", 0), found.get("commit_timestamp", 0)
+    if type(index) is not int or index < 0:
+        raise NotOursError(f"{where}.index is not a Raft index")
+    if type(at) is not int:
+        raise NotOursError(f"{where}.commit_timestamp is not a number of milliseconds")
+    events = _list(found.get("events"), f"{where}.events")
+    return Entry(index, at, tuple(_event(event, f"{where}.events[{at}]") for at, event in enumerate(events)))
+
+
+def _event(found: object, where: str) -> Event:
+    if not isinstance(found, dict):
+        raise NotOursError(f"{where} is not an object")
+    op, table, error = found.get("op"), found.get("table"), found.get("error")
+    new, old, before, after = map(found.get, ("new_row_id", "old_row_id", "before", "after"))
+    if not isinstance(op, str) or op not in _OPS:
+        raise NotOursError(f"{where}.op is not INSERT, UPDATE or DELETE")
+    if not isinstance(table, str) or not table:
+        raise NotOursError(f"{where}.table is not a name")
+    if type(new) not in _ROW_ID or type(old) not in _ROW_ID:
+        raise NotOursError(f"{where} has a row id that is not a number")
+    if error is not None and not isinstance(error, str):
+        raise NotOursError(f"{where}.error is not a text")
+    rows = {name: row for name, row in (("before", before), ("after", after)) if row is not None}
+    if rows and ("before" if op == "DELETE" else "after") not in rows:
+        raise NotOursError(f"{where} has images, but not the one of its op")
+    columns = tuple([_columns(row, f"{where}.{name}") for name, row in rows.items()])
+    try:
+        what = f'"op": "{op}", "table": {_name(table)}'
+        what += f', "new_row_id": {new}' if new is not None else ""
+        what += f', "old_row_id": {old}' if old is not None else ""
+        images = _text(rows)[1:-1] if rows else ""
+        flag = f', "error": {_text(error)}' if error else ""
+        flag.encode()
+        text = f"{what}, {images}{flag}}}" if rows else f"{what}{flag}}}"
+        return Event(table, text, _digest(what), _digest(images) if rows else 0, columns)
+    except ValueError:
+        raise NotOursError(f"{where} holds half a character or an infinite number") from None
+
+
+def _columns(image: object, where: str) -> Columns:
+    if not isinstance(image, dict) or not image:
+        raise NotOursError(f"{where} is not a row")
+    kinds = tuple(map(type, image.values()))
+    if not _SCALARS.issuperset(kinds):
+        raise NotOursError(f"{where} holds a value that SQLite has not")
+    return tuple(image), kinds
+
+
+def _list(found: object, where: str) -> list[Any]:
+    # Go writes an empty list as null.
+    if found is None:
+        return []
+    if not isinstance(found, list):
+        raise NotOursError(f"{where} is not a list")
+    return found
+
+
+@lru_cache(maxsize=4096)
+def _name(table: str) -> str:
+    return json.dumps(table, ensure_ascii=False)
+
+
+# Sorted, so that an image has one text and one digest whoever sent it.
+_text = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False).encode
+
+
+def _digest(text: str) -> int:
+    # Never 0, which stands for images that did not come.
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) or 1
+
+
+def _integer(text: str) -> int | float:
+    value = int(text)
+    return value if value in _INTEGERS else float(text)
+
+
+def _refuse_constant(text: str) -> float:
+    raise ValueError(f"{text} is not JSON")

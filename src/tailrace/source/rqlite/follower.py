@@ -1,0 +1,115 @@
+"""The driver half: every cluster that posts here, each with its own journal and its own place.
+
+    {"services": {"rqlite": {"log": "<position>", "tables": {…}}, …}}
+
+An error of one cluster stops its tables and no others: its offset carries it as `failure`, and the batch that ends
+there tells each of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tailrace.errors import TailraceError, UnavailableError, revive
+from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.rqlite.service import ServiceFollower
+from tailrace.source.sqlite.offset import LogOffset
+
+if TYPE_CHECKING:
+    from tailrace.source.rqlite.source import RqliteSource
+
+RECEIVER_SECONDS = 5.0
+"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
+
+
+class RqliteFollower:
+    """Owns a receiver process where nobody else has one. Clusters appear with their first request, or by their API."""
+
+    def __init__(self, source: RqliteSource, versions: Versions, *, receives: bool) -> None:
+        self.source = source
+        self._versions = versions
+        self._receiver = source.start_receiver(0.0 if receives else RECEIVER_SECONDS)
+        self._services: dict[str, ServiceFollower] = {}
+
+    def start(self) -> Offset:
+        return {"services": {name: one.start().to_json() for name, one in self._followers().items()}}
+
+    def target(self) -> Offset:
+        return {"services": {name: one.target().to_json() for name, one in self._followers().items()}}
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        followers, given = self._followers(), start["services"]
+        for name, goal in target["services"].items():
+            now = LogOffset.from_json(given[name]) if name in given else followers[name].start()
+            if "failure" in given.get(name, {}):
+                if any(entry.phase != "stopped" for entry in now.tables.values()):
+                    return False
+            elif not followers[name].done(now, LogOffset.from_json(goal).log):
+                return False
+        return True
+
+    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+        self._receiver.require_alive()
+        followers, given = self._followers(), start["services"]
+        share = Limit(max(limit.rows // max(len(followers), 1), 1), max(limit.bytes // max(len(followers), 1), 1))
+        end: dict[str, Any] = dict(given)
+        away: list[UnavailableError] = []
+        for name, follower in followers.items():
+            raw = given.get(name) or follower.start().to_json()
+            try:
+                reached = self._advance(follower, raw, share, orders)
+            except UnavailableError as error:
+                away.append(error)
+                continue
+            if reached != raw:
+                end[name] = reached
+        if away and len(away) == len(followers):
+            raise away[0]  # one of several may be away without holding the others up
+        return start if end == given else {"services": end}
+
+    @staticmethod
+    def _advance(follower: ServiceFollower, raw: Offset, limit: Limit, orders: Orders) -> Offset:
+        now = LogOffset.from_json(raw)
+        try:
+            end = follower.latest(now, limit, orders)
+        except UnavailableError:
+            raise
+        except TailraceError as error:
+            heeded = follower.heed(now, orders)
+            if follower.fail(heeded, error):
+                return {**heeded.to_json(), "failure": error.describe(), "failures": raw.get("failures", 0) + 1}
+            if not now.tables:
+                raise  # nobody else would tell
+            return raw if heeded == now else {**raw, **heeded.to_json()}
+        return raw if end == now else end.to_json()
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        followers = self._followers()
+        splits: list[Split] = []
+        for name, raw in end["services"].items():
+            follower, earlier = followers[name], start["services"].get(name)
+            if raw == earlier:
+                continue
+            then = LogOffset.from_json(raw)
+            if raw.get("failures", 0) > (earlier or {}).get("failures", 0):
+                splits += follower.fail(then, revive(raw["failure"]))
+            else:
+                splits += follower.plan(LogOffset.from_json(earlier) if earlier else follower.start(), then)
+        return splits
+
+    def _followers(self) -> dict[str, ServiceFollower]:
+        try:
+            names = self.source.services()
+        except UnavailableError:
+            if not self._services:
+                raise
+            return self._services  # those that are known have their journals to read
+        for name in names:
+            if name not in self._services:
+                self._services[name] = ServiceFollower(self.source, name, self._versions)
+        return self._services
+
+    def stop(self) -> None:
+        self._receiver.stop()
+        for service in self._services.values():
+            service.stop()

@@ -1,0 +1,146 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""Rows asked for through the API, with their storage classes.
+
+rqlite turns columns declared as dates and booleans into other values, and writes BLOB as base64 that looks like TEXT.
+So every column is asked for as an expression, which has no declared type, and a letter for each says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from tailrace.schema import TableSchema
+from tailrace.source.rqlite.api import Api, QueryRefusedError
+from tailrace.source.rqlite.catalog import stored_names
+from tailrace.source.rqlite.value import read_values
+from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
+from tailrace.source.sqlite.image import Image
+from tailrace.sqlite.layout import quoted
+
+FETCH_KEYS = 200
+_LARGEST = "1.7976931348623157e308"
+_BLOB = "b"
+_ROWID_NAMES = ("rowid", "_rowid_", "oid")
+
+Row = list[Any]
+"""The rowid (null where there is none), the letters of the storage classes, then the columns."""
+
+
+def rowid_name(columns: Sequence[str]) -> str:
+    """A name by which SQL reaches the rowid of a table with these columns."""
+    taken = {name.lower() for name in columns}
+    return next((name for name in _ROWID_NAMES if name not in taken), "NULL")
+
+
+class Selection:
+    """SELECTs of a table's stored columns. Names are qualified: SQLite takes a lone unknown one for a text."""
+
+    def __init__(self, table: TableSchema, *, lacks_rowid: bool, columns: Sequence[str] | None = None) -> None:
+        self.columns = list(stored_names(table) if columns is None else columns)
+        name = "NULL" if lacks_rowid else rowid_name(stored_names(table))
+        self.rowid = name if name == "NULL" else f"t.{name}"
+        letters = "||".join(f"substr(typeof({_name(column)}),1,1)" for column in self.columns) or "''"
+        cells = ", ".join([self.rowid, letters, *(_cell(column) for column in self.columns)])
+        self.sql = f"SELECT {cells} FROM {quoted(table.table.name)} AS t"
+
+    def values(self, rows: Sequence[Row]) -> list[Sequence[Any]]:
+        """The columns of these rows; blobs are bytes."""
+        if not rows:
+            return [[] for _ in self.columns]
+        _, letters, *columns = zip(*rows, strict=True)
+        return [_bytes(values, [each[at] for each in letters]) for at, values in enumerate(columns)]
+
+
+def _name(column: str) -> str:
+    return f"t.{quoted(column)}"
+
+
+def _cell(column: str) -> str:
+    name = _name(column)
+    # JSON has no infinity, and one would cost the whole answer.
+    real = f"CASE WHEN {name} > {_LARGEST} THEN 'inf' WHEN {name} < -{_LARGEST} THEN '-inf' ELSE {name} END"
+    return f"CASE typeof({name}) WHEN 'blob' THEN hex({name}) WHEN 'real' THEN {real} ELSE {name} END"
+
+
+def _bytes(values: Sequence[Any], letters: Sequence[str]) -> Sequence[Any]:
+    if _BLOB in letters:
+        values = [bytes.fromhex(v) if kind == _BLOB else v for v, kind in zip(values, letters, strict=True)]
+    if "inf" in values or "-inf" in values:
+        texts = zip(values, letters, strict=True)
+        values = [float(v) if kind == "r" and isinstance(v, str) else v for v, kind in texts]
+    return values
+
+
+def read_image(table: TableSchema, selection: Selection, rows: Sequence[Row]) -> Image:
+    """The rows as the table's typed columns."""
+    found = dict(zip(selection.columns, selection.values(rows), strict=True))
+    rowids = pa.array([row[0] for row in rows], pa.int64())
+    columns: list[pa.Array[Any]] = []
+    exact: dict[str, pa.Array[Any]] = {}
+    for column in table.columns:
+        if column.upstream_type == ROWID:
+            columns.append(rowids)
+            continue
+        array, unfit = read_values(column, found[column.name], encoded=False)
+        columns.append(array)
+        if unfit is not None:
+            exact[column.name] = unfit
+    return Image(columns, exact)
+
+
+def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple[dict[int, dict[str, Any]], set[str]]:
+    """The rows with these rowids as they are now, by rowid, and the columns that are gone since. None found: gone."""
+    gone: set[str] = set()
+    selection = Selection(table, lacks_rowid=False)
+    found: dict[int, dict[str, Any]] = {}
+    for some in _pieces(sorted(set(rowids))):
+        where = f" WHERE {selection.rowid} IN ({', '.join('?' * len(some))})"
+        try:
+            rows = api.query(selection.sql + where, *some)
+        except QueryRefusedError:
+            names = [name for (name,) in api.query("SELECT name FROM pragma_table_info(?)", table.table.name)]
+            if not names:
+                return {}, set()  # the table is gone, and its rows with it
+            gone = {name for name in selection.columns if name not in names}
+            selection = Selection(table, lacks_rowid=False, columns=[n for n in selection.columns if n in names])
+            rows = api.query(selection.sql + where, *some)
+        values = selection.values(rows)
+        for at, row in enumerate(rows):
+            found[row[0]] = dict.fromkeys(gone) | {
+                name: column[at] for name, column in zip(selection.columns, values, strict=True)
+            }
+    return found, gone
+
+
+def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
+    """The rows of these keys as they are now; those that are gone are left out. A null finds nothing."""
+    selection = Selection(table, lacks_rowid=lacks_rowid(table))
+    is_rowid = rowid_column(table) is not None
+    sought = [selection.rowid if is_rowid else _name(name) for name in table.key]
+    group = f"({', '.join('?' * len(sought))})"
+    batches: list[pa.RecordBatch] = []
+    values = list(zip(*(keys.column(name).to_pylist() for name in table.key), strict=True))
+    for some in _pieces(values):
+        where = f" WHERE ({', '.join(sought)}) IN (VALUES {', '.join([group] * len(some))})"
+        rows = api.query(selection.sql + where, *(parameter(value) for key in some for value in key))
+        if rows:
+            batches.append(pa.RecordBatch.from_struct_array(read_image(table, selection, rows).struct(table)))
+    return pa.Table.from_batches(batches, pa.schema(list(table.row_type)))
+
+
+def lacks_rowid(table: TableSchema) -> bool:
+    """Whether nothing of the table's version needs a rowid, so that it may have none."""
+    return not any(column.upstream_type in (ROWID, ALIAS) for column in table.columns)
+
+
+def parameter(value: Any) -> Any:
+    """A value as rqlite takes it for a parameter: bytes are a list of numbers."""
+    return list(value) if isinstance(value, bytes) else value
+
+
+def _pieces(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    for start in range(0, len(values), FETCH_KEYS):
+        yield values[start : start + FETCH_KEYS]

@@ -1,0 +1,265 @@
+"""The receiver: a process of its own that takes in what rqlite posts, whether Spark runs or not.
+
+One process, one event loop, one listener for any number of clusters. An error of one cluster stops that one; the
+process ends only when nothing can be received at all. It leaves its status in the journal's folder every second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from urllib.parse import unquote
+
+import uvicorn
+
+from tailrace.child import BUSY, write_status
+from tailrace.errors import OwnedError, TailraceError, UnavailableError
+from tailrace.source.rqlite.cluster import Cluster
+from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
+from tailrace.source.rqlite.entry import folder_of
+from tailrace.source.rqlite.listener import listening, secure
+from tailrace.source.rqlite.option import RqliteOptions, split_listen
+
+_log = logging.getLogger(__name__)
+
+STATUS = "receiver"
+"""The name of the status file in the journal's folder."""
+TEND_SECONDS = 1.0
+LOOK_SECONDS = 0.1
+CONNECTIONS = 256
+KEEP_ALIVE_SECONDS = 75
+"""Longer than a quiet cluster's pauses mostly are, so that its connection is there for the next change."""
+
+
+@dataclass(frozen=True)
+class ReceiverOptions:
+    """What the receiver is told on its standard input."""
+
+    journal: str
+    segment_bytes: int
+    max_bytes: int
+    listen: str
+    path: str
+    max_body: int
+    max_requests: float | None = None
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    cert: str | None = None
+    key: str | None = None
+    client_ca: str | None = None
+
+    @classmethod
+    def of(cls, options: RqliteOptions) -> ReceiverOptions:
+        """The receiving half of a source's options."""
+        auth, tls = options.auth, options.tls
+        return cls(
+            journal=str(options.journal.path),
+            segment_bytes=options.journal.segment_bytes,
+            max_bytes=options.journal.max_bytes,
+            listen=options.listen,
+            path=options.path,
+            max_body=options.max_body,
+            max_requests=options.max_requests,
+            username=auth.username if auth else None,
+            password=auth.password.reveal() if auth else None,
+            cert=str(tls.cert) if tls else None,
+            key=str(tls.key) if tls else None,
+            client_ca=str(tls.client_ca) if tls and tls.client_ca else None,
+        )
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ReceiverOptions:
+        return cls(**json.loads(text))
+
+
+def is_receiving(journal: Path) -> bool:
+    """Whether some process receives into this journal now."""
+    try:
+        file = os.open(journal / "receiver.lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(file)
+    return False
+
+
+class Receiver:
+    """Serves the endpoint until told to stop. One per journal: a second one gets OwnedError from `run`."""
+
+    def __init__(self, options: ReceiverOptions, stopping: Callable[[], bool]) -> None:
+        self.options = options
+        self.journal = Path(options.journal)
+        self.endpoint = Endpoint(options.path, _limits(options), self._make_cluster)
+        self.port = 0
+        self._stopping = stopping
+        self._started = False
+
+    def run(self, on_status: Callable[[dict[str, object]], None] = lambda status: None) -> None:
+        """Until stopped. `on_status` gets what the status file gets, about once a second.
+
+        Raises OwnedError when another process receives into the journal, UnavailableError when the address is taken
+        or the disk does not answer, ConfigError when the certificate cannot be used.
+        """
+        self.journal.mkdir(parents=True, exist_ok=True)
+        with _locked(self.journal):
+            try:
+                with listening(self.options.listen, CONNECTIONS) as listener:
+                    self.port = listener.getsockname()[1]
+                    self._open_known()
+                    asyncio.run(self._serve(listener, on_status))
+            except TailraceError as error:
+                self._say(error, on_status)
+                raise
+            else:
+                self._say(None, on_status)
+            finally:
+                self._close()
+
+    def describe(self, error: TailraceError | None) -> dict[str, object]:
+        """The status file."""
+        return {
+            "pid": os.getpid(),
+            "at": time.time(),
+            "listen": f"{split_listen(self.options.listen)[0]}:{self.port}",
+            "receiving": self._started and error is None,
+            "answers": {str(code): count for code, count in sorted(self.endpoint.answers.items())},
+            "services": {one.service: one.describe() for one in self.endpoint.clusters},
+            "error": error.describe() if error else None,
+        }
+
+    def _say(self, error: TailraceError | None, on_status: Callable[[dict[str, object]], None]) -> None:
+        status = self.describe(error)
+        try:
+            write_status(self.journal, STATUS, status)
+        except OSError as failed:
+            _log.warning("the status cannot be written: %s", failed.strerror)
+        on_status(status)
+
+    def _make_cluster(self, service: str) -> Cluster:
+        return Cluster(
+            service, self.journal, segment_bytes=self.options.segment_bytes, max_bytes=self.options.max_bytes
+        )
+
+    def _open_known(self) -> None:
+        """Take in the clusters that were received before, so that what is wrong with one shows at once."""
+        for folder in sorted(self.journal.iterdir()):
+            service = unquote(folder.name)
+            if folder.is_dir() and (folder / "lock").exists() and folder_of(service) == folder.name:
+                cluster = self._make_cluster(service)
+                self.endpoint.add(cluster)
+                try:
+                    cluster.open()
+                except UnavailableError as error:
+                    _log.warning("cluster %r: %s", service, error)  # its next request tries again
+
+    async def _serve(self, listener: socket.socket, on_status: Callable[[dict[str, object]], None]) -> None:
+        server = _Server(self._configure())
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        tended = 0.0
+        try:
+            while not self._stopping() and not serving.done():
+                if server.started and not self._started:
+                    self._started = True
+                    tended = 0.0
+                if time.monotonic() - tended > TEND_SECONDS:
+                    await asyncio.to_thread(self._tend)
+                    self._say(None, on_status)
+                    tended = time.monotonic()
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._started = False
+            server.should_exit = True
+            await serving
+
+    def _tend(self) -> None:
+        for cluster in self.endpoint.clusters:
+            try:
+                cluster.tend()
+            except TailraceError as error:
+                _log.warning("cluster %r: %s", cluster.service, error)
+
+    def _close(self) -> None:
+        for cluster in self.endpoint.clusters:
+            try:
+                cluster.close()
+            except TailraceError as error:
+                _log.warning("cluster %r: %s", cluster.service, error)
+
+    def _configure(self) -> uvicorn.Config:
+        cert, key, client_ca = self.options.cert, self.options.key, self.options.client_ca
+        context = secure(cert, key, client_ca) if cert is not None else None
+        return uvicorn.Config(
+            self.endpoint.application,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=int(BODY_SECONDS / 6),
+            ssl_context_factory=(lambda config, default: context) if context is not None else None,
+        )
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals are the owner's affair."""
+        yield
+
+
+def _limits(options: ReceiverOptions) -> Limits:
+    credentials = f"{options.username}:{options.password}" if options.username is not None else None
+    return Limits(options.max_body, options.max_requests, credentials)
+
+
+@contextmanager
+def _locked(journal: Path) -> Iterator[None]:
+    file = os.open(journal / "receiver.lock", os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        # Who only looks (`is_receiving`) holds it for an instant.
+        deadline = time.monotonic() + LOOK_SECONDS
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise OwnedError(
+                        f"another process receives into {journal}",
+                        fix="stop it first, or give this one its own journal",
+                    ) from None
+                time.sleep(LOOK_SECONDS / 5)
+        yield
+    finally:
+        os.close(file)
+
+
+def run(options: str, stopping: Callable[[], bool]) -> int:
+    """The process, for `tailrace.child.serve`: options as JSON, the exit code back."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    receiver = Receiver(ReceiverOptions.from_json(options), stopping)
+    try:
+        receiver.run()
+    except OwnedError:
+        return BUSY
+    except TailraceError as error:
+        _log.error("%s", error)
+        return error.exit_code
+    return 0

@@ -1,0 +1,161 @@
+"""Follows the tables' versions along a cluster's journal.
+
+rqlite never sends DDL. What shows is that events have other columns than before, or come without their row because the
+sender did not know its columns yet; the catalog then says what the table is now. Where that has moved on already, the
+version in between is put together from what the table was and what it is. Reading the same frames again finds the same
+versions, so nothing here needs to survive the process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.errors import TableError
+from tailrace.journal import FrameRef, JournalReader
+from tailrace.schema import TableSchema
+from tailrace.source import Versions
+from tailrace.source.rqlite import catalog
+from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
+from tailrace.source.rqlite.image import needs_image, position_of, read_lines
+from tailrace.source.rqlite.roster import Roster
+from tailrace.source.rqlite.split import Shape, Summary, summaries
+from tailrace.source.sqlite import version
+from tailrace.source.sqlite.catalog import ALIAS, ROWID, Described
+from tailrace.source.sqlite.offset import Entry
+from tailrace.sqlite.layout import Field
+
+
+def just_before(at: Position) -> Position:
+    return Position(at.commit, at.ordinal - 1) if at.ordinal else Position(at.commit - 1, LAST_ORDINAL)
+
+
+class SchemaLog:
+    """One per service. `recopies` holds, by table, the last position whose change the log alone cannot follow;
+    `failures` where a table came to columns that nobody knows, and the error to raise there."""
+
+    def __init__(self, service: str, versions: Versions, roster: Roster, *, rowids: bool) -> None:
+        self._service = service
+        self._versions = versions
+        self._roster = roster
+        self._rowids = rowids
+        self._scanned: Position | None = None
+        self._looked = False
+        self.recopies: dict[str, Position] = {}
+        self.failures: dict[str, tuple[Position, Mapping[str, str | None]]] = {}
+
+    def begin(self, table: Described, x: Position) -> TableSchema:
+        """A copy of the table begins at `x` with its columns of now."""
+        known = self._versions.schema_at(upstream_id(self._service, table.name))
+        return self.put(catalog.begin(known, table, self._service, x, rowids=self._rowids), x)
+
+    def put(self, schema: TableSchema, x: Position) -> TableSchema:
+        """The table has this schema from `x` on; what events say of it behind that is read again."""
+        if self._scanned is not None:
+            self._scanned = min(self._scanned, x)
+        return self._versions.put_schema(schema, x)
+
+    def scan(self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, Entry]) -> None:
+        """Store the versions that events up to `upto` bring; `after` is where the first call begins to look."""
+        begin = after if self._scanned is None else self._scanned
+        for name, (at, _) in [*self.failures.items()]:
+            if name not in tables or tables[name].phase != "stopped":
+                # Somebody may have mended it since.
+                del self.failures[name]
+                begin = min(begin, max(just_before(at), after))
+        self._looked = False
+        for ref in journal.frames(begin, upto) if upto > begin else ():
+            for name, summary in summaries(ref.meta).items():
+                if name not in tables or tables[name].phase == "init":
+                    continue
+                missing = self._missing(journal, ref, name, summary) if summary.missing else []
+                for shape in sorted([*summary.shapes, *missing], key=lambda shape: shape.at):
+                    if max(begin, tables[name].x) < shape.at <= upto and name not in self.failures:
+                        self._take(name, shape)
+        self._scanned = max(begin, upto)
+
+    def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[Shape]:
+        """A frame's events without their row, as shapes without columns, unless the table is still what it was."""
+        now, known = self._now(name), upstream_id(self._service, name)
+        history = self._versions.schemas_between(known, just_before(ref.first), ref.last)
+        if now is None or not history:
+            return []
+        names = {field.name for field in now.fields}
+        steady = len(history) == 1 and all(shape.kinds.keys() == names for shape in summary.shapes)
+        if steady and version.same(history[0][1], now):
+            return []
+        events = read_lines(journal.read(ref).payload).events
+        return [Shape(position_of(e), {}) for e in events if e["table"] == name and needs_image(e, by_rowid=True)]
+
+    def _now(self, name: str) -> Described | None:
+        """The table in the catalog, looked up at most once for each scan: after everything that is scanned."""
+        if not self._looked:
+            self._roster.refresh(at_once=True)
+            self._looked = True
+        return self._roster.tables.get(name)
+
+    def _take(self, name: str, shape: Shape) -> None:
+        known = self._versions.schema_at(upstream_id(self._service, name), shape.at)
+        if known is None:
+            return
+        if not self._roster.is_listed:
+            has_rowid = bool(known.key)
+            inferred = catalog.infer(known, self._service, name, shape.kinds, has_rowid=has_rowid)
+            self._versions.put_schema(inferred, shape.at)
+            return
+        names = set(stored_names(known))
+        if shape.kinds and names == shape.kinds.keys():
+            return
+        now = self._now(name)
+        table = now if not shape.kinds else fitting(known, now, shape.kinds)
+        if table is None:
+            if shape.kinds and self._roster.is_live:
+                self._mark(name, shape.at)  # a column came and went, and only the rows of now can be asked for
+            elif shape.kinds:
+                self.failures[name] = shape.at, self._unknown(known, shape).describe()
+            return
+        if version.same(known, table):
+            return
+        derived = catalog.derive(known, table, self._service, shape.at, rowids=self._rowids)
+        self._versions.put_schema(derived.schema, shape.at)
+        if derived.recopy is not None:
+            self._mark(name, shape.at)
+
+    def _mark(self, name: str, at: Position) -> None:
+        self.recopies[name] = max(self.recopies.get(name, START), at)
+
+    def _unknown(self, known: TableSchema, shape: Shape) -> TableError:
+        new = sorted(shape.kinds.keys() - set(stored_names(known)))
+        gone = sorted(set(stored_names(known)) - shape.kinds.keys())
+        return TableError(
+            "its events have other columns than its schema"
+            + (f"; new: {', '.join(new)}" if new else "")
+            + (f"; gone: {', '.join(gone)}" if gone else ""),
+            fix=f"bring the schema file up to date, then tailrace retry FILE {known.table}",
+            table=str(known.table),
+            position=str(shape.at),
+        )
+
+
+def fitting(known: TableSchema, now: Described | None, kinds: Kinds) -> Described | None:
+    """The table with just these columns, as it is now or was in between; None where a column is in neither.
+
+    Columns keep their order, and what is known of them: an older one keeps the type it had.
+    """
+    if now is not None and {field.name for field in now.fields} == kinds.keys():
+        return now
+    old = {column.name: column for column in known.columns if column.upstream_type != ROWID}
+    new = {field.name: field for field in now.fields} if now is not None else {}
+    key = tuple(name for name in known.key if known.column(name).upstream_type != ROWID)
+    if kinds.keys() - (old.keys() | new.keys()) or set(key) - kinds.keys():
+        return None
+    fields = [
+        Field(name, "INTEGER" if column.upstream_type == ALIAS else column.upstream_type, None, 0)
+        for name, column in old.items()
+        if name in kinds
+    ]
+    fields += [field for name, field in new.items() if name in kinds and name not in old]
+    required = frozenset(name for name, column in old.items() if not column.nullable and name in kinds)
+    alias = next((name for name, column in old.items() if column.upstream_type == ALIAS), None)
+    lacks_rowid = now.lacks_rowid if now is not None else False
+    return Described(known.table.name, tuple(fields), required, key, alias, lacks_rowid)

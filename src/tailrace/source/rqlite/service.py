@@ -1,0 +1,387 @@
+"""One cluster on the driver: how far its tables go in the next batch, and how that is split."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tailrace.change import START, Position
+from tailrace.child import read_status
+from tailrace.errors import LostError, TableError, TailraceError, revive
+from tailrace.journal import Cursor, FrameRef, JournalReader, cursors
+from tailrace.schema import TableSchema
+from tailrace.source import Limit, Orders, Split, Versions
+from tailrace.source.heed import heed, skips_behind
+from tailrace.source.rqlite.arrival import Arrival, arrivals
+from tailrace.source.rqlite.catalog import upstream_id
+from tailrace.source.rqlite.copy import WHOLE, CopySplit, chunk_bounds
+from tailrace.source.rqlite.receiver import STATUS
+from tailrace.source.rqlite.roster import Roster
+from tailrace.source.rqlite.schema_log import SchemaLog
+from tailrace.source.rqlite.split import Wanted, failing_split, log_splits, summaries
+from tailrace.source.rqlite.window import RESYNC
+from tailrace.source.sqlite import version
+from tailrace.source.sqlite.catalog import Described, stored_columns
+from tailrace.source.sqlite.offset import Entry, LogOffset, Reading, readings
+
+if TYPE_CHECKING:
+    from tailrace.source.rqlite.source import RqliteSource
+
+STEP_ASIDE_BYTES = 64 * 1024 * 1024
+"""After this much log that concerns no table, the offset moves on so that the journal may forget it."""
+SETTLE_SECONDS = 10.0
+QUIET_SECONDS = 0.5
+"""For so long a node must have nothing left to send before all of it counts as sent: it gathers batches meanwhile."""
+
+
+class ServiceFollower:
+    """Everything durable is in the journal, the offsets and the versions. Tables are keyed by their plain names."""
+
+    def __init__(self, source: RqliteSource, service: str, versions: Versions) -> None:
+        self.source = source
+        self.service = service
+        self._versions = versions
+        self._folder = source.folder_of(service)
+        self._api = source.api_of(service)
+        file = Path(source.schema_file) if source.schema_file is not None and self._api is None else None
+        self._roster = Roster(service, source.tables_wanted, self._api, file)
+        self._schemas = SchemaLog(service, versions, self._roster, rowids=source.rowids)
+        self._journal = JournalReader(self._folder)
+        self._looked: tuple[int, frozenset[str]] | None = None
+
+    def start(self) -> LogOffset:
+        cursor = Cursor(self._folder, self.source.reader)
+        if self.source.reader not in cursors(self._folder):
+            # With an API everything is copied at the end of the journal; without, its beginning is all there is.
+            self._journal.refresh()
+            cursor.advance(self._journal.mark() if self._api is not None else self._journal.origin())
+        # Spark asks again when it repeats the very first batch, which must begin where it began.
+        return LogOffset(cursor.position)
+
+    def target(self) -> LogOffset:
+        """The end of the journal, once the node has nothing left to send; where it does not tell, as it is."""
+        self._roster.refresh(at_once=True)
+        deadline = time.monotonic() + SETTLE_SECONDS
+        quiet_since: float | None = None
+        while self._api is not None and time.monotonic() < deadline:
+            pending = self._api.pending()
+            if pending is None:
+                break
+            quiet_since = None if pending.batches else quiet_since or time.monotonic()
+            if quiet_since is not None and time.monotonic() - quiet_since >= QUIET_SECONDS:
+                break
+            time.sleep(QUIET_SECONDS / 5)
+        self._journal.refresh()
+        return LogOffset(self._journal.mark())
+
+    def done(self, now: LogOffset, goal: Position) -> bool:
+        if now.within("init", "copy", "catchup") or (
+            self._api is not None and now.tables.keys() != self._tables().keys()
+        ):
+            return False
+        if now.log >= goal:
+            return True
+        self._journal.refresh()
+        return self._journal.mark() >= goal and not self._tells(now, self._journal.frames(now.log, goal))
+
+    def latest(self, given: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
+        """The next offset, or the given one when there is nothing to do."""
+        self._journal.refresh()
+        if given.log > self._journal.mark():
+            raise LostError(
+                f"the journal of cluster {self.service!r} ends before the position that was already applied",
+                position=str(given.log),
+                fix=RESYNC,
+            )
+        self._roster.refresh()
+        now = self._enrol(self.heed(given, orders))
+        end = self._read_log(now, limit)
+        arrived = self._arrived(now, end)
+        self._schemas.scan(self._journal, now.low_water, end.log, end.tables)
+        end = self._look(self._begin_anew(end))
+        end = self._copy(end, limit, orders, arrived)
+        if end.tables == given.tables and not self._concerns(now, end):
+            self._require_received()
+            return given
+        return end
+
+    def _require_received(self) -> None:
+        """Raises what stopped the cluster at the receiver, once everything that it had stored is read."""
+        services = read_status(Path(self.source.journal), STATUS).get("services") or {}
+        error = (services.get(self.service) or {}).get("error")
+        if error:
+            raise revive(error)
+
+    # -- which tables -------------------------------------------------------------------------------------
+
+    def _id(self, name: str) -> str:
+        return upstream_id(self.service, name)
+
+    def _tables(self) -> dict[str, Described]:
+        return dict(self._roster.tables)
+
+    def heed(self, now: LogOffset, orders: Orders) -> LogOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        heeded: dict[str, Entry] = {}
+        for name, entry in now.tables.items():
+            reached = entry.position(now.log)
+            skips = skips_behind(reached, self._id(name), orders)
+            known = entry if skips == entry.skips else replace(entry, skips=skips)
+            heeded[name] = heed(known, self._id(name), orders, reached=reached, place_of=Position.parse)
+        return now.with_tables(heeded)
+
+    def _enrol(self, now: LogOffset) -> LogOffset:
+        """Tables that are gone, or not selected any more, go. With an API, those that came wait for their copy."""
+        if self._api is None:
+            return now.only([name for name in now.tables if self._roster.wants(name)])
+        tables = self._tables()
+        return now.only(tables).with_tables({name: Entry("init") for name in tables if name not in now.tables})
+
+    def _arrived(self, now: LogOffset, end: LogOffset) -> dict[str, Arrival]:
+        """Without an API, the tables that have their first events in this stretch of the log."""
+        if self._api is not None or end.log <= now.log:
+            return {}
+        refs = self._journal.frames(now.log, end.log)
+        names = {name for ref in refs for name in summaries(ref.meta)} - now.tables.keys()
+        wanted = {name for name in names if self._roster.wants(name)}
+        return arrivals(self._journal, refs, wanted, now.log) if wanted else {}
+
+    def _begin_anew(self, end: LogOffset) -> LogOffset:
+        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
+        if self._api is None:
+            return end
+        due = {
+            name: entry.restart()
+            for name, entry in end.tables.items()
+            if entry.phase not in ("init", "stopped")
+            and entry.x < self._schemas.recopies.get(name, START)
+            and self._policy(name) != "stop"
+        }
+        return end.with_tables(due)
+
+    def _look(self, end: LogOffset) -> LogOffset:
+        """At the end of the log, find tables that were made anew with the same columns: no event shows it."""
+        if self._api is None or end.log < self._journal.mark():
+            return end
+        seen = (self._roster.edition, frozenset(end.within("ready")))
+        if seen == self._looked:
+            return end
+        self._looked = seen
+        tables = self._tables()
+        due: dict[str, Entry] = {}
+        for name, entry in end.within("ready").items():
+            known, now = self._versions.schema_at(self._id(name)), tables.get(name)
+            if known is None or now is None or self._policy(name) != "evolve":
+                continue
+            same_names = {c.name for c in known.columns} >= {field.name for field in now.fields}
+            if same_names and len(now.fields) == len(stored_columns(known)) and not version.same(known, now):
+                due[name] = entry.restart()
+        return end.with_tables(due)
+
+    def _policy(self, name: str) -> str:
+        return self.source.settings_of(self.service, name).schema_changes
+
+    # -- the log ------------------------------------------------------------------------------------------
+
+    def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
+        """Ready tables move to the new common position; the tables behind it move towards it together."""
+        ready, late = frozenset(now.within("ready")), now.within("catchup")
+        # A busy log must not keep those behind it from ever meeting it.
+        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
+        log = self._take(now.log, self._journal.mark(), ready, share)
+        # Those that were copied at a later position than the log has reached wait for it.
+        late = {name: entry for name, entry in late.items() if entry.at is not None and entry.at <= log}
+        if not late:
+            return replace(now, log=log)
+        first = min(entry.position(log) for entry in late.values())
+        reached = self._take(first, log, frozenset(late), share)
+        changed = {
+            name: entry.join() if reached >= log else replace(entry, at=reached)
+            for name, entry in late.items()
+            if entry.position(log) <= reached
+        }
+        return replace(now.with_tables(changed), log=log)
+
+    def _take(self, after: Position, upto: Position, tables: frozenset[str], limit: Limit) -> Position:
+        """The furthest frame's end in (after, upto] within the limit. The first one is taken whatever its size."""
+        if upto <= after or (not tables and self._api is not None):
+            return max(after, upto)
+        refs = self._journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
+        full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
+        return refs[-1].last if refs and full else upto
+
+    def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
+        """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
+        if end.log <= now.log:
+            return False
+        if end.log < self._journal.head():
+            return True  # a full batch
+        frames = self._journal.frames(now.log, end.log)
+        return self._tells(now, frames) or sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+
+    def _tells(self, now: LogOffset, frames: Sequence[FrameRef]) -> bool:
+        """Whether the frames hold rows of a table that is level with the log, or of one that joins with them."""
+        ready = now.within("ready")
+        names = {name for ref in frames for name in summaries(ref.meta)}
+        if self._api is None and any(self._roster.wants(name) for name in names - now.tables.keys()):
+            return True
+        return not ready.keys().isdisjoint(names)
+
+    # -- the copy -----------------------------------------------------------------------------------------
+
+    def _copy(self, end: LogOffset, limit: Limit, orders: Orders, arrived: dict[str, Arrival]) -> LogOffset:
+        requests = {
+            name: max(entry.request, orders.resync.get(self._id(name), 0)) for name, entry in end.tables.items()
+        }
+        due = {
+            name: entry
+            for name, entry in end.tables.items()
+            if (entry.phase == "init" and self._id(name) not in orders.paused) or entry.request < requests[name]
+        }
+        changed = self._join(end, arrived) if self._api is None else {}
+        if due and self._api is not None:
+            # The journal was looked at before: what it holds is in the catalog and the tables that are asked for now.
+            x = self._journal.mark()
+            self._roster.refresh(at_once=True)
+            tables = self._tables()
+            for name, entry in due.items():
+                if name in tables:
+                    self._schemas.begin(tables[name], x)
+                    bounds = chunk_bounds(self._api, tables[name], self.source.chunk_rows)
+                    changed[name] = entry.begin(x, bounds, requests[name])
+        elif due:
+            changed |= {name: entry.begin(end.log, WHOLE, requests[name]) for name, entry in due.items()}
+        budget = limit.rows
+        for name, entry in sorted({**end.within("copy"), **changed}.items()):
+            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows)) if budget > 0 else 0
+            budget -= take * self.source.chunk_rows
+            entry = replace(entry, next=entry.next + take)
+            if entry.next == entry.chunks:
+                entry = replace(entry, phase="catchup", at=entry.x)
+            changed[name] = entry
+        return end.with_tables(changed)
+
+    def _join(self, end: LogOffset, arrived: dict[str, Arrival]) -> dict[str, Entry]:
+        """Tables with their first events: an empty copy before those, and then the log."""
+        tables = self._tables()
+        joined: dict[str, Entry] = {}
+        for name, arrival in arrived.items():
+            if name in tables:
+                self._schemas.begin(tables[name], arrival.x)
+            elif self._roster.is_listed or arrival.kinds is None:
+                # Not in the schema file, or nothing but rowids was sent: there is nothing to keep yet.
+                self._schemas.put(arrival.infer(self.service, {}), arrival.x)
+            else:
+                self._schemas.put(arrival.infer(self.service, arrival.kinds), arrival.x)
+            joined[name] = Entry("init").begin(arrival.x, WHOLE, 0)
+        return joined
+
+    # -- splitting ----------------------------------------------------------------------------------------
+
+    def plan(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        self._journal.refresh()
+        self._schemas.scan(self._journal, now.low_water, then.log, then.tables)
+        return [*self._plan_copy(now, then), *self._plan_log(now, then)]
+
+    def fail(self, now: LogOffset, error: TailraceError) -> list[Split]:
+        """Splits that stop every table that is not stopped yet, with this error."""
+        wanted: dict[str, Wanted] = {}
+        for name, entry in now.tables.items():
+            schema = self._versions.schema_at(self._id(name))
+            if entry.phase == "stopped" or schema is None:
+                continue
+            failure = TableError(error.message, fix=error.fix, table=str(schema.table), position=error.position)
+            at = entry.position(now.log)
+            wanted[name] = Wanted(at, at, ((at, schema),), failure=failure.describe())
+        return [failing_split(self.service, wanted)] if wanted else []
+
+    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        splits: list[Split] = []
+        tables = self._tables() if self._api is not None else {}
+        for name, entry in then.tables.items():
+            earlier = now.tables.get(name)
+            chunks = entry.chunks_since(earlier)
+            if not chunks or (self._api is not None and name not in tables):
+                continue
+            schema = self._schema_at(name, entry.x)
+            failure = self._copy_failure(schema, entry, earlier) if self._api is None else None
+            splits += [
+                CopySplit(
+                    copies=schema,
+                    starts=chunks.start == 0,
+                    completes=entry.next == entry.chunks,
+                    low=entry.bounds[chunk - 1] if chunk else None,
+                    high=entry.bounds[chunk],
+                    x=entry.x,
+                    rows=self.source.chunk_rows,
+                    by_key=self._api is not None and tables[name].lacks_rowid,
+                    empty=self._api is None,
+                    failure=failure.describe() if failure is not None else None,
+                )
+                for chunk in chunks
+            ]
+        return splits
+
+    def _copy_failure(self, schema: TableSchema, entry: Entry, earlier: Entry | None) -> TableError | None:
+        """Without an API: why the table cannot begin, or begin again."""
+        name, give = str(schema.table), f"give source.api for {self.service}"
+        again = f"then tailrace resync FILE {schema.table}"
+        if self._roster.is_listed and schema.table.name not in self._tables():
+            why, fix = "it is not in the schema file", f"add its CREATE TABLE to the schema file, or {give}; {again}"
+        elif not schema.key:
+            why = "its events hold no rowid (WITHOUT ROWID), so nothing tells its rows apart"
+            fix = f"{give}, or a schema file with its CREATE TABLE; {again}"
+        elif len(schema.columns) == 1 and not self._roster.is_listed:
+            why = "its events hold no rows, only their ids"
+            fix = f"{give}, or set row_ids_only to false in rqlite; {again}"
+        elif entry.copy > 1 and earlier is not None and entry.request == earlier.request:
+            why = "it needs a new copy, and its rows cannot be asked for"
+            fix = f"{give}; {again}. Without an API that begins with an empty table and what comes from then on"
+        else:
+            return None
+        return TableError(why, fix=fix, table=name, position=str(entry.x))
+
+    def _schema_at(self, name: str, x: Position) -> TableSchema:
+        schema = self._versions.schema_at(self._id(name), x)
+        if schema is None:
+            raise LostError(f"the version of {self._id(name)} that is being copied is not stored", fix=RESYNC)
+        return schema
+
+    def _plan_log(self, now: LogOffset, then: LogOffset) -> list[Split]:
+        wanted = {
+            name: self._wanted(name, then.tables[name], reading)
+            for name, reading in readings(now, then).items()
+            if self._api is None or name in self._tables()
+        }
+        if not wanted:
+            return []
+        after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
+        return log_splits(self.service, self._journal.frames(after, upto), wanted, asks=self._api is not None)
+
+    def _wanted(self, name: str, entry: Entry, reading: Reading) -> Wanted:
+        history = tuple(self._versions.schemas_between(self._id(name), reading.after, reading.upto))
+        if not history:
+            raise LostError(f"the version of {self._id(name)} at {reading.after} is not stored", fix=RESYNC)
+        policy = self._policy(name)
+        stops: Position | None = None
+        if policy == "stop":
+            recopy = self._schemas.recopies.get(name, START)
+            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
+            stops = min(changes, default=None)
+        shown = self._schema_at(name, entry.x) if policy == "ignore" else None
+        at, failure = self._schemas.failures.get(name, (START, None))
+        return Wanted(
+            reading.after,
+            reading.upto,
+            history,
+            shown=shown,
+            stops=stops,
+            skips=entry.skips,
+            failure=failure if reading.after < at <= reading.upto else None,
+        )
+
+    def stop(self) -> None:
+        self._journal.close()

@@ -1,0 +1,236 @@
+"""`RqliteSource`: the endpoint that clusters post to, their APIs where they are known, and the two halves."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+
+from tailrace import errors
+from tailrace.change import START, Changes
+from tailrace.child import Child, read_status
+from tailrace.errors import Finding, OwnedError, TableError
+from tailrace.journal import Cursor
+from tailrace.schema import TableName, TableSchema
+from tailrace.selection import TableOptions, TableSettings
+from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source.history import Remembered
+from tailrace.source.rqlite import catalog, preflight
+from tailrace.source.rqlite.api import Api, Pending
+from tailrace.source.rqlite.copy import CopySplit, read_chunk
+from tailrace.source.rqlite.entry import folder_of
+from tailrace.source.rqlite.follower import RqliteFollower
+from tailrace.source.rqlite.option import SERVICE, RqliteOptions
+from tailrace.source.rqlite.query import fetch_by_key
+from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions, is_receiving
+from tailrace.source.rqlite.roster import Roster
+from tailrace.source.rqlite.split import LogSplit, read_log
+from tailrace.source.sqlite.offset import LogOffset
+
+PIPELINE = "pipeline"
+MODULE = "tailrace.source.rqlite"
+TOLD_SECONDS = 60.0
+"""How long a node is believed about its service: it changes only with a restart of the node."""
+
+
+@dataclass(frozen=True)
+class RqliteSource:
+    """rqlite clusters and the tables wanted of them. Frozen and picklable; no password shows in its repr."""
+
+    options: ClassVar[type[RqliteOptions]] = RqliteOptions
+
+    name: str
+    receiver: ReceiverOptions
+    tables_wanted: TableOptions
+    api: str | tuple[tuple[str, str], ...] | None = None
+    api_username: str | None = None
+    api_password: str | None = field(default=None, repr=False)
+    schema_file: str | None = None
+    rowids: bool = False
+    missing_images: str = "stop"
+    chunk_rows: int = 10_000
+    reader: str = PIPELINE
+
+    @classmethod
+    def from_options(cls, options: RqliteOptions, *, name: str, tables: TableOptions, state_dir: Path) -> RqliteSource:
+        auth = options.api_auth
+        return cls(
+            name=name,
+            receiver=ReceiverOptions.of(options),
+            tables_wanted=tables,
+            api=tuple(sorted(options.api.items())) if isinstance(options.api, dict) else options.api,
+            api_username=auth.username if auth else None,
+            api_password=auth.password.reveal() if auth else None,
+            schema_file=str(options.schema_file) if options.schema_file else None,
+            rowids=options.rowids,
+            missing_images=options.missing_images,
+            chunk_rows=options.copying.chunk_rows,
+        )
+
+    @property
+    def journal(self) -> str:
+        return self.receiver.journal
+
+    def folder_of(self, service: str) -> Path:
+        """The journal of one cluster."""
+        return Path(self.journal) / folder_of(service)
+
+    def settings_of(self, service: str, table: str) -> TableSettings:
+        return self.tables_wanted.settings_of(str(TableName(service, table)))
+
+    def apis(self) -> dict[str, Api]:
+        """The APIs by their URLs' own words: for each service, or `""` for one whose service only itself can tell."""
+        urls = {"": self.api} if isinstance(self.api, str) else dict(self.api or ())
+        return {service: Api(url, self.api_username, self.api_password) for service, url in urls.items()}
+
+    def services(self) -> list[str]:
+        """The clusters that have posted, or whose API is known. Raises UnavailableError when the API is asked first."""
+        folder = Path(self.journal)
+        names = [each.name for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
+        posted = {unquote(name) for name in names if folder_of(unquote(name)) == name}
+        return sorted(posted | {service or _service_of(api) or SERVICE for service, api in self.apis().items()})
+
+    def api_of(self, service: str) -> Api | None:
+        """The API of a cluster, if there is one. A single URL serves its own cluster, or all if it does not tell."""
+        apis = self.apis()
+        single = apis.get("")
+        if single is None:
+            return apis.get(service)
+        return single if _service_of(single) in (service, None) else None
+
+    def check(self) -> list[Finding]:
+        return preflight.check(self)
+
+    def tables(self) -> list[TableSchema]:
+        """The tables whose columns are known before any event: those of clusters with an API."""
+        found: list[TableSchema] = []
+        for service in self.services():
+            api = self.api_of(service)
+            if api is not None:
+                roster = Roster(service, self.tables_wanted, api, None)
+                found += [
+                    catalog.begin(None, table, service, START, rowids=self.rowids) for table in roster.tables.values()
+                ]
+        return found
+
+    def prepare(self) -> None:
+        """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
+        errors.require(self.check())
+        Path(self.journal).mkdir(parents=True, exist_ok=True)
+
+    def reset(self) -> None:
+        """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""
+        if is_receiving(Path(self.journal)):
+            raise OwnedError(
+                f"a receiver writes to {self.journal}", fix="stop the pipeline, or tailrace receive, first"
+            )
+        shutil.rmtree(self.journal, ignore_errors=True)
+
+    def start_receiver(self, patience_seconds: float = 0.0) -> Child:
+        """The receiver as a child of this process, unless another one serves the journal already."""
+        journal = Path(self.journal)
+        return Child(
+            MODULE,
+            self.receiver.to_json(),
+            journal,
+            STATUS,
+            is_busy=lambda: is_receiving(journal),
+            patience_seconds=patience_seconds,
+        )
+
+    @contextmanager
+    def receiving(self) -> Iterator[Child]:
+        receiver = self.start_receiver()
+        try:
+            yield receiver
+        finally:
+            receiver.stop()
+
+    def follow(self, versions: Versions | None = None) -> RqliteFollower:
+        if versions is not None:  # a pipeline, which has prepared the source and receives
+            return RqliteFollower(self, versions, receives=False)
+        self.prepare()
+        own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
+        return RqliteFollower(self, Remembered(own), receives=True)
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        if isinstance(split, CopySplit):
+            assert split.copies is not None
+            api = None if split.empty else self._asked(split.copies.table.schema)
+            return read_chunk(api, split)
+        if isinstance(split, LogSplit):
+            api = self._asked(split.service) if split.asks else None
+            return read_log(str(self.folder_of(split.service)), split, api, passes=self.missing_images == "pass")
+        raise TypeError(f"not a split of this source: {type(split).__name__}")
+
+    def _asked(self, service: str) -> Api | None:
+        """The API of a cluster that the driver has found to have one."""
+        apis = self.apis()
+        return apis.get(service) or apis.get("")
+
+    def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
+        api = self._asked(table.table.schema)
+        if api is None:
+            raise TableError(
+                "its rows cannot be asked for again", fix="give source.api", table=str(table.table), position=None
+            )
+        return fetch_by_key(api, table, keys)
+
+    def release(self, upto: Offset) -> None:
+        for service, raw in upto["services"].items():
+            Cursor(self.folder_of(service), self.reader).advance(LogOffset.from_json(raw).low_water)
+
+    def for_reader(self, reader: str, table: str | None = None) -> RqliteSource:
+        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
+        return replace(self, reader=reader, tables_wanted=wanted)
+
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        found: list[TableProgress] = []
+        for service, raw in offset["services"].items():
+            at = LogOffset.from_json(raw)
+            found += [
+                TableProgress(
+                    catalog.upstream_id(service, name),
+                    entry.phase,
+                    entry.position(at.log),
+                    entry.next,
+                    entry.chunks,
+                    entry.request,
+                    entry.copy,
+                    catching_up=entry.phase == "catchup" and entry.at != entry.x,
+                )
+                for name, entry in at.tables.items()
+            ]
+        return found
+
+    def status(self) -> dict[str, Any]:
+        raw = read_status(Path(self.journal), STATUS)
+        services = list((raw.get("services") or {}).values())
+        error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
+        marks = [one["mark"] for one in services if one.get("mark")]
+        return {
+            "gear": "receiving" if raw.get("receiving") else "waiting",
+            "received": max(marks, default=None),
+            "journal_bytes": sum(one.get("journal_bytes") or 0 for one in services),
+            "error": error.get("message"),
+            "fix": error.get("fix"),
+        }
+
+
+@lru_cache(maxsize=64)
+def _told(api: Api, period: int) -> Pending | None:
+    return api.pending()
+
+
+def _service_of(api: Api) -> str | None:
+    """The service that a single URL belongs to; None where the node does not tell."""
+    pending = _told(api, int(time.monotonic() / TOLD_SECONDS))
+    return None if pending is None else pending.service or SERVICE

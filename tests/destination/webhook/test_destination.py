@@ -1,0 +1,194 @@
+"""The destination without Spark: what tables write comes out at the endpoint, once, in the order of commits."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace import config
+from tailrace.change import Changes, Position
+from tailrace.destination import Batch
+from tailrace.destination.webhook import destination as module
+from tailrace.destination.webhook.destination import WebhookDelivery, WebhookDestination
+from tailrace.destination.webhook.event import EVERY
+from tailrace.destination.webhook.queue import QueueReader
+from tailrace.errors import UnavailableError
+from tailrace.registry import open_destination
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.testing.destination import changes_of, delete, insert, moved, read, update
+from tailrace.testing.endpoint import Endpoint, Reply, always
+from tailrace.testing.wait import wait_until
+
+
+def table_named(name: str) -> TableSchema:
+    columns = (Column("id", pa.int64()), Column("note", pa.string()))
+    return TableSchema(TableName("public", name), columns, ("id",), upstream_id=name)
+
+
+ORDERS, ITEMS = table_named("orders"), table_named("items")
+
+
+def make(folder: Path, url: str, **more: Any) -> WebhookDestination:
+    made = open_destination(
+        config.from_dict(
+            {
+                "name": "shop",
+                "source": {"type": "postgres", "dsn": "postgresql://shop@localhost/shop"},
+                "destination": {
+                    "type": "webhook",
+                    "url": url,
+                    "allow_private": True,
+                    "retry": {"min": "5ms", "max": "20ms"},
+                    **more,
+                },
+                "state": str(folder / "state"),
+            }
+        )
+    )
+    assert isinstance(made, WebhookDestination)
+    return made
+
+
+def batch(number: int) -> Batch:
+    return Batch("shop/1", number)
+
+
+def told(endpoint: Endpoint) -> list[tuple[str, str, Any]]:
+    """Table, kind and key of every event that arrived."""
+    return [
+        (event["subject"], event["type"].removeprefix("tailrace."), event["data"]["key"]["id"])
+        for request in endpoint.taken
+        for event in json.loads(request.body)
+    ]
+
+
+def test_a_batch_arrives_once_in_the_order_of_its_commits_whatever_table_wrote_first(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = pickle.loads(pickle.dumps(make(tmp_path, endpoint.url)))
+        with destination.delivering() as delivery:
+            for _ in range(2):  # a crash between the queue and Spark's log
+                with delivery.taking(batch(0)):
+                    destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a"), commit=10), batch(0))
+                    destination.write_changes(
+                        ITEMS, changes_of(ITEMS, insert(id=7, note="b"), delete(id=7), commit=8), batch(0)
+                    )
+            delivery.drain()
+        assert told(endpoint) == [
+            ("public.items", "insert", 7),
+            ("public.items", "delete", 7),
+            ("public.orders", "insert", 1),
+        ]
+
+
+def test_copied_rows_come_before_the_log_and_a_batch_that_failed_brings_nothing(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            with pytest.raises(UnavailableError, match="a task died"):
+                _fail(destination, delivery)
+            with delivery.taking(batch(0)):
+                staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, note="a"), read(id=2, note="b")))
+                assert staged.rows == 2
+                destination.write_changes(ORDERS, changes_of(ORDERS, update(id=5, note="u")), batch(0))
+                destination.write_changes(ITEMS, [], batch(0), staged=[staged], starts=True, completes=True)
+            delivery.drain()
+        assert told(endpoint) == [
+            ("public.items", "read", 1),
+            ("public.items", "read", 2),
+            ("public.orders", "update", 5),
+        ]
+
+
+def _fail(destination: WebhookDestination, delivery: WebhookDelivery) -> None:
+    with delivery.taking(batch(0)):
+        destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=99, note="lost")), batch(0))
+        raise UnavailableError("a task died")
+
+
+def test_a_changed_key_is_one_event_also_when_its_halves_come_in_two_chunks(tmp_path: Path) -> None:
+    whole = changes_of(ORDERS, delete(id=1), moved(id=2, note="moved"))[0]
+    halves = [Changes(ORDERS, whole.batch.slice(0, 1)), Changes(ORDERS, whole.batch.slice(1, 1))]
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, halves, batch(0))
+            delivery.drain()
+        [event] = json.loads(endpoint.taken[0].body)
+        assert (event["type"], event["data"]["old_key"], event["data"]["key"]) == (
+            "tailrace.update",
+            {"id": 1},
+            {"id": 2},
+        )
+
+
+def test_what_waits_is_sent_by_the_next_run(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        endpoint.rule = always(Reply(500))
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery, delivery.taking(batch(0)):
+            destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+        assert not endpoint.taken
+        endpoint.rule = always(Reply())
+        with destination.delivering() as delivery:
+            delivery.drain()
+        assert told(endpoint) == [("public.orders", "insert", 1)]
+
+
+def test_a_run_to_the_end_says_so_when_the_endpoint_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 1.0)
+    with Endpoint() as endpoint:
+        endpoint.rule = always(Reply(500))
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            with pytest.raises(UnavailableError, match="1 events wait"):
+                delivery.drain()
+
+
+def test_a_sender_that_was_killed_is_replaced(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            child = delivery._sender
+            assert child._process is not None
+            child._process.kill()
+            child._process.wait()
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            delivery.drain()
+        assert told(endpoint) == [("public.orders", "insert", 1)]
+
+
+def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LEVEL_SECONDS", 0.2)
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            delivery.settled(Position(5, 0))
+            delivery.settled(None)
+            delivery.settled(Position(7, 0))
+            with delivery.taking(batch(0)):
+                pass
+            reader = QueueReader(Path(destination.queue))
+            number = 1
+
+            def says() -> list[tuple[str, int]]:
+                nonlocal number
+                with delivery.taking(batch(number)):
+                    number += 1
+                frames = reader.read(reader.start, 100)
+                return [(row["table"], row["commit"]) for _, table in frames for row in table.to_pylist()]
+
+            wait_until(lambda: bool(says()))
+            assert says() == [(EVERY, 7)]

@@ -1,0 +1,309 @@
+"""The queue: batches go in once, whole and in order; reading deletes nothing; what the sender has passed goes."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.destination import Batch
+from tailrace.destination.webhook.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.queue import FRAME_EVENTS, QueueReader, QueueWriter
+from tailrace.destination.webhook.stage import Stage, as_copied
+from tailrace.errors import DamagedError, OwnedError, UnavailableError
+from tailrace.failpoint import VARIABLE, FailpointError
+
+AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
+
+
+def events(*places: tuple[str, int, int], copied: bool = False) -> pa.Table:
+    rows = [
+        {
+            "table": table,
+            "commit": commit,
+            "ordinal": ordinal,
+            "copied": copied,
+            "marker": False,
+            "at": AT,
+            "id": f"{table}:{commit}:{ordinal}",
+            "event": "{}",
+        }
+        for table, commit, ordinal in places
+    ]
+    return pa.Table.from_pylist(rows, schema=QUEUE_SCHEMA)
+
+
+def numbered(first: int, count: int) -> pa.Table:
+    return events(*(("public.t", number, 0) for number in range(first, first + count)))
+
+
+def batch(number: int, life: str = "shop/1") -> Batch:
+    return Batch(life, number)
+
+
+def opened(folder: Path, *, segment_bytes: int = 1 << 20, max_bytes: int = 1 << 30) -> QueueWriter:
+    return QueueWriter(folder, segment_bytes=segment_bytes, max_bytes=max_bytes)
+
+
+def ids(folder: Path, after: Position = START) -> list[str]:
+    reader = QueueReader(folder)
+    try:
+        found: list[str] = []
+        while frames := reader.read(after, FRAME_EVENTS):
+            found += [value for _, table in frames for value in table.column("id").to_pylist()]
+            after = frames[-1][0]
+        return found
+    finally:
+        reader.close()
+
+
+def test_what_was_appended_is_read_in_order_and_again_and_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        assert writer.append(batch(0), [numbered(0, 3), numbered(3, 2)]) == 5
+        assert writer.append(batch(1), [numbered(5, 2500)]) == 2500
+    expected = [f"public.t:{number}:0" for number in range(2505)]
+    assert ids(tmp_path) == expected
+    assert ids(tmp_path) == expected
+
+
+def test_a_large_batch_is_read_in_turns(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        writer.append(batch(0), [numbered(0, 5 * FRAME_EVENTS)])
+    reader = QueueReader(tmp_path)
+    first = reader.read(START, 1)
+    assert [len(table) for _, table in first] == [FRAME_EVENTS]
+    again = reader.read(START, 2 * FRAME_EVENTS)
+    assert [len(table) for _, table in again] == [FRAME_EVENTS] * 2
+    rest = reader.read(again[-1][0], 1 << 30)
+    assert len(rest) == 3
+    assert reader.read(rest[-1][0], 1) == []
+
+
+def test_a_batch_that_comes_again_is_not_appended_again_also_by_another_writer(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        writer.append(batch(7), [numbered(0, 3)])
+        assert writer.holds(batch(7))
+        assert writer.append(batch(7), [numbered(0, 3)]) == 0
+    with opened(tmp_path) as writer:
+        assert writer.append(batch(7), [numbered(0, 3)]) == 0
+        assert writer.append(batch(8), [numbered(3, 1)]) == 1
+    assert len(ids(tmp_path)) == 4
+
+
+def test_another_life_of_the_pipeline_counts_its_batches_anew(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        writer.append(batch(7), [numbered(0, 1)])
+        assert writer.append(batch(0, "shop/2"), [numbered(1, 1)]) == 1
+    assert len(ids(tmp_path)) == 2
+
+
+def test_the_last_batch_is_known_although_everything_was_delivered_and_released(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=20_000) as writer:
+        for number in range(40):
+            writer.append(batch(number), [numbered(number * 100, 100)])
+        reader = QueueReader(tmp_path)
+        reader.release(reader.head)
+        writer.require_room()
+        assert reader.state().events < 4000
+    with opened(tmp_path, segment_bytes=20_000) as writer:
+        writer.require_room()
+        assert writer.append(batch(39), [numbered(3900, 100)]) == 0
+        writer.append(batch(40), [numbered(4000, 1)])
+    assert ids(tmp_path)[-1] == "public.t:4000:0"
+
+
+def test_reading_deletes_nothing_and_only_released_frames_go(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=20_000) as writer:
+        for number in range(40):
+            writer.append(batch(number), [numbered(number * 100, 100)])
+        assert len(ids(tmp_path)) == 4000
+        writer.require_room()
+        assert len(ids(tmp_path)) == 4000
+        reader = QueueReader(tmp_path)
+        reader.release(Position(20, 0))
+        writer.require_room()
+        left = ids(tmp_path)
+    assert left[-1] == "public.t:3999:0"
+    assert 2000 <= len(left) < 4000
+    assert left == [f"public.t:{number}:0" for number in range(4000 - len(left), 4000)]
+
+
+def test_a_full_queue_takes_no_more_until_the_sender_has_passed_some(tmp_path: Path) -> None:
+    with opened(tmp_path, segment_bytes=20_000, max_bytes=60_000) as writer:
+        with pytest.raises(UnavailableError, match="is full"):
+            _fill(writer)
+        kept = ids(tmp_path)
+        reader = QueueReader(tmp_path)
+        reader.release(reader.head)
+        writer.require_room()
+        writer.append(batch(2000), [numbered(0, 1)])
+    assert kept == [f"public.t:{number}:0" for number in range(len(kept))]
+
+
+def test_a_queue_filled_by_a_single_batch_has_room_again_once_that_is_delivered(tmp_path: Path) -> None:
+    with opened(tmp_path, max_bytes=60_000) as writer:
+        writer.append(batch(0), [numbered(0, 5000)])
+        reader = QueueReader(tmp_path)
+        for place in (START, Position(reader.head.commit - 1, 0)):
+            reader.release(place)
+            with pytest.raises(UnavailableError, match="is full"):
+                writer.require_room()
+        assert ids(tmp_path)[-1] == "public.t:4999:0"
+        reader.release(reader.head)
+        writer.require_room()
+        assert writer.append(batch(0), [numbered(0, 5000)]) == 0
+        assert writer.append(batch(1), [numbered(5000, 1)]) == 1
+    assert ids(tmp_path) == ["public.t:5000:0"]
+
+
+def _fill(writer: QueueWriter) -> None:
+    for number in range(1000):
+        writer.require_room()
+        writer.append(batch(number), [numbered(number * 100, 100)])
+
+
+def test_a_second_writer_is_refused(tmp_path: Path) -> None:
+    with opened(tmp_path), pytest.raises(OwnedError):
+        opened(tmp_path)
+
+
+def test_a_damaged_queue_stops_with_the_place_of_the_damage(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        for number in range(3):
+            writer.append(batch(number), [numbered(number * 10, 10)])
+    file = max(tmp_path.glob("*.seg"), key=lambda one: one.stat().st_size)
+    data = bytearray(file.read_bytes())
+    data[len(data) // 3] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(DamagedError, match="quarantine"):
+        opened(tmp_path)
+
+
+def test_events_of_several_tables_come_in_the_order_of_their_commits_behind_what_was_copied(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    copied = stage.write([as_copied(one) for one in events(("public.c", 5, 0), ("public.c", 5, 1)).to_batches()])
+    first = stage.write(events(("public.a", 1, 0), ("public.a", 3, 2)).to_batches())
+    second = stage.write(events(("public.b", 1, 2), ("public.b", 2, 0)).to_batches())
+    stage.enter(batch(0), "public.b", copied=[], log=[second], completes=False)
+    stage.enter(batch(0), "public.a", copied=[], log=[first], completes=False)
+    stage.enter(batch(0), "public.c", copied=[copied], log=[], completes=True)
+    found = pa.concat_tables(stage.gather(batch(0)))
+    assert found.column("id").to_pylist() == [
+        "public.c:5:0",
+        "public.c:5:1",
+        "",
+        "public.a:1:0",
+        "public.b:1:2",
+        "public.b:2:0",
+        "public.a:3:2",
+    ]
+    assert found.column("marker").to_pylist() == [False, False, True, False, False, False, False]
+    assert found.slice(0, 3).column("ordinal").to_pylist() == [LAST_ORDINAL] * 3
+    stage.discard(batch(0))
+    assert not list(stage.gather(batch(0)))
+    assert not list(tmp_path.rglob("*.arrow"))
+
+
+_WRITER = """
+import sys
+from pathlib import Path
+from tests.destination.webhook.test_queue import batch, numbered, opened
+with opened(Path(sys.argv[1]), segment_bytes=50_000) as writer:
+    for number in range(200):
+        writer.append(batch(number), [numbered(number * 10, 10)])
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["queue.before_append", "journal.before_fsync", "journal.appended", "queue.appended"])
+def test_a_killed_writer_loses_nothing_it_acknowledged_and_doubles_nothing(tmp_path: Path, place: str) -> None:
+    acknowledged = -1
+    for nth in (3, 17, 60):
+        done = subprocess.run(
+            [sys.executable, "-c", _WRITER, str(tmp_path / "queue")],
+            env={**os.environ, VARIABLE: f"{place}:kill@{nth}", "PYTHONPATH": str(Path(__file__).parents[3])},
+            capture_output=True,
+            text=True,
+            start_new_session=True,
+        )
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        acknowledged = max([acknowledged, *map(int, done.stdout.split())])
+        found = ids(tmp_path / "queue")
+        assert len(found) >= (acknowledged + 1) * 10
+        assert found == [f"public.t:{number}:0" for number in range(len(found))]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("append"), st.integers(0, 3000)),
+            st.tuples(st.just("again"), st.just(0)),
+            st.tuples(st.just("reopen"), st.just(0)),
+            st.tuples(st.just("release"), st.integers(0, 100)),
+            st.tuples(st.just("torn"), st.integers(1, 60)),
+        ),
+        max_size=14,
+    )
+)
+def test_whatever_happens_the_queue_is_an_end_of_what_was_appended(steps: Sequence[tuple[str, int]]) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        _follow(Path(name), steps)
+
+
+def _follow(folder: Path, steps: Sequence[tuple[str, int]]) -> None:
+    writer, appended, number, last = opened(folder, segment_bytes=30_000), 0, 0, 0
+    released = START
+    for step, argument in steps:
+        if step == "append":
+            last = argument
+            writer.append(batch(number), [numbered(appended, argument)])
+            appended, number = appended + argument, number + 1
+        elif step == "again" and number and last:
+            assert writer.append(batch(number - 1), [numbered(appended - last, last)]) == 0
+        elif step == "reopen":
+            writer.close()
+            writer = opened(folder, segment_bytes=30_000)
+        elif step == "release":
+            reader = QueueReader(folder)
+            released = max(released, Position(reader.head.commit * argument // 100, 0))
+            reader.release(released)
+            reader.close()
+            writer.require_room()
+        elif step == "torn":
+            # Half an append, as a crash leaves it.
+            writer.close()
+            newest = max(folder.glob("*.seg"))
+            newest.write_bytes(newest.read_bytes() + b"\x00torn" * argument)
+            writer = opened(folder, segment_bytes=30_000)
+    writer.close()
+    found = ids(folder)
+    assert found == [f"public.t:{n}:0" for n in range(appended - len(found), appended)]
+    reader = QueueReader(folder)
+    for position, _ in reader.read(released, 1 << 30):
+        assert position > released
+    if released == START:
+        assert len(found) == appended
+
+
+def test_an_error_between_staging_and_the_queue_leaves_the_batch_to_be_done_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path) as writer:
+        monkeypatch.setenv(VARIABLE, "queue.before_append:raise")
+        with pytest.raises(FailpointError):
+            writer.append(batch(0), [numbered(0, 3)])
+        monkeypatch.delenv(VARIABLE)
+        assert writer.append(batch(0), [numbered(0, 3)]) == 3
+    assert len(ids(tmp_path)) == 3

@@ -1,0 +1,73 @@
+"""When a request is made again."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tailrace.destination.webhook.retry import PATIENCE_SECONDS, Policy, Schedule, asked_pause, is_delivered
+
+NOON = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+
+
+def test_linear_pauses_grow_by_the_first_one_and_exponential_ones_double() -> None:
+    linear, exponential = Schedule("linear", 1, 30), Schedule("exponential", 1, 30)
+    assert [linear.pause(attempts, 0.5) for attempts in (1, 2, 3, 40)] == [1, 2, 3, 30]
+    assert [exponential.pause(attempts, 0.5) for attempts in (1, 2, 3, 4, 5000)] == [1, 2, 4, 8, 30]
+
+
+@given(
+    st.sampled_from(["linear", "exponential"]),
+    st.floats(0.001, 10),
+    st.floats(0, 100),
+    st.integers(1, 10**6),
+    st.floats(0, 1),
+    st.none() | st.floats(0, 1e9),
+)
+def test_a_pause_is_never_shorter_than_min_nor_longer_than_max_unless_it_is_asked_for(
+    policy: Policy, least: float, more: float, attempts: int, chance: float, asked: float | None
+) -> None:
+    schedule = Schedule(policy, least, least + more)
+    pause = schedule.pause(attempts, chance, asked)
+    assert least <= pause <= max(least + more, PATIENCE_SECONDS)
+    if asked is None:
+        assert pause <= least + more
+    else:
+        assert pause >= min(asked, PATIENCE_SECONDS)
+
+
+def test_pauses_are_spread() -> None:
+    schedule = Schedule("exponential", 1, 30)
+    assert [schedule.pause(3, chance) for chance in (0.0, 0.5, 1.0)] == [3, 4, 5]
+
+
+def test_a_request_is_given_up_after_as_many_attempts_as_configured_or_never() -> None:
+    assert [Schedule(limit=3).is_over(attempts) for attempts in (1, 2, 3, 4)] == [False, False, True, True]
+    assert not Schedule().is_over(10**9)
+
+
+@pytest.mark.parametrize("status", [100, 301, 302, 304, 307, 400, 401, 404, 410, 413, 422, 429, 500, 503])
+def test_only_2xx_means_delivered(status: int) -> None:
+    assert not is_delivered(status)
+    assert is_delivered(200)
+    assert is_delivered(204)
+
+
+def test_retry_after_is_read_in_both_its_forms() -> None:
+    assert asked_pause("7") == 7
+    assert asked_pause(" 0 ") == 0
+    assert asked_pause("Mon, 04 May 2026 12:00:30 GMT", NOON) == 30
+    assert asked_pause("Mon, 04 May 2026 11:00:00 GMT", NOON) == 0
+    assert asked_pause("9" * 400) == 999_999_999
+
+
+@given(st.none() | st.text())
+def test_a_retry_after_that_makes_no_sense_asks_for_nothing_or_for_a_pause(text: str | None) -> None:
+    asked = asked_pause(text, NOON)
+    assert asked is None or asked >= 0
+    assert asked_pause("soon") is None
+    assert asked_pause("-5") is None
+    assert asked_pause("²") is None

@@ -1,0 +1,82 @@
+"""An rqlite cluster in the pipeline, end to end: copied, followed, failed over, killed, and the same in the end."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deltalake import DeltaTable
+
+from tailrace.config import load
+from tailrace.testing.rqlite import RqliteNode
+from tailrace.testing.runner import Run, all_ready
+from tests.source.rqlite.following import free_port
+
+# In the order in which runs reach them; each kills once.
+STEPS = ["stream.staged", "delta.before_commit", "pipeline.before_release"]
+
+
+def lake_rows(lake: Path, table: str, columns: list[str]) -> list[tuple[Any, ...]]:
+    rows = DeltaTable(str(lake / "svc" / table)).to_pyarrow_table(columns=columns).to_pylist()
+    return sorted(tuple(row[name] for name in columns) for row in rows)
+
+
+def write_pipeline(file: Path, port: int, api: str) -> Path:
+    source = {"type": "rqlite", "listen": f"127.0.0.1:{port}", "api": api, "copy": {"chunk_rows": 100}}
+    content = {
+        "name": "live_rqlite",
+        "source": source,
+        "destination": {"type": "delta", "path": "lake"},
+        "state": "state",
+        "spark": {"master": "local[2]"},
+    }
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.mark.timeout(600)
+def test_a_cluster_reaches_the_lake_whole_though_every_run_was_killed(tmp_path: Path) -> None:
+    port = free_port()
+    with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
+        node.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL, data BLOB)")
+        node.execute("CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER) WITHOUT ROWID")
+        node.execute(
+            *(["INSERT INTO items VALUES (?, ?, ?, x'00FF')", n, f"item {n}", n / 4] for n in range(300)),
+            transaction=True,
+        )
+        file = write_pipeline(tmp_path / "pipeline.yaml", port, node.url)
+        orders = ",".join(f"{step}:kill!once" for step in STEPS)
+        for round_ in range(len(STEPS)):
+            node.execute(["UPDATE items SET name = name || '!' WHERE id % 5 = ?", round_])
+            node.execute(["INSERT INTO words VALUES (?, ?)", f"word {round_}", round_])
+            with Run(file, once=True, failpoints=orders) as run:
+                assert run.wait(240) == -signal.SIGKILL, run.log_tail()
+            node.fail_over(back=5)
+
+        with Run(file) as run:
+            run.wait_until(all_ready, 240)
+            node.execute("DELETE FROM items WHERE id % 7 = 0")
+            node.execute("UPDATE words SET w = 'moved' WHERE w = 'word 0'")
+            node.execute("ALTER TABLE items ADD COLUMN note TEXT DEFAULT 'none'")
+            node.execute("UPDATE items SET note = 'seen' WHERE id = 1")
+            node.execute("UPDATE items SET note = 'too' WHERE id = 2")
+            node.settle(60)
+            run.kill()
+            node.fail_over(back=3)
+            node.execute("UPDATE items SET id = 1000 WHERE id = 3")
+
+        with Run(file, once=True) as run:
+            assert run.wait(240) == 0, run.log_tail()
+        for table, columns in (("items", ["id", "name", "price", "data", "note"]), ("words", ["w", "n"])):
+            upstream = node.rows(f"SELECT {', '.join(columns)} FROM {table}")
+            assert lake_rows(tmp_path / "lake", table, columns) == sorted(upstream)
+
+
+def test_the_example_is_understood(tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "rqlite.yaml"
+    copy = tmp_path / "rqlite.yaml"
+    copy.write_text(example.read_text())
+    assert load(copy, connects=False).name == "fleet"

@@ -1,0 +1,167 @@
+"""A database's changes at an endpoint, end to end: copied, followed, killed, held up; all there and in order."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tailrace.change import Position
+from tailrace.destination.webhook.signature import verify
+from tailrace.status import Status
+from tailrace.testing.database import Database
+from tailrace.testing.endpoint import Endpoint, Reply, always, failing
+from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.wait import wait_until
+
+SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
+
+# In the order in which runs reach them; each kills once.
+STEPS = [
+    "stream.staged",
+    "queue.before_append",
+    "queue.appended",
+    "pipeline.applied",
+    "sender.delivered",
+    "pipeline.before_release",
+]
+
+
+def write_file(folder: Path, database: Database, endpoint: Endpoint, **more: Any) -> Path:
+    file = folder / "pipeline.yaml"
+    destination = {
+        "type": "webhook",
+        "url": endpoint.url,
+        "allow_private": True,
+        "secret": SECRET,
+        "retry": {"min": "10ms", "max": "200ms"},
+        "leader": {"seconds": "1s"},
+        **more,
+    }
+    content = {
+        "name": "hooked",
+        "source": {"type": "postgres", "dsn": database.dsn},
+        "destination": destination,
+        "state": "state",
+        "spark": {"master": "local[2]"},
+    }
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+def events(endpoint: Endpoint) -> list[dict[str, Any]]:
+    return [event for request in list(endpoint.taken) for event in json.loads(request.body)]
+
+
+def replay(found: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
+    """What a careful receiver makes of the events: ids it has seen are dropped, and the rest must be in order."""
+    tables: dict[str, dict[int, dict[str, Any]]] = {}
+    seen: set[str] = set()
+    reached: dict[str, Position] = {}
+    for event in found:
+        if event["id"] in seen:
+            continue
+        seen.add(event["id"])
+        table, data = event["subject"], event["data"]
+        position = Position.parse(data["position"])
+        if event["type"] != "tailrace.read":
+            assert position > reached.get(table, Position(0, 0)), f"{table} went back"
+            reached[table] = position
+        rows = tables.setdefault(table, {})
+        if event["type"] == "tailrace.delete":
+            rows.pop(data["key"]["id"], None)
+            continue
+        if (before := data.get("before")) and before["id"] != data["key"]["id"]:
+            rows.pop(before["id"], None)
+        rows[data["key"]["id"]] = {**rows.get(data["key"]["id"], {}), **data["after"]}
+    return tables
+
+
+def rows_of(database: Database, table: str) -> dict[int, dict[str, Any]]:
+    with database.connect() as connection:
+        found = connection.execute(f"SELECT id, note, total FROM {table}").fetchall()
+    return {number: {"id": number, "note": note, "total": total} for number, note, total in found}
+
+
+@pytest.mark.timeout(600)
+def test_every_change_reaches_the_endpoint_in_order_though_every_run_was_killed(
+    tmp_path: Path, database: Database
+) -> None:
+    with database.connect() as connection, Endpoint() as endpoint:
+        for table in ("orders", "items"):
+            connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text, total bigint)")
+            connection.execute(f"INSERT INTO {table} SELECT n, 'n' || n, n FROM generate_series(1, 700) n")
+        endpoint.rule = failing(0.05, seed=7, takes=True)
+        file = write_file(tmp_path, database, endpoint)
+        orders = ",".join(f"{step}:kill!once" for step in STEPS)
+        for round_ in range(len(STEPS)):
+            with connection.transaction():
+                connection.execute("UPDATE orders SET total = total + 1 WHERE id %% 5 = %s", [round_ % 5])
+                connection.execute("DELETE FROM items WHERE id %% 50 = %s", [round_])
+                connection.execute("UPDATE items SET note = 'round ' || %s WHERE id %% 9 = 0", [str(round_)])
+            with Run(file, once=True, failpoints=orders) as run:
+                assert run.wait(240) == -signal.SIGKILL
+        with Run(file) as run:
+            run.wait_until(all_ready, 240)
+            connection.execute("UPDATE orders SET id = id + 10000 WHERE id <= 3")
+            connection.execute("INSERT INTO orders VALUES (9000, 'last', 9)")
+            wait_until(lambda: any(event["data"]["key"].get("id") == 9000 for event in events(endpoint)), 120)
+            run.kill()
+        with Run(file, once=True) as run:
+            assert run.wait(240) == 0
+        found = events(endpoint)
+        state = replay(found)
+        for table in ("orders", "items"):
+            assert state[f"public.{table}"] == rows_of(database, table)
+        for request in endpoint.taken:
+            assert verify([SECRET], request.headers, request.body, tolerance_seconds=3600)
+        assert endpoint.duplicates() < len(found) / 2
+
+
+def _is_held_up(status: Status) -> bool:
+    return status.source is not None and status.source.gear == "waiting"
+
+
+@pytest.mark.timeout(400)
+def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(tmp_path: Path, database: Database) -> None:
+    with database.connect() as connection, Endpoint() as endpoint:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY, note text, total bigint)")
+        connection.execute("INSERT INTO orders VALUES (0, 'first', 0)")
+        endpoint.rule = always(Reply(503))
+        file = write_file(
+            tmp_path,
+            database,
+            endpoint,
+            queue={"max_bytes": 1_000_000, "segment_bytes": 1_000_000},
+            batch={"max_events": 500},
+        )
+        with Run(file) as run:
+            run.wait_until(all_ready, 240)
+            inserted = 0
+
+            def insert_until_full(status: Status) -> bool:
+                nonlocal inserted
+                connection.execute(
+                    "INSERT INTO orders SELECT n, repeat('x', 300), n FROM generate_series(%s::int, %s::int) n",
+                    [inserted + 1, inserted + 500],
+                )
+                inserted += 500
+                return _is_held_up(status)
+
+            status = run.wait_until(insert_until_full, 120)
+            assert status.source is not None
+            assert "full" in (status.source.error or "")
+            # The source's side goes on: what is committed now is received, and the slot moves.
+            connection.execute("INSERT INTO orders VALUES (-1, 'received', 0)")
+            behind = "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 20000 FROM pg_replication_slots"
+            wait_until(lambda: bool(connection.execute(behind).fetchall()[0][0]), 60)
+            assert not endpoint.taken
+            endpoint.rule = always(Reply())
+            wait_until(lambda: any(event["data"]["key"]["id"] == -1 for event in events(endpoint)), 200)
+            run.terminate()
+            assert run.wait(60) == 0
+        assert replay(events(endpoint))["public.orders"] == rows_of(database, "orders")

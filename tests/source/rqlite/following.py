@@ -1,0 +1,95 @@
+"""Pipelines without Spark from a scripted node, or from what a test posts."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import urllib3
+
+from tailrace.errors import TableError
+from tailrace.selection import TableOptions
+from tailrace.source import Limit
+from tailrace.source.rqlite.receiver import ReceiverOptions
+from tailrace.source.rqlite.source import RqliteSource
+from tailrace.testing.replay import Replay
+from tailrace.testing.rqlite import RqliteNode
+from tailrace.testing.wait import wait_until
+
+LIMIT = Limit(100_000, 100_000_000)
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def make_source(folder: Path, port: int, **options: Any) -> RqliteSource:
+    receiver = ReceiverOptions(
+        journal=str(folder / "journal"),
+        segment_bytes=50_000,
+        max_bytes=1_000_000_000,
+        listen=f"127.0.0.1:{port}",
+        path="/cdc",
+        max_body=32_000_000,
+    )
+    return RqliteSource("test", receiver, TableOptions(), **options)
+
+
+@contextmanager
+def node_and_replay(
+    folder: Path, *sql: Any, node: dict[str, Any] = {}, **options: Any
+) -> Iterator[tuple[RqliteNode, Replay]]:
+    """A node of service `svc` that has run these statements, and a pipeline that has copied everything there is.
+
+    `api=None` among the options: the pipeline does not know the node's API, and has seen nothing yet.
+    """
+    port = free_port()
+    with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc", **node) as upstream:
+        for statement in sql:
+            (result,) = upstream.execute(statement)
+            assert "error" not in result, result
+        with Replay(make_source(folder, port, **{"api": upstream.url, **options}), LIMIT) as replay:
+            replay.catch_up()
+            yield upstream, replay
+
+
+def post(source: RqliteSource, *bodies: bytes) -> None:
+    """What a node posts, one after the other; a receiver that has not begun yet is waited for."""
+    url = f"http://{source.receiver.listen}{source.receiver.path}"
+    with urllib3.PoolManager(retries=False, timeout=10) as pool:
+
+        def is_up() -> bool:
+            try:
+                return pool.request("GET", f"http://{source.receiver.listen}/healthz").status == 200
+            except urllib3.exceptions.HTTPError:
+                return False
+
+        wait_until(is_up)
+        for body in bodies:
+            assert pool.request("POST", url, body=body, headers={"Content-Type": "application/json"}).status == 200
+
+
+def rows(replay: Replay, table: str) -> list[dict[str, Any]]:
+    return [row for _, row in sorted(replay.tables[table].rows.items())]
+
+
+def changes(replay: Replay) -> list[dict[str, Any]]:
+    """The changes of the next batch with any, which is left uncommitted."""
+    wait_until(replay.plan)
+    assert replay.offset is not None
+    assert replay.planned is not None
+    splits = replay.follower.plan(replay.offset, replay.planned)
+    found = [row for split in splits for part in replay.source.read(split) for row in part.batch.to_pylist()]
+    return sorted(found, key=lambda row: (row["commit"], row["ordinal"]))
+
+
+def fails(replay: Replay) -> TableError:
+    with pytest.raises(TableError) as caught:
+        changes(replay)
+    return caught.value

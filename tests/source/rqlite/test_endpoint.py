@@ -1,0 +1,276 @@
+"""The endpoint as rqlite and operators meet it: a real process behind real HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import urllib3
+
+from tailrace.cli.receive import receive
+from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
+from tailrace.source.rqlite.cluster import Cluster
+from tailrace.source.rqlite.endpoint import Lane, Pace
+from tailrace.source.rqlite.entry import Request, parse
+from tailrace.source.rqlite.receiver import Receiver, is_receiving
+from tailrace.testing.certificate import make_authority
+from tailrace.testing.wait import wait_until
+from tests.source.rqlite.posting import Running, body, entry, insert, lines, make_options, recorded, running
+
+RECEIVE = (
+    "import sys; from pathlib import Path; from tailrace.cli.receive import receive; "
+    "receive(Path(sys.argv[1]), as_json=True)"
+)
+CREDENTIALS = {"username": "rq", "password": "canary-of-the-endpoint"}
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A receiver for tests that leave its services alone or use their own."""
+    with running(make_options(tmp_path_factory.mktemp("shared") / "journal")) as receiver:
+        yield receiver
+
+
+def test_recorded_requests_go_to_the_journal_of_their_service(shared: Running) -> None:
+    for content in recorded():
+        assert shared.post(content) == 200
+    assert {one["table"] for one in lines(shared.journal, "svc1")} == {"t", "tx", "wr", "tb"}
+    assert len(lines(shared.journal)) > 30
+
+
+def test_other_paths_and_methods_are_not_served(shared: Running) -> None:
+    content = body([entry(1, insert(1))], service="paths")
+    assert shared.post(content, path="/other") == 404
+    assert shared.post(content, path="/cdc/") == 404
+    assert shared.get("/cdc").status == 405
+    assert shared.post(content, path="/healthz") == 405
+    assert not (shared.journal / "paths").exists()
+
+
+def test_bad_bodies_are_refused_and_counted_and_leave_nothing(shared: Running) -> None:
+    assert shared.post(b"canary-of-a-row") == 400
+    assert shared.post(b'{"service_id": "bad", "payload": [{"index": 1, "events": ["canary-of-a-row"]}]}') == 400
+    assert shared.post(body([], service="..")) == 400
+    assert shared.post(b"{}", headers={"Content-Encoding": "gzip"}) == 415
+    wait_until(lambda: shared.status()["answers"].get("400", 0) >= 3)
+    assert not (shared.journal / "bad").exists()
+    assert "canary-of-a-row" not in shared.log.read_text()
+    assert 'tailrace_rqlite_answers_total{code="400"}' in shared.get("/metrics").data.decode()
+
+
+def test_a_body_above_the_bound_is_refused(shared: Running) -> None:
+    large = body([entry(1, insert(1, v="x" * 1_000_000))], service="large")
+    assert shared.post(large) == 413
+    chunks = [large[at : at + 100_000] for at in range(0, len(large), 100_000)]
+    answer = shared.pool.request("POST", shared.root + "/cdc", body=iter(chunks), chunked=True)
+    assert answer.status == 413
+    assert not (shared.journal / "large").exists()
+
+
+def test_an_empty_payload_is_taken(shared: Running) -> None:
+    assert shared.post(b'{"service_id": "empty", "node_id": "n", "payload": null}') == 200
+
+
+def test_a_stopped_cluster_gets_503_while_the_others_go_on(tmp_path: Path) -> None:
+    with running(make_options(tmp_path / "journal")) as receiver:
+        for service in ("one", "two"):
+            assert receiver.post(body([entry(5, insert(1))], service=service)) == 200
+        assert receiver.get("/healthz").status == 200
+        answer = receiver.answer(body([entry(5, insert(2))], service="one"))
+        assert answer.status == 503
+        assert "Retry-After" in answer.headers
+        assert receiver.post(body([entry(6, insert(2))], service="one")) == 503
+        assert receiver.post(body([entry(6, insert(2))], service="two")) == 200
+        wait_until(lambda: receiver.status()["services"].get("one", {}).get("error") is not None)
+        status = receiver.status()
+        assert status["services"]["one"]["error"]["kind"] == "LostError"
+        assert status["services"]["two"]["error"] is None
+        assert status["error"] is None
+        health = receiver.get("/healthz")
+        assert (health.status, health.json()["stopped"]) == (503, {"one": "LostError"})
+        metrics = receiver.get("/metrics").data.decode()
+        assert 'tailrace_rqlite_stopped{service="one"} 1.0' in metrics
+        assert 'tailrace_rqlite_received_total{service="two"} 2.0' in metrics
+        assert 'tailrace_rqlite_index{service="two"} 6.0' in metrics
+        assert receiver.stop() == 0
+    with running(make_options(tmp_path / "journal")) as receiver:
+        assert receiver.get("/healthz").status == 503
+        assert receiver.post(body([entry(7, insert(3))], service="two")) == 200
+
+
+def test_credentials_are_asked_for_everywhere_but_at_healthz(tmp_path: Path) -> None:
+    with running(make_options(tmp_path / "journal", **CREDENTIALS)) as receiver:
+        content = body([entry(1, insert(1))])
+        right = urllib3.make_headers(basic_auth="rq:canary-of-the-endpoint")
+        wrong = [{}, urllib3.make_headers(basic_auth="rq:other"), {"Authorization": "Basic ä"}, {"Authorization": "x"}]
+        for headers in wrong:
+            encoded = {name: value.encode().decode("latin-1") for name, value in headers.items()}
+            assert receiver.post(content, headers=encoded) == 401
+            assert receiver.get("/metrics", headers=encoded).status == 401
+        assert not (receiver.journal / "rqlite").exists()
+        assert receiver.post(content, headers=right) == 200
+        assert receiver.get("/metrics", headers=right).status == 200
+        assert receiver.get("/healthz").status == 200
+
+
+def test_a_rate_limit_answers_429_and_rqlite_may_try_again(tmp_path: Path) -> None:
+    with running(make_options(tmp_path / "journal", max_requests=2.0)) as receiver:
+        answers = [receiver.answer(body([entry(index, insert(index))])) for index in range(1, 7)]
+        codes = [answer.status for answer in answers]
+        assert codes[:2] == [200, 200]
+        assert set(codes[2:]) == {429}
+        assert answers[-1].headers["Retry-After"] == "1"
+        wait_until(lambda: receiver.post(body([entry(9, insert(9))])) == 200)
+
+
+def test_a_pace_allows_bursts_of_a_second() -> None:
+    now = 0.0
+    pace = Pace(2, clock=lambda: now)
+    assert [pace.allows() for _ in range(3)] == [True, True, False]
+    now = 0.5
+    assert [pace.allows() for _ in range(2)] == [True, False]
+    now = 100.0
+    assert [pace.allows() for _ in range(3)] == [True, True, False]
+
+
+def test_mutual_tls_takes_only_clients_of_its_authority(tmp_path: Path) -> None:
+    ours, theirs = make_authority(tmp_path / "ours"), make_authority(tmp_path / "theirs")
+    options = make_options(
+        tmp_path / "journal", cert=str(ours.cert_file), key=str(ours.key_file), client_ca=str(ours.ca_file)
+    )
+    with running(options) as receiver:
+        content = body([entry(1, insert(1))])
+        receiver.pool = urllib3.PoolManager(
+            ca_certs=str(ours.ca_file), cert_file=str(ours.cert_file), key_file=str(ours.key_file), retries=False
+        )
+        assert receiver.post(content) == 200
+        receiver.pool.clear()
+        strangers = [
+            urllib3.PoolManager(ca_certs=str(ours.ca_file), retries=False),
+            urllib3.PoolManager(
+                ca_certs=str(ours.ca_file),
+                cert_file=str(theirs.cert_file),
+                key_file=str(theirs.key_file),
+                retries=False,
+            ),
+        ]
+        for pool in strangers:
+            with pytest.raises(urllib3.exceptions.HTTPError):
+                pool.request("POST", receiver.root + "/cdc", body=content)
+            pool.clear()
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.load_verify_locations(str(ours.ca_file))
+        old.load_cert_chain(str(ours.cert_file), str(ours.key_file))
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        pool = urllib3.PoolManager(ssl_context=old, retries=False)
+        with pytest.raises(urllib3.exceptions.HTTPError):
+            pool.request("POST", receiver.root + "/cdc", body=content)
+        pool.clear()
+    assert len(lines(tmp_path / "journal")) == 1
+
+
+def test_a_certificate_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> None:
+    options = make_options(tmp_path / "journal", cert=str(tmp_path / "no.pem"), key=str(tmp_path / "no.key"))
+    with pytest.raises(ConfigError, match="certificate cannot be used"):
+        Receiver(options, lambda: True).run()
+
+
+def test_only_one_process_receives_into_a_journal(tmp_path: Path) -> None:
+    options = make_options(tmp_path / "journal")
+    assert not is_receiving(tmp_path / "journal")
+    with running(options) as receiver:
+        assert is_receiving(receiver.journal)
+        with pytest.raises(OwnedError, match="another process receives"):
+            Receiver(options, lambda: True).run()
+        taken = make_options(tmp_path / "other", listen=receiver.root.removeprefix("http://"))
+        with pytest.raises(UnavailableError, match="cannot listen"):
+            Receiver(taken, lambda: True).run()
+    assert not is_receiving(tmp_path / "journal")
+
+
+def test_concurrent_requests_of_several_clusters_are_all_durable(shared: Running) -> None:
+    def send(cluster: int) -> list[int]:
+        pool = urllib3.PoolManager(retries=False)
+        codes = [
+            pool.request(
+                "POST", shared.root + "/cdc", body=body([entry(index, insert(index))], service=f"c{cluster}")
+            ).status
+            for index in range(1, 41)
+        ]
+        pool.clear()
+        return codes
+
+    with ThreadPoolExecutor(4) as threads:
+        for codes in threads.map(send, range(4)):
+            assert set(codes) == {200}
+    for cluster in range(4):
+        assert len(lines(shared.journal, f"c{cluster}")) == 40
+
+
+def test_requests_that_wait_for_a_sync_share_the_next_one(tmp_path: Path) -> None:
+    groups: list[int] = []
+    syncing = threading.Event()
+
+    class Slow(Cluster):
+        def commit(self, requests: Sequence[Request]) -> list[TailraceError | None]:
+            groups.append(len(requests))
+            syncing.wait(20)
+            return super().commit(requests)
+
+    async def send() -> list[TailraceError | None]:
+        lane = Lane(Slow("rqlite", tmp_path, segment_bytes=1_000_000, max_bytes=10**9))
+        made = [parse(body([entry(index, insert(index))])) for index in range(1, 21)]
+        first = asyncio.create_task(lane.store(made[0]))
+        while not groups:
+            await asyncio.sleep(0.001)
+        rest = [asyncio.create_task(lane.store(one)) for one in made[1:]]
+        await asyncio.sleep(0)
+        syncing.set()
+        outcomes = await asyncio.gather(first, *rest)
+        lane.cluster.close()
+        return outcomes
+
+    assert asyncio.run(send()) == [None] * 20
+    assert groups == [1, 19]
+    assert len(lines(tmp_path)) == 20
+
+
+def write_pipeline(folder: Path, source: str) -> Path:
+    file = folder / "orders.yaml"
+    file.write_text(f"name: orders\nsource: {source}\ndestination: {{type: delta, path: ./lake}}\n")
+    return file
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_receiving_alone_needs_no_spark_and_ends_with_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    file = write_pipeline(tmp_path, '{type: rqlite, listen: "127.0.0.1:0"}')
+    with subprocess.Popen([sys.executable, "-c", RECEIVE, str(file)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        status = json.loads(process.stdout.readline())
+        while not status["receiving"]:
+            status = json.loads(process.stdout.readline())
+        content = body([entry(4, insert(1))], service="orders")
+        assert urllib3.request("POST", f"http://{status['listen']}/cdc", body=content).status == 200
+        while not status["services"]:
+            status = json.loads(process.stdout.readline())
+        assert status["services"]["orders"]["received"] == 1
+        process.send_signal(number)
+        *_, last = process.stdout
+        assert not json.loads(last)["receiving"]
+        assert process.wait(20) == 0
+    assert len(lines(tmp_path / ".tailrace" / "orders" / "journal", "orders")) == 1
+
+
+def test_only_sources_that_are_pushed_to_can_be_received(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="nothing is pushed to a source of type sqlite"):
+        receive(write_pipeline(tmp_path, "{type: sqlite, path: app.db}"), as_json=False)
