@@ -16,9 +16,9 @@ from bench.workload import Size
 
 PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """Those of the pipeline from Postgres to Delta."""
-ALONE = ("capture", "queue")
+ALONE = ("capture", "queue", "slatedb")
 """Those that need neither; each is a module of its own with a function `measure`."""
-ON_REQUEST = ("poll", "slatedb", "webhook")
+ON_REQUEST = ("poll", "webhook")
 """The same, but only when they are named: they need extras, or minutes."""
 
 

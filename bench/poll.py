@@ -14,9 +14,11 @@ from pathlib import Path
 from bench.report import Report
 from bench.server import Server
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Offset, Orders, Split
+from tailrace.source import Errand, Limit, Offset, Orders, Split
 from tailrace.source.history import Remembered
 from tailrace.source.poll.follower import PollFollower
+from tailrace.source.poll.known import Known
+from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.source import PollSource
 
 ROWS = 5_000_000
@@ -54,7 +56,12 @@ def measure(report: Report, folder: Path, scale: float) -> None:
             }
         )
         source = PollSource(
-            "bench", server.postgres.dsn("polled"), str(folder / "known"), tables, interval_seconds=1e-6
+            "bench",
+            server.postgres.dsn("polled"),
+            str(folder / "known"),
+            tables,
+            interval_seconds=1e-9,
+            idle_interval_seconds=1e-9,
         )
         _Life(source, server, report, rows).lead()
 
@@ -69,7 +76,7 @@ class _Life:
         self.offset: Offset = self.follower.start()
 
     def lead(self) -> None:
-        self._note("copy of a cold table", self._run(), self.rows)
+        self._note("copy of a cold table", self._run(changes=self.rows), self.rows)
         started = time.monotonic()
         for _ in range(IDLE_POLLS):
             assert self.follower.latest(self.offset, LIMIT, Orders()) == self.offset
@@ -79,11 +86,11 @@ class _Life:
         changed = self.rows // 10
         with self.server.postgres.connect("polled") as connection:
             connection.execute(f"UPDATE orders SET state = 'back', updated_at = now() WHERE id <= {changed}".encode())
-        self._note("poll of a tenth of the rows", self._run(), changed)
-        self._due()
-        self._note("full diff, polled rows among it", self._run(), self.rows)
-        self._due()
-        self._note("full diff of an unchanged table", self._run(), self.rows)
+        self._note("poll of a tenth of the rows", self._run(changes=changed), changed)
+        for name in ("full diff, polled rows among it", "full diff of an unchanged table"):
+            self._due()
+            self._note(name, self._run(changes=0), self.rows)
+            assert self._known_keys() == self.rows
         self.follower.stop()
 
     def _due(self) -> None:
@@ -93,19 +100,31 @@ class _Life:
         schedule.write_text(json.dumps({each: {"polls": 0, "diffed": 0.0} for each in self.offset["tables"]}))
         self.follower = self.source.follow(self.versions)
 
-    def _run(self) -> float:
-        """Seconds until there is nothing more to read."""
+    def _known_keys(self) -> int:
+        """How many keys the last full diff has written down."""
+        [(table, entry)] = PollOffset.from_json(self.offset).tables.items()
+        bases = Known.of(self.source.folder, table).bases(entry.base)
+        assert bases is not None
+        return sum(base.read().num_rows for base in bases)
+
+    def _run(self, *, changes: int) -> float:
+        """Seconds until there is nothing more to read, which must have been so many changes."""
         started = time.monotonic()
+        given = 0
         while (end := self.follower.latest(self.offset, LIMIT, Orders())) != self.offset:
             splits = self.follower.plan(self.offset, end)
             with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
-                list(pool.map(self._drain, splits))
+                given += sum(pool.map(self._drain, splits))
             self.offset = end
             self.source.release(end)
-        return time.monotonic() - started
+        seconds = time.monotonic() - started
+        assert given == changes, f"{given} changes instead of {changes}"
+        return seconds
 
     def _drain(self, split: Split) -> int:
-        return sum(len(changes) for changes in self.source.read(split))
+        """One task: an errand puts what it found aside, and it is read from there."""
+        found = split.run(self.source.read) if isinstance(split, Errand) else split
+        return sum(len(changes) for changes in self.source.read(found))
 
     def _note(self, name: str, seconds: float, rows: int) -> None:
         self.report.add("poll", name, seconds, "s")

@@ -1,12 +1,15 @@
-"""The durable queue: events per second in batches and one by one, against the bare disk.
+"""The durable queue: events per second in batches and one by one, against the bare disk; and what comes in over HTTP.
 
-`python -m bench --only queue`. No Spark, no endpoint: what is measured is how fast events become safe.
+`python -m bench --only queue`. No Spark, nothing is sent: what is measured is how fast events become safe.
 """
 
 from __future__ import annotations
 
 import datetime
+import http.client
+import json
 import os
+import socket
 import time
 from pathlib import Path
 
@@ -14,13 +17,18 @@ import pyarrow as pa
 
 from bench.report import Report
 from tailrace.change import START
+from tailrace.child import Child
 from tailrace.destination import Batch
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.source.rqlite.option import RqliteOptions, split_listen
+from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions
+from tailrace.testing.wait import wait_until
 
 EVENTS = 200_000
 BATCH_EVENTS = 1000
 SINGLE_EVENTS = 2000
+POSTED = 50_000
 EVENT = '{"op":"UPDATE","table":"orders","new_row_id":%d,"old_row_id":%d,"after":{"id":%d,"note":"' + "x" * 200 + '"}}'
 
 
@@ -37,6 +45,64 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     report.add("queue", "ratio to a bare file with the same syncs", bare_single / one_by_one)
     reading = _drain(folder / "batches", events)
     report.add("queue", "events read back", events / reading, "events/s")
+    _report_endpoint(report, folder / "endpoint", scale)
+
+
+def _report_endpoint(report: Report, folder: Path, scale: float) -> None:
+    """The endpoint for rqlite, posted to by one client that waits for each answer, as a node does."""
+    options = ReceiverOptions.of(
+        RqliteOptions.model_validate(
+            {"type": "rqlite", "listen": f"127.0.0.1:{_free_port()}", "journal": {"path": str(folder)}}
+        )
+    )
+    child = Child("tailrace.source.rqlite", options.to_json(), folder, STATUS, is_busy=lambda: False)
+    host, port = split_listen(options.listen)
+    client = http.client.HTTPConnection(host, port, timeout=30)
+    try:
+        wait_until(lambda: _is_up(host, port), 30)
+        for each, count in ((100, max(20, int(POSTED * scale / 100))), (1, max(20, int(SINGLE_EVENTS * scale)))):
+            bodies = [_body(number * each + (each == 1) * POSTED * 10, each) for number in range(count)]
+            started = time.perf_counter()
+            for body in bodies:
+                client.request("POST", options.path, body, {"Content-Type": "application/json"})
+                answer = client.getresponse()
+                answer.read()
+                assert answer.status == 200, answer.status
+            rate = count * each / (time.perf_counter() - started)
+            what = "in requests of 100" if each > 1 else "one by one"
+            report.add("queue", f"events taken in over HTTP, {what}", rate, "events/s")
+    finally:
+        client.close()
+        child.stop()
+
+
+def _body(first: int, count: int) -> bytes:
+    """What a node posts for so many inserts, an entry each."""
+    payload = [
+        {
+            "index": number + 1,
+            "commit_timestamp": 1_794_766_423_540,
+            "events": [
+                {"op": "INSERT", "table": "orders", "new_row_id": number, "after": {"id": number, "note": "x" * 100}}
+            ],
+        }
+        for number in range(first, first + count)
+    ]
+    return json.dumps({"node_id": "n1", "payload": payload}).encode()
+
+
+def _is_up(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def _fill(folder: Path, count: int, each: int) -> float:

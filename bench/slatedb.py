@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import Any
@@ -19,6 +20,8 @@ from bench.report import Report
 from tailrace.selection import TableOptions
 from tailrace.source import Limit, Orders, Split
 from tailrace.source.history import Remembered
+from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, crew
+from tailrace.source.slatedb.lookup import look_up
 from tailrace.source.slatedb.offset import Mark
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.split import WalSplit, Wanted
@@ -29,6 +32,7 @@ ROWS = 400_000
 BATCH_ROWS = 500
 SPLIT_FILES = 16
 TAIL_WRITES = 100
+LOOKUPS = 10_000
 TAIL_PAUSE_SECONDS = 0.05
 TRIES = 3
 
@@ -41,22 +45,24 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     rows = int(ROWS * scale)
     run(_fill(database, rows), "filling the database")
     splits = _splits(source, find_tail(database, 0))
-    bare, ours, threads, processes = [], [], [], []
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(_count, [source] * 2, [[]] * 2))
-        for _ in range(TRIES):
-            bare.append(_timed(lambda: run(_loop(database), "reading"), rows))
-            ours.append(_timed(lambda: _count(source, splits), rows))
-            threads.append(_timed(lambda: _in_threads(source, splits), rows))
-            halves = [splits[::2], splits[1::2]]
-            processes.append(_timed(lambda halves=halves: sum(pool.map(_count, [source] * 2, halves)), rows))
+    bare, ours = [], []
+    for _ in range(TRIES):
+        bare.append(_timed(lambda: run(_loop(database), "reading"), rows))
+        ours.append(_timed(lambda: _count(source, splits), rows))
+    before = _cpu_seconds()
+    shared = [_timed(lambda: _in_threads(source, splits), rows) for _ in range(TRIES)]
+    # What further processes used counts once they have ended.
+    crew().dismiss()
+    cores = (_cpu_seconds() - before) / sum(shared)
     report.add("slatedb", "bare SlateDbWalReader loop", rows / min(bare), "rows/s")
     report.add("slatedb", "through the source, one after the other", rows / min(ours), "rows/s")
     report.add("slatedb", "ratio to the bare loop", min(bare) / min(ours), "", 0.7)
-    report.add("slatedb", "splits in two threads, ratio", min(bare) / min(threads))
-    report.add("slatedb", "splits in two processes, ratio", min(bare) / min(processes), "", 1.0)
+    report.add("slatedb", "several splits at once", rows / min(shared), "rows/s")
+    report.add("slatedb", "several splits at once, ratio", min(bare) / min(shared), "", 1.0)
+    report.add("slatedb", "several splits at once, cores used", cores, "", 1.5)
     report.note(f"slatedb: {len(splits)} splits of {SPLIT_FILES} WAL files, {rows:,} rows, best of {TRIES}")
     _report_tail(report, source)
+    _report_lookup(report, source, rows)
 
 
 async def _fill(database: Database, rows: int) -> None:
@@ -88,7 +94,7 @@ def _splits(source: SlateDbSource, tail: int) -> list[WalSplit]:
     table = source.tables()[0]
     wanted = {str(table.table): Wanted(table, Mark(0, 0), Mark(tail, 2**62), 0)}
     return [
-        WalSplit(first=first, last=min(tail, first + SPLIT_FILES - 1), wanted=wanted)
+        WalSplit(first=first, last=min(tail, first + SPLIT_FILES - 1), wanted=wanted, bytes=WORTHWHILE_BYTES)
         for first in range(1, tail + 1, SPLIT_FILES)
     ]
 
@@ -98,8 +104,14 @@ def _count(source: SlateDbSource, splits: list[WalSplit]) -> int:
 
 
 def _in_threads(source: SlateDbSource, splits: list[WalSplit]) -> int:
+    """As a lane of the pipeline does it."""
     with ThreadPoolExecutor(2) as pool:
         return sum(pool.map(lambda split: _count(source, [split]), splits))
+
+
+def _cpu_seconds() -> float:
+    used = os.times()
+    return used.user + used.system + used.children_user + used.children_system
 
 
 def _timed(work: Callable[[], int], rows: int) -> float:
@@ -186,6 +198,26 @@ def _source_tail(source: SlateDbSource, seen: Seen) -> None:
             offset = end
     finally:
         follower.stop()
+
+
+def _report_lookup(report: Report, source: SlateDbSource, rows: int) -> None:
+    """Rows by key, as merge operands and expiries need them: neighbours, and keys all over the table."""
+    run(_flush(source.database), "flushing")
+    for name, step in (("neighbours", 1), ("far apart", max(1, rows // LOOKUPS))):
+        keys = [b"key%012d" % number for number in range(0, rows, step)[:LOOKUPS]]
+        seconds = _timed(partial(_look_up, source, keys), len(keys))
+        report.add("slatedb", f"rows looked up by key, {name}", len(keys) / seconds, "rows/s")
+
+
+def _look_up(source: SlateDbSource, keys: list[bytes]) -> int:
+    return int(look_up(source.database, source.rules, source.rules[0], keys).num_rows)
+
+
+async def _flush(database: Database) -> None:
+    api = binding()
+    db = await api.DbBuilder(database.path, database.store.open()).build()
+    await db.flush_with_options(api.FlushOptions(flush_type=api.FlushType.MEM_TABLE))
+    await db.shutdown()
 
 
 def _log_only(splits: list[Split]) -> Iterator[Split]:

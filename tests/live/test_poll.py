@@ -6,7 +6,9 @@ import sqlite3
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import duckdb
 import pytest
 
 from tailrace.config import load
@@ -70,17 +72,41 @@ def test_a_polled_database_and_its_lake_are_equal_after_every_run(
     assert scene.doubled() == []
 
 
-def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
-    tmp_path: Path, make_scenario: Callable[..., Scenario], database: Database
+@pytest.mark.parametrize("step", ["stream.found", "delta.committed"])
+def test_a_full_diff_that_was_killed_is_done_again_and_applied_once(
+    step: str, database: Database, make_scenario: Callable[..., Scenario]
 ) -> None:
-    file = tmp_path / "app.db"
-    with closing(sqlite3.connect(file)) as connection, connection:
-        connection.execute("CREATE TABLE notes (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT)")
-        connection.executemany(
-            "INSERT INTO notes VALUES (?, ?, CURRENT_TIMESTAMP)", [(number, f"n{number}") for number in range(500)]
-        )
+    database.run(*SETUP)
+    tables = {**TABLES, "include": ["public.items"]}
+    scene = make_scenario(database.dsn, source={"type": "poll", "chunk_rows": 500, "interval": "50ms"}, tables=tables)
+    assert scene.run_once() == 0
+    database.run("DELETE FROM items WHERE b % 100 = 0", "UPDATE items SET v = -1 WHERE b % 100 = 1")
+    assert scene.run_once(failpoints=f"{step}:kill") != 0
+    assert scene.run_once() == 0
+    [verdict] = verify(load(scene.file))
+    assert (verdict.source_rows, verdict.equal) == (2970, True)
+    assert scene.doubled() == []
+    assert not list(scene.state.rglob("found-*"))
+
+
+@pytest.mark.parametrize("library", ["sqlite", "duckdb"])
+def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
+    library: str, tmp_path: Path, make_scenario: Callable[..., Scenario], database: Database
+) -> None:
+    file = tmp_path / f"app.{library}"
+    connect: Any = sqlite3.connect if library == "sqlite" else duckdb.connect
+    with closing(connect(str(file))) as connection:
+        moment = "TEXT" if library == "sqlite" else "TIMESTAMP"
+        connection.execute(f"CREATE TABLE notes (id INTEGER PRIMARY KEY, v TEXT, updated_at {moment})")
+        rows = ", ".join(f"({number}, 'n{number}', CURRENT_TIMESTAMP)" for number in range(500))
+        connection.execute(f"INSERT INTO notes VALUES {rows}")
+        connection.commit()
     file.chmod(0o444)
     scene = make_scenario(database.dsn)
-    scene.write(source={"type": "poll", "dsn": f"sqlite:///{file}"}, tables={"defaults": {"updated_at": "updated_at"}})
+    deletes = {"full_diff": {"every_cycles": 1}}
+    scene.write(
+        source={"type": "poll", "dsn": f"{library}:///{file}", "chunk_rows": 100},
+        tables={"defaults": {"updated_at": "updated_at", "deletes": deletes}},
+    )
     assert scene.run_once() == 0
     assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [("main.notes", 500, True)]

@@ -7,18 +7,20 @@ import random
 import sqlite3
 import tempfile
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import psycopg
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from tailrace.change import Changes
 from tailrace.selection import TableOptions
-from tailrace.source import Limit
+from tailrace.source import Errand, Limit, Split
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.database import Database
 from tailrace.testing.replay import Replay
@@ -33,8 +35,15 @@ EVERY_ORDER = settings(
 CRASHES = ("plan", "half", "write", "commit", "never", "never", "never")
 
 
+class ErrandSource(PollSource):
+    """Read as a pipeline does: each errand is run first, and what it found is read then."""
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        yield from super().read(split.run(super().read) if isinstance(split, Errand) else split)
+
+
 def make_source(dsn: str, folder: Path, tables: dict[str, Any], **options: Any) -> PollSource:
-    return PollSource(
+    return ErrandSource(
         "property",
         dsn,
         str(folder / "known"),
@@ -83,6 +92,7 @@ WILD = st.one_of(
     st.tuples(st.just("backdated"), KEYS, st.integers(0, 3)),
     st.tuples(st.just("future"), KEYS, st.integers(0, 3)),
 )
+SHUT = WILD.filter(lambda operation: operation[0] not in ("begin", "end"))
 NOW = "strftime('%Y-%m-%d %H:%M:%S', 'now')"  # seconds: many writes share one
 MOMENTS = {"put": NOW, "null": "NULL", "backdated": "'2001-01-01 00:00:00'", "future": "'2999-01-01 00:00:00'"}
 
@@ -125,15 +135,21 @@ class Writer:
         return counted(self.connection.execute(f"SELECT * FROM {table}"))
 
 
+PAIRS = ("pair", "tally")
+
+
+def file_tables(deletes: dict[str, Any] | None) -> dict[str, Any]:
+    return {
+        "defaults": {"deletes": deletes},
+        "settings": {"main.pair": {"updated_at": "updated_at"}, "main.tally": {"updated_at": "version"}},
+    }
+
+
 def follow_file(operations: list[tuple[Any, ...]], deletes: dict[str, Any] | None, rows: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "app.db"
         writer = Writer(file)
-        tables = {
-            "defaults": {"deletes": deletes},
-            "settings": {"main.pair": {"updated_at": "updated_at"}, "main.tally": {"updated_at": "version"}},
-        }
-        source = make_source(f"sqlite:///{file}", Path(folder), tables)
+        source = make_source(f"sqlite:///{file}", Path(folder), file_tables(deletes))
         with closing(writer.connection), Replay(source, Limit(rows=rows, bytes=1 << 30)) as replay:
             for operation in operations:
                 if operation[0] == "step":
@@ -142,7 +158,7 @@ def follow_file(operations: list[tuple[Any, ...]], deletes: dict[str, Any] | Non
                     writer.do(operation)
             writer.do(("end", True))
             replay.catch_up(20)
-            for table in ("pair", "tally"):
+            for table in PAIRS:
                 assert replay.contents()[f"main.{table}"] == writer.rows(table)
 
 
@@ -157,6 +173,61 @@ def test_polls_alone_bring_every_row_whatever_the_order(operations: list[tuple[A
 def test_a_full_diff_brings_what_polls_cannot_see(operations: list[tuple[Any, ...]], cycles: int) -> None:
     # A diff that is due ends every run, so that there is one behind the last operation.
     follow_file([*operations, *[("step", "never")] * 3], {"full_diff": {"every_cycles": 1}}, 1000 if cycles == 1 else 4)
+
+
+class Embedded:
+    """The same application with DuckDB, which lets others read its file only while it is closed."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.version = path, 0
+        self.run("CREATE TABLE pair (a TEXT, b INT, v INT, updated_at TIMESTAMPTZ, PRIMARY KEY (a, b))")
+        self.run("CREATE TABLE tally (a TEXT, b INT, v INT, version BIGINT, PRIMARY KEY (a, b))")
+
+    def run(self, *statements: str) -> None:
+        with duckdb.connect(str(self.path)) as connection:
+            for statement in statements:
+                connection.execute(statement)
+
+    def put(self, key: tuple[str, int], value: int, moment: str) -> None:
+        self.version += moment == "now()"
+        version = self.version if moment != "NULL" else "NULL"
+        self.run(
+            f"INSERT OR REPLACE INTO pair VALUES ('{key[0]}', {key[1]}, {value}, {moment})",
+            f"INSERT OR REPLACE INTO tally VALUES ('{key[0]}', {key[1]}, {value}, {version})",
+        )
+
+    def do(self, operation: tuple[Any, ...]) -> None:
+        match operation:
+            case ("put" | "null" | "backdated" | "future" as kind, key, value):
+                self.put(key, value, {**MOMENTS, "put": "now()"}[kind])
+            case ("ties", value):
+                listed = ", ".join(f"('t', {number}, {value}, now())" for number in range(5))
+                self.run(f"INSERT OR REPLACE INTO pair VALUES {listed}")
+            case ("delete", key):
+                self.run(*(f"DELETE FROM {table} WHERE a = '{key[0]}' AND b = {key[1]}" for table in PAIRS))
+
+    def rows(self, table: str) -> Counter[tuple[Any, ...]]:
+        with duckdb.connect(str(self.path)) as connection:
+            return counted(connection.execute(f"SELECT a, b, v FROM {table}").fetchall())
+
+
+@settings(EVERY_ORDER, max_examples=5)
+@given(st.lists(SHUT, min_size=5, max_size=25))
+def test_a_file_that_is_shut_between_writes_is_followed_as_well(operations: list[tuple[Any, ...]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "app.duckdb"
+        writer = Embedded(file)
+        source = make_source(f"duckdb:///{file}", Path(folder), file_tables({"full_diff": {"every_cycles": 2}}))
+        with Replay(source, Limit(rows=1000, bytes=1 << 30)) as replay:
+            for operation in operations:
+                if operation[0] == "step":
+                    live_and_crash(replay, operation[1])
+                else:
+                    writer.do(operation)
+            for _ in range(2):
+                replay.catch_up(30)
+            for table in PAIRS:
+                assert counted(row[:3] for row in replay.contents()[f"main.{table}"]) == writer.rows(table)
 
 
 # -- a server, with transactions that overlap -----------------------------------------------------------------

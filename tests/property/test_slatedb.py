@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from tailrace.selection import TableOptions
 from tailrace.source import Limit, Orders
-from tailrace.source.slatedb import follower, operator
+from tailrace.source.slatedb import follower, lookup, operator
 from tailrace.source.slatedb.key import KeyLayout
 from tailrace.source.slatedb.row import Partition
 from tailrace.source.slatedb.source import SlateDbSource
@@ -132,6 +132,13 @@ def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[Traffic], None]:
         monkeypatch.setattr(follower, "EXPIRY_SECONDS", 0.0)
 
     return use
+
+
+@pytest.fixture(autouse=True)
+def scan_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handful of keys is enough to be looked up by a scan, which stops and goes on within a batch."""
+    monkeypatch.setattr(lookup, "_PIECE_ROWS", 8)
+    monkeypatch.setattr(lookup, "_GAIN", 4)
 
 
 OPTIONS: list[Mapping[str, Any]] = [{}, {"keep": True}, {"wal_store": True}, {"partitions": 3}, {"collect": True}, {}]

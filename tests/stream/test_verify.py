@@ -4,23 +4,38 @@ from __future__ import annotations
 
 import json
 import sqlite3
+import tempfile
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 import typer
 import yaml
 from deltalake import write_deltalake
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from tailrace.change import Changes, Op
+from tailrace.cli import app
 from tailrace.cli.verify import verify as command
 from tailrace.config import load
 from tailrace.destination import Batch
 from tailrace.errors import ConfigError
 from tailrace.registry import open_destination, open_source
-from tailrace.stream.verify import verify
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.selection import TableOptions
+from tailrace.stream.verify import _compare, _pile, verify
+from tailrace.stream.verify_source import source_rows
+from tailrace.testing.database import Database
 from tailrace.testing.destination import changes_of, insert
+from tailrace.testing.rqlite import RqliteNode
+from tests.source.slatedb.traffic import MAPPING
+from tests.source.slatedb.writing import Writer
+from tests.source.sqlite.writer import Application
 
 
 @pytest.fixture
@@ -100,3 +115,139 @@ def test_a_replica_in_an_sqlite_file_is_read_back_as_it_is_kept(file: Path) -> N
         replica.execute("UPDATE t SET v = 0.5 WHERE b = 7")
     [verdict] = verify(load(file))
     assert (verdict.different, verdict.keys) == (1, (("k", "7"),))
+
+
+def test_a_key_that_the_destination_holds_twice_is_one_row_too_many(file: Path) -> None:
+    keep(file, [*[("k", n, n / 3) for n in range(100)], ("k", 7, 7 / 3)])
+    [verdict] = verify(load(file))
+    assert not verdict.equal
+    assert (verdict.extra, verdict.destination_rows, verdict.keys) == (1, 101, (("k", "7"),))
+
+
+def test_as_many_keys_are_listed_as_are_asked_for(file: Path) -> None:
+    [verdict] = verify(load(file), shown=3)
+    assert (verdict.missing, len(verdict.keys)) == (100, 3)
+    app = typer.Typer()
+    app.command()(command)
+    told = json.loads(CliRunner().invoke(app, [str(file), "--json", "--keys", "70"]).stdout)
+    assert len(told["tables"][0]["keys"]) == 70
+
+
+TABLE = TableSchema(TableName("s", "t"), (Column("id", pa.string()), Column("v", pa.int64())), ("id",))
+SIDE = st.dictionaries(st.text("abc", max_size=3), st.integers(0, 2), max_size=30)
+
+
+@settings(deadline=None, max_examples=50)
+@given(SIDE, SIDE, st.sampled_from([1, 4, 1000]), st.integers(1, 9))
+def test_sides_in_files_compare_as_those_in_memory(
+    ours: dict[str, int], theirs: dict[str, int], run_rows: int, batch: int
+) -> None:
+    def batches(rows: dict[str, int]) -> list[pa.RecordBatch]:
+        table = pa.table({"id": pa.array(list(rows), pa.string()), "v": pa.array(list(rows.values()), pa.int64())})
+        return list(table.to_batches(max_chunksize=batch))
+
+    with tempfile.TemporaryDirectory() as folder:
+        here, there = (
+            _pile(Path(folder) / name, TABLE, iter(batches(rows)), run_rows)
+            for name, rows in (("ours", ours), ("theirs", theirs))
+        )
+        assert bool(list((Path(folder) / "ours").iterdir())) == (len(ours) >= run_rows)
+        verdict = _compare(TABLE, here, there, 1000, run_rows)
+    assert (verdict.source_rows, verdict.destination_rows) == (len(ours), len(theirs))
+    missing, extra = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
+    different = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
+    assert (verdict.missing, verdict.extra, verdict.different) == (len(missing), len(extra), len(different))
+    assert sorted(verdict.keys) == sorted((key,) for key in missing | extra | different)
+
+
+def configure(folder: Path, source: Mapping[str, object], **sections: object) -> Path:
+    lake = {"type": "delta", "path": str(folder / "lake")}
+    told = {"name": "p", "source": dict(source), "destination": lake, "state": str(folder / "state"), **sections}
+    (folder / "p.yaml").write_text(yaml.safe_dump(told))
+    return folder / "p.yaml"
+
+
+def bring_over(file: Path) -> None:
+    """Write what the source holds now into the destination."""
+    source, destination = open_source(load(file)), open_destination(load(file))
+    for number, table in enumerate(source.tables()):
+        chunks = [
+            Changes.build(
+                table,
+                pa.StructArray.from_arrays(batch.columns[:-1], fields=list(table.row_type)),
+                op=Op.INSERT,
+                commit=number + 1,
+                ordinal=np.arange(batch.num_rows, dtype=np.int64),
+                exact=batch.column(batch.num_columns - 1),
+            )
+            for batch in source_rows(source, table)
+        ]
+        destination.write_changes(table, chunks, Batch("p", number))
+
+
+@pytest.mark.parametrize("kind", ["turso", "trigger"])
+def test_a_file_whose_changes_are_captured_is_compared_as_it_is_now(kind: str, tmp_path: Path) -> None:
+    application = Application(tmp_path / "app.db", "turso" if kind == "turso" else "trigger")
+    with closing(application.connection):
+        application.run("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)")
+        application.capture()
+        for number in range(50):
+            application.run("INSERT INTO items VALUES (?, ?, ?)", number, f"n{number}", number / 7)
+        file = configure(tmp_path, {"type": "turso" if kind == "turso" else "sqlite", "path": str(tmp_path / "app.db")})
+        bring_over(file)
+        [verdict] = verify(load(file))
+        assert (verdict.source_rows, verdict.equal) == (50, True)
+        application.run("UPDATE items SET price = 0 WHERE id = 7")
+        [verdict] = verify(load(file))
+        assert (verdict.different, verdict.keys) == (1, (("7",),))
+
+
+def test_a_slatedb_is_compared_with_what_is_durable_in_it_now(tmp_path: Path) -> None:
+    with Writer(tmp_path / "store", TableOptions.model_validate(MAPPING)) as writer:
+        for number in range(30):
+            writer.put(b"c:%d" % number, number.to_bytes(8, "big"))
+        store = {"type": "local", "path": str(tmp_path / "store")}
+        file = configure(tmp_path, {"type": "slatedb", "path": "db1", "store": store}, tables=MAPPING)
+        bring_over(file)
+        [verdict] = verify(load(file), "slatedb.counter")
+        assert (verdict.source_rows, verdict.equal) == (30, True)
+        writer.put(b"c:5", (99).to_bytes(8, "big"))
+        writer.delete(b"c:6")
+        [verdict] = verify(load(file), "slatedb.counter")
+        assert (verdict.different, verdict.extra) == (1, 1)
+        assert not list((tmp_path / "state").rglob("verify-*"))
+
+
+def test_an_rqlite_cluster_is_compared_through_its_api(tmp_path: Path) -> None:
+    with RqliteNode("http://127.0.0.1:1/cdc", service="svc") as node:
+        node.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)")
+        node.execute("CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER) WITHOUT ROWID")
+        for number in range(30):
+            node.execute(["INSERT INTO items VALUES (?, ?, ?)", number, f"n{number}", number / 7])
+            node.execute(["INSERT INTO words VALUES (?, ?)", f"w{number}", number])
+        source = {"type": "rqlite", "listen": "127.0.0.1:1", "api": node.url, "copy": {"chunk_rows": 7}}
+        file = configure(tmp_path, source)
+        bring_over(file)
+        assert [(one.source_rows, one.equal) for one in verify(load(file))] == [(30, True)] * 2
+        node.execute("UPDATE words SET n = -1 WHERE w = 'w5'", "DELETE FROM items WHERE id = 6")
+        found = {one.table: (one.different, one.extra, one.keys) for one in verify(load(file))}
+        assert found == {"svc.items": (0, 1, (("6",),)), "svc.words": (1, 0, (("w5",),))}
+
+
+def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, database: Database) -> None:
+    database.run("CREATE TABLE a (v int)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1), (2)")
+    write_deltalake(str(tmp_path / "lake" / "public" / "b"), pa.table({"id": pa.array([1, 2], pa.int32())}))
+    sections = {
+        "name": "p",
+        "source": {"type": "postgres", "dsn": database.dsn},
+        "destination": {"type": "delta", "path": "lake"},
+    }
+    file = tmp_path / "p.yaml"
+    file.write_text(yaml.safe_dump(sections))
+    verdicts = [(each.table, each.compared, each.equal) for each in verify(load(file))]
+    assert sorted(verdicts) == [("public.a", False, False), ("public.b", True, True)]
+    result = CliRunner().invoke(app, ["verify", str(file)])
+    assert result.exit_code == 0
+    assert "public.a: it has no key" in result.output
+    with pytest.raises(ConfigError, match="has no key"):
+        list(verify(load(file), "public.a"))

@@ -19,33 +19,35 @@ if TYPE_CHECKING:
 def verify(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)],
     table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
+    keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys of a table are listed.")] = 20,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
     """Compare keys and row hashes of source and destination, and list keys that differ; exit code 8 if any do.
 
     Run it when the pipeline has caught up: changes on their way are differences, too. Works with no Spark running.
+    Tables without a key cannot be compared, and are named.
     """
     from tailrace.config import load
     from tailrace.stream.verify import verify as compare
 
     verdicts = []
-    for verdict in compare(load(file), table):
+    for verdict in compare(load(file), table, shown=keys):
         verdicts.append(verdict)
         if not as_json:
             _print(verdict)
+    equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
-        print_json(
-            {
-                "equal": all(verdict.equal for verdict in verdicts),
-                "tables": [{**asdict(verdict), "equal": verdict.equal} for verdict in verdicts],
-            }
-        )
-    if not all(verdict.equal for verdict in verdicts):
+        tables = [{**asdict(verdict), "equal": verdict.equal if verdict.compared else None} for verdict in verdicts]
+        print_json({"equal": equal, "tables": tables})
+    if not equal:
         raise typer.Exit(TableError.exit_code)
 
 
 def _print(verdict: Verdict) -> None:
+    if not verdict.compared:
+        typer.echo(f"{typer.style('skipped', fg=typer.colors.YELLOW)} {verdict.table}: it has no key to go by")
+        return
     if verdict.equal:
         typer.echo(f"{typer.style('equal', fg=typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")
         return

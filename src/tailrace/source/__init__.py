@@ -6,7 +6,8 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
@@ -48,6 +49,23 @@ class Split:
     def only(self, tables: Collection[str]) -> Self:
         """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
         return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
+
+
+@dataclass(frozen=True)
+class Errand(Split, ABC):
+    """A split that takes much reading to give few changes, such as the comparison of a stretch of keys.
+
+    A pipeline runs each in a task of its own, and the task that writes the table reads what all of them found. Reading
+    an errand itself gives the same changes.
+    """
+
+    @abstractmethod
+    def run(self, read: Callable[[Split], Iterator[Changes]]) -> Split:
+        """The split by which its changes are read from now on; `read` is the source's. Called on executors.
+
+        A repeat reads again, and finds what there is then. An error of the table is raised by who reads what comes
+        back; every other one is raised here.
+        """
 
 
 Phase = Literal["init", "copy", "catchup", "ready", "stopped"]

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from tailrace.destination import Destination
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
-from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
+from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Split
 from tailrace.state import StateStore, StoreAddress, TableState
 from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
 from tailrace.stream.sealed import Sealed
@@ -49,6 +49,22 @@ class BlockPartition(InputPartition):
 
     split: Split
     lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class ErrandPartition(InputPartition):
+    """An errand, run by a task of its own; the lane of its table reads what it found. `number` keeps their order."""
+
+    errand: Errand
+    number: int
+    lanes: Mapping[str, int]
+
+    def rows(self, source: Source) -> Iterator[pa.RecordBatch]:
+        found = self.errand.run(source.read)
+        give_back_memory()
+        reach("stream.found")
+        [table] = found.weights
+        yield log_row(found, self.number, self.lanes[table])
 
 
 @dataclass
@@ -132,14 +148,20 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         lanes = spread(splits, self.feed.lanes)
         if self.feed.destination is None:
             return [BlockPartition(split, lanes) for split in splits]
-        log = [split for split in splits if split.copies is None]
+        errands = [
+            ErrandPartition(split, number, lanes) for number, split in enumerate(splits) if isinstance(split, Errand)
+        ]
+        log = [split for split in splits if split.copies is None and not isinstance(split, Errand)]
         copies = [BlockPartition(split, lanes) for split in splits if split.copies is not None]
-        return [*copies, LogPartition(log, lanes)] if log else copies
+        return [*copies, *errands, *([LogPartition(log, lanes)] if log else [])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         freeze_imports()
         if isinstance(partition, LogPartition):
             yield from partition.rows()
+            return
+        if isinstance(partition, ErrandPartition):
+            yield from partition.rows(self.feed.source)
             return
         assert isinstance(partition, BlockPartition)
         split, destination = partition.split, self.feed.destination

@@ -180,6 +180,7 @@ class Pipeline:
                     raise
                 until = time.monotonic() + BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
                 while time.monotonic() < until and not self._draining.wait(min(STATUS_SECONDS, BACKOFF_SECONDS[0])):
+                    run.delivery.tend()
                     # What is out of reach may be the store itself.
                     with suppress(UnavailableError):
                         run.ledger.waiting(error)

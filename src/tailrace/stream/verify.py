@@ -1,14 +1,17 @@
 """Does the destination hold what the source holds? Keys and row digests of both sides, compared table by table.
 
-Both sides are read as the same Arrow types, one digest per row is kept of each, and keys that differ are listed: the
-keys alone, no other value. Neither Spark nor a running pipeline is needed; changes that are on their way while both
-sides are read show as differences, so a busy pipeline is verified when it has caught up.
+Both sides are read once, as the same Arrow types; a key and a digest are kept of each row, and keys that differ are
+listed: the keys alone, no other value. Memory does not grow with the table. Neither Spark nor a running pipeline is
+needed; changes that are on their way while both sides are read show as differences, so a busy pipeline is verified
+when it has caught up.
 """
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -16,11 +19,12 @@ import pyarrow as pa
 
 from tailrace import key as keys
 from tailrace.config import PipelineConfig
-from tailrace.digest import row_digests
 from tailrace.errors import ConfigError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import TableSchema
-from tailrace.stream.verify_side import kept_rows, source_rows
+from tailrace.stream.verify_destination import kept_rows
+from tailrace.stream.verify_pile import DIGEST, RUN_ROWS, Pile, strides
+from tailrace.stream.verify_source import Rows, source_rows
 
 KEYS_SHOWN = 20
 
@@ -29,7 +33,8 @@ KEYS_SHOWN = 20
 class Verdict:
     """How one table compares. Counts are rows: only in the source, only in the destination, in both but different.
 
-    `keys` are some of the keys concerned, each a list of its values as text.
+    A key that the destination holds twice is one row too many. `keys` are the first of the keys concerned, each a list
+    of its values as text. A table without a key is not `compared`: nothing tells which of its rows belong together.
     """
 
     table: str
@@ -39,73 +44,107 @@ class Verdict:
     extra: int
     different: int
     keys: tuple[tuple[str, ...], ...] = ()
+    compared: bool = True
 
     @property
     def equal(self) -> bool:
-        return not (self.missing or self.extra or self.different)
+        return self.compared and not (self.missing or self.extra or self.different)
 
 
-def verify(config: PipelineConfig, only: str | None = None) -> Iterator[Verdict]:
-    """One verdict for each table of the pipeline, or for the one table named.
+def verify(
+    config: PipelineConfig, only: str | None = None, *, shown: int = KEYS_SHOWN, run_rows: int = RUN_ROWS
+) -> Iterator[Verdict]:
+    """One verdict for each table of the pipeline, or for the one table named, with `shown` keys at most.
 
-    Raises ConfigError for a source or destination that cannot be read back, and for a table that is not followed.
+    `run_rows` bounds the rows of which keys and digests are in memory; more are in files under TMPDIR for as long as
+    their table is compared. Raises ConfigError for a source or destination that cannot be read back, and for a table
+    that is not followed.
     """
     source, destination = open_source(config), open_destination(config)
     tables = [table for table in source.tables() if only is None or str(table.table) == only]
     if not tables:
         raise ConfigError(f"the pipeline follows no table {only or ''}".rstrip(), fix="tailrace tables FILE lists them")
     for table in tables:
+        if not table.key and only is None:
+            yield Verdict(str(table.table), 0, 0, 0, 0, 0, compared=False)
+            continue
         if not table.key:
             raise ConfigError(
                 f"{table.table} has no key by which its rows could be compared",
                 fix="name another table with --table",
                 table=str(table.table),
             )
-        kept = kept_rows(destination, table)
-        there = _Side.of(table, kept.rows)
-        here = _Side.of(table, map(kept.shape, source_rows(source, table)))
-        yield _compare(table, here, there)
+        with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as folder:
+            kept = kept_rows(destination, table)
+            there = _pile(Path(folder) / "destination", table, kept.rows, run_rows)
+            here = _pile(Path(folder) / "source", table, map(kept.shape, source_rows(source, table)), run_rows)
+            yield _compare(table, here, there, shown, run_rows)
+
+
+def _pile(folder: Path, table: TableSchema, rows: Rows, run_rows: int) -> Pile:
+    folder.mkdir()
+    pile: Pile | None = None
+    for batch in rows:
+        if pile is None:
+            pile = Pile(folder, pa.schema([batch.schema.field(name) for name in table.key]), run_rows)
+        pile.add(batch)
+    if pile is None:
+        pile = Pile(folder, pa.schema([(name, table.column(name).type) for name in table.key]), run_rows)
+    pile.finish()
+    return pile
+
+
+def _compare(table: TableSchema, source: Pile, destination: Pile, shown: int, run_rows: int) -> Verdict:
+    missing = extra = different = 0
+    listed: list[tuple[str, ...]] = []
+    for first, last in strides([source, destination], run_rows):
+        found = _Difference.of(table, source.take(first, last), destination.take(first, last))
+        missing += int(found.missing.sum())
+        extra += int(found.extra.sum())
+        different += int(found.different.sum())
+        listed += found.keys(shown - len(listed))
+    return Verdict(str(table.table), len(source), len(destination), missing, extra, different, tuple(listed))
+
+
+Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class _Side:
-    """The keys of one side and the digest of each row."""
+class _Difference:
+    """Which rows of one part differ: `missing` and `different` of the source's, `extra` of the destination's."""
 
-    key: pa.Table
-    digests: npt.NDArray[np.int64]
+    source: pa.Table
+    destination: pa.Table
+    missing: Mask
+    different: Mask
+    extra: Mask
 
     @classmethod
-    def of(cls, table: TableSchema, batches: Iterator[pa.RecordBatch]) -> _Side:
-        found: list[pa.Table] = []
-        digests: list[npt.NDArray[np.int64]] = [np.zeros(0, np.int64)]
-        for batch in batches:
-            found.append(pa.table({name: batch.column(name) for name in table.key}))
-            digests.append(row_digests(batch.columns))
-        if not found:
-            found = [pa.schema([(name, table.column(name).type) for name in table.key]).empty_table()]
-        return cls(pa.concat_tables(found), np.concatenate(digests))
+    def of(cls, table: TableSchema, source: pa.Table, destination: pa.Table) -> _Difference:
+        here, there = (keys.comparable([side.column(name) for name in table.key]) for side in (source, destination))
+        at = keys.positions(here, there)
+        missing = at < 0
+        different = ~missing
+        if destination.num_rows:
+            ours, theirs = (side.column(DIGEST).to_numpy() for side in (source, destination))
+            different &= ours != theirs[np.maximum(at, 0)]
+        extra = (keys.positions(there, here) < 0) | _repeated(there)
+        return cls(source, destination, missing, different, extra)
 
-    def comparable(self) -> keys.Comparable:
-        return keys.comparable([self.key.column(name) for name in self.key.schema.names])
+    def keys(self, most: int) -> list[tuple[str, ...]]:
+        """The first keys concerned, as text."""
+        concerned = [
+            self.source.filter(pa.array(self.missing | self.different)),
+            self.destination.filter(pa.array(self.extra)),
+        ]
+        rows = [row for each in concerned for row in each.drop_columns([DIGEST]).slice(0, max(most, 0)).to_pylist()]
+        return [tuple(str(value) for value in row.values()) for row in rows[: max(most, 0)]]
 
 
-def _compare(table: TableSchema, source: _Side, destination: _Side) -> Verdict:
-    at = keys.positions(source.comparable(), destination.comparable())
-    missing = at < 0
-    different = ~missing
-    if len(destination.digests):
-        different &= source.digests != destination.digests[np.maximum(at, 0)]
-    extra = keys.positions(destination.comparable(), source.comparable()) < 0
-    concerned = pa.concat_tables(
-        [source.key.filter(pa.array(missing | different)), destination.key.filter(pa.array(extra))],
-        promote_options="permissive",
-    )
-    return Verdict(
-        str(table.table),
-        source.key.num_rows,
-        destination.key.num_rows,
-        int(missing.sum()),
-        int(extra.sum()),
-        int(different.sum()),
-        tuple(tuple(str(value) for value in row.values()) for row in concerned.slice(0, KEYS_SHOWN).to_pylist()),
-    )
+def _repeated(there: keys.Comparable) -> Mask:
+    """Rows whose key an earlier row has."""
+    codes = keys.codes(there)
+    order = np.argsort(codes, kind="stable")
+    again = np.zeros(len(codes), bool)
+    again[order[1:]] = codes[order][1:] == codes[order][:-1]
+    return again

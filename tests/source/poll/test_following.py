@@ -1,43 +1,26 @@
-"""Polling a server with real sessions: late commits, ties, odd times, deletes, watermarks."""
+"""Polling a server with real sessions: late commits, ties, odd times, watermarks, bounds on the load."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.change import Op
-from tailrace.errors import TableError
+from tailrace.errors import TableError, UnavailableError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit, Orders
+from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
+from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.postgres import PostgresSession
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.database import Database
 from tailrace.testing.replay import Replay
 from tailrace.testing.wait import wait_until
-
-LIMIT = Limit(rows=100_000, bytes=1 << 30)
-TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, updated_at timestamptz, created_at timestamptz)"
-Contents = Counter[tuple[Any, ...]]
-
-
-@pytest.fixture
-def make_source(database: Database, tmp_path: Path) -> Callable[..., PollSource]:
-    def make(deletes: dict[str, Any] | None = None, **options: Any) -> PollSource:
-        defaults = {"updated_at": options.pop("updated_at", "updated_at"), "deletes": deletes}
-        tables = TableOptions.model_validate({"include": ["public.*"], "defaults": defaults})
-        fast = {"page_rows": 3, "chunk_rows": 10, "interval_seconds": 0.001, "idle_interval_seconds": 0.001}
-        return PollSource("t", options.pop("dsn", database.dsn), str(tmp_path / "known"), tables, **{**fast, **options})
-
-    return make
-
-
-def contents(database: Database, where: str = "true") -> Contents:
-    return Counter(database.rows(f"SELECT * FROM t WHERE {where}"))
+from tests.source.poll.polling import LIMIT, TABLE, contents, operations
 
 
 def settled_counts(database: Database, query: str) -> list[tuple[Any, ...]]:
@@ -45,17 +28,6 @@ def settled_counts(database: Database, query: str) -> list[tuple[Any, ...]]:
     others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     wait_until(lambda: not database.rows(others))
     return database.rows(query)
-
-
-def operations(replay: Replay) -> list[tuple[Op, int]]:
-    """The operations of the batch that is planned, with the keys they are for."""
-    assert replay.offset is not None
-    assert replay.planned is not None
-    found = []
-    for split in replay.follower.plan(replay.offset, replay.planned):
-        for changes in replay.source.read(split):
-            found += [(Op(one["op"]), one["row"]["id"]) for one in changes.batch.to_pylist()]
-    return found
 
 
 def test_a_transaction_that_commits_late_with_an_older_time_is_not_missed(
@@ -72,6 +44,25 @@ def test_a_transaction_that_commits_late_with_an_older_time_is_not_missed(
         # What others commit meanwhile arrives at once, and does not move the watermark past the open transaction.
         assert len(replay.contents()["public.t"]) == 4
         late.execute("COMMIT")
+        replay.catch_up()
+    assert replay.contents()["public.t"] == contents(database)
+
+
+def test_a_poll_that_is_repeated_does_not_hide_what_only_its_repeat_has_seen(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE)
+    with closing(database.connect()) as late, Replay(make_source(look_back_us=0), LIMIT) as replay:
+        replay.catch_up()
+        database.run("INSERT INTO t VALUES (1, 'early', now())")
+        late.execute("BEGIN")
+        late.execute("INSERT INTO t VALUES (2, 'late', now())")
+        assert replay.plan()
+        replay.write()
+        replay.crash()  # the batch is applied, but nobody knows
+        late.execute("COMMIT")
+        replay.write()
+        replay.commit()
         replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
 
@@ -124,61 +115,6 @@ def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(
         database.run("UPDATE t SET updated_at = now() WHERE id < 3")
         replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
-
-
-def test_a_full_diff_finds_hard_deletes_and_rows_without_a_time(
-    database: Database, make_source: Callable[..., PollSource]
-) -> None:
-    database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() FROM generate_series(1, 40) i")
-    with Replay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
-        replay.catch_up()
-        database.run(
-            "DELETE FROM t WHERE id % 5 = 0",
-            "INSERT INTO t VALUES (100, 'unseen', NULL)",
-            "UPDATE t SET v = 'backdated', updated_at = '2001-01-01' WHERE id = 7",
-        )
-        replay.catch_up()
-        assert replay.contents()["public.t"] == contents(database)
-        # What came and went between two diffs is gone as well.
-        database.run("INSERT INTO t VALUES (200, 'short', now())")
-        replay.step()
-        database.run("DELETE FROM t WHERE id = 200")
-        replay.catch_up()
-    assert replay.contents()["public.t"] == contents(database)
-
-
-def test_a_diff_of_an_unchanged_table_gives_nothing(database: Database, make_source: Callable[..., PollSource]) -> None:
-    database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() - interval '1 day' FROM generate_series(1, 40) i")
-    with Replay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
-        replay.catch_up()
-        wait_until(replay.plan)
-        assert replay.planned is not None
-        [entry] = replay.planned["tables"].values()
-        assert entry["reading"]["kind"] == "diff"
-        assert operations(replay) == []
-
-
-def test_soft_deletes_are_reported_once_and_can_be_undone(
-    database: Database, make_source: Callable[..., PollSource]
-) -> None:
-    database.run(
-        TABLE, "ALTER TABLE t ADD deleted_at timestamptz", "INSERT INTO t VALUES (1, 'a', now()), (2, 'b', now())"
-    )
-    with Replay(make_source({"soft": "deleted_at"}), LIMIT) as replay:
-        replay.catch_up()
-        database.run("UPDATE t SET deleted_at = now() WHERE id = 1")  # updated_at stays as it is
-        assert replay.plan()
-        assert operations(replay) == [(Op.DELETE, 1)]
-        replay.write()
-        replay.commit()
-        database.run("UPDATE t SET v = 'c', updated_at = now() WHERE id = 2")
-        assert replay.plan()
-        assert operations(replay) == [(Op.UPDATE, 2)]
-        replay.write()
-        replay.commit()
-        database.run("UPDATE t SET deleted_at = NULL, updated_at = now() WHERE id = 1")
-        replay.catch_up()
-    assert replay.contents()["public.t"] == contents(database, "deleted_at IS NULL")
 
 
 def test_a_row_created_when_it_was_updated_is_an_insert(
@@ -325,3 +261,79 @@ def test_what_cannot_be_polled_is_named_with_its_fix(
     messages = [each.message for each in make_source().check() if each.subject == "public.t"]
     assert any("no index" in message for message in messages)
     assert any("1 rows have no updated_at" in message for message in messages)
+
+
+def test_times_without_zone_are_those_of_the_database(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(
+        f"ALTER DATABASE \"{database.name}\" SET timezone TO 'America/New_York'",
+        "CREATE TABLE t (id int PRIMARY KEY, v text, updated_at timestamp(0))",
+    )
+    messages = [each.message for each in make_source().check() if each.subject == "public.t"]
+    assert any("America/New_York" in message for message in messages)
+    with closing(database.connect()) as late, Replay(make_source(look_back_us=0), LIMIT) as replay:
+        replay.catch_up()
+        late.execute("BEGIN")
+        late.execute("INSERT INTO t VALUES (1, 'late', now())")
+        for key in range(2, 6):
+            database.run(f"INSERT INTO t VALUES ({key}, 'early', clock_timestamp())")
+            replay.catch_up()
+            assert len(replay.contents()["public.t"]) == key - 1
+        late.execute("COMMIT")
+        replay.catch_up()
+    assert replay.contents()["public.t"] == contents(database)
+
+
+def test_patterns_say_which_tables_are_polled_and_each_has_columns_of_its_own(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    columns = "(id int PRIMARY KEY, v text, w text, updated_at timestamptz, version bigint)"
+    database.run(*(f"CREATE TABLE {name} {columns}" for name in ("orders", "order_items", "order_log", "customers")))
+    wanted = {
+        "include": ["public.order*"],
+        "exclude": ["*.order_log"],
+        "defaults": {"updated_at": "updated_at"},
+        "settings": {"public.order_items": {"updated_at": "version", "columns": ["w"]}},
+    }
+    source = replace(make_source(), tables_wanted=TableOptions.model_validate(wanted))
+    found = {str(table.table): [column.name for column in table.columns] for table in source.tables()}
+    assert found == {
+        "public.orders": ["id", "v", "w", "updated_at", "version"],
+        "public.order_items": ["id", "w", "version"],
+    }
+
+
+def test_a_query_that_takes_too_long_is_given_up(database: Database, make_source: Callable[..., PollSource]) -> None:
+    database.run(TABLE)
+    [schema] = make_source().tables()
+    with closing(database.connect()) as other:
+        other.execute("BEGIN")
+        other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
+        with connect(database.dsn, ConnectorOptions(0.1)).open() as session, pytest.raises(UnavailableError):
+            session.page(Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10))
+
+
+def test_sessions_can_only_read(database: Database) -> None:
+    database.run(TABLE)
+    with connect(database.dsn, ConnectorOptions()).open() as session:
+        assert isinstance(session, PostgresSession)
+        assert session._ask("SHOW default_transaction_read_only", "asking") == [("on",)]
+
+
+@pytest.mark.parametrize("policy", ["strict", "permissive"])
+def test_a_watermark_of_a_column_whose_type_changed_is_foreign(
+    policy: str, database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, updated_at timestamptz)", "INSERT INTO t VALUES (1, now())")
+    with Replay(make_source(on_bad_watermark=policy), LIMIT) as replay:
+        replay.catch_up()
+        database.run("ALTER TABLE t ALTER updated_at TYPE bigint USING 1", "INSERT INTO t VALUES (2, 2)")
+        replay.crash()
+        if policy == "strict":
+            assert replay.plan()
+            with pytest.raises(TableError, match="watermark"):
+                operations(replay)
+        else:
+            replay.catch_up()
+            assert replay.contents()["public.t"] == contents(database)

@@ -95,3 +95,11 @@ def test_text_whose_order_is_not_that_of_time_is_refused() -> None:
     for text in ("15/11/2026", "2026-11-15 12:00:00+02:00", "yesterday"):
         with pytest.raises(UnfitError):
             require_iso(text, "t", "c")
+
+
+def test_a_time_that_its_column_rounds_up_is_not_taken_for_the_future() -> None:
+    late = NOON + 400_000  # 12:00:00.7, which a column of seconds holds as 12:00:01
+    view = Horizon(0).look(Clock(late, late, known=True))
+    assert view.end(Scale(Kind.INSTANT, S)) == ("2026-11-15 12:00:02+00:00",)
+    assert view.end(Scale(Kind.INSTANT)) == ("2026-11-15 12:00:00.700001+00:00",)
+    assert view.end(Scale(Kind.DAY, DAY_US)) == ("2026-11-16",)

@@ -48,7 +48,7 @@ def test_the_last_step_tells_of_a_key(tmp_path: Path) -> None:
     known.put_polled(6, given(6, {2: 21, 3: None}))
     assert told(known.polled(4, 9)) == {1: 10, 2: 21, 3: "gone"}
     assert told(known.polled(4, 5)) == {1: 10, 2: 20, 3: 30}
-    assert known.polled(6, 9) is None
+    assert known.polled(7, 9) is None
 
 
 def test_what_attempts_do_not_agree_on_is_not_known(tmp_path: Path) -> None:
@@ -109,8 +109,11 @@ def test_what_no_step_needs_is_forgotten(tmp_path: Path) -> None:
         known.put_window(step, np.array([step]))
         known.put_polled(step, given(step, {step: step}))
         known.put_base(step, Stretch(), with_part(given(0, {step: step})))
-    known.prune(window=5, base=4)
+    known.prune(window=5, base=4, applied=5)
     assert [known.window(step).tolist() for step in (3, 4, 5)] == [[], [], [5]]
     assert known.bases(3) is None
     assert known.bases(4) is not None
-    assert told(known.polled(0, 9)) == {5: 5}
+    assert told(known.polled(0, 9)) == {4: 4, 5: 5}
+    known.forget(4)
+    assert told(known.polled(0, 9)) == {4: 4}
+    assert not len(known.window(5))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.errors import ConfigError, PreflightError, UnavailableError
+from tailrace.errors import ConfigError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
@@ -106,28 +106,6 @@ def test_values_a_column_cannot_hold_are_compared_too(file: Path, app: sqlite3.C
     before = hashes()
     app.execute("UPDATE t SET n = 'uno' WHERE id = 1")
     assert [now == then for now, then in zip(hashes(), before, strict=True)] == [False, True]
-
-
-def test_what_is_no_database_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "text.db").write_text("no database at all, though it is long enough to be taken for one\n" * 20)
-    for name in ("missing.db", "text.db"):
-        [finding] = make_source(tmp_path / name).check()
-        assert finding.level == "error"
-        with pytest.raises(PreflightError):
-            make_source(tmp_path / name).tables()
-
-
-def test_a_query_that_takes_too_long_is_given_up(file: Path, app: sqlite3.Connection) -> None:
-    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT)")
-    app.execute(
-        "INSERT INTO t WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 200000)"
-        " SELECT i, hex(i) FROM n"
-    )
-    [schema] = make_source(file).tables()
-    query = Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10)
-    connector = connect(f"sqlite:///{file}", ConnectorOptions(statement_seconds=0.0001))
-    with connector.open() as session, pytest.raises(UnavailableError):
-        session.page(query)
 
 
 def test_a_scheme_without_a_connector_is_refused() -> None:

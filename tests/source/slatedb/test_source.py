@@ -73,7 +73,7 @@ def test_every_write_of_a_batch_has_its_position(tmp_path: Path) -> None:
             for chunk in replay.source.read(split)
             for change in chunk.batch.to_pylist()
         ]
-        assert changes == [(b"a", b"1", 1, 0), (b"b", b"2", 1, 1), (b"c", b"1", 2, 0)]
+        assert changes == [(b"a", b"1", 1, 0), (b"b", b"2", 1, 2), (b"c", b"1", 2, 0)]
 
 
 def test_a_collected_file_stops_with_the_way_out(tmp_path: Path) -> None:
@@ -280,6 +280,19 @@ def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
             assert "may delete it" in source.status()["error"]
             assert "keep_wal" in source.status()["fix"]
             assert levels(source)["WAL retention"] == "warning"
+
+
+def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: Path) -> None:
+    with Writer(tmp_path / "store") as writer:
+        source = writer.source(tmp_path / "state", min_age_seconds=0.4)
+        with Replay(source, LIMIT) as replay:
+            replay.catch_up()
+            writer.fence()
+            writer.put(b"unread", b"")
+            time.sleep(0.3)
+            replay.crash()
+            replay.step()
+            assert "may delete it" in source.status()["error"]
 
 
 def test_a_stopped_table_goes_on_behind_the_position_it_had(tmp_path: Path) -> None:

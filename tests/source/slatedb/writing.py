@@ -26,17 +26,14 @@ class Writer:
 
     def __init__(
         self,
-        folder: Path,
+        place: Path | Store,
         tables: TableOptions | None = None,
         *,
         path: str = "db1",
-        wal: Path | None = None,
+        wal: Path | Store | None = None,
         **settings: str,
     ) -> None:
-        self.database = Database(path, Store("local", str(folder)), Store("local", str(wal)) if wal else None)
-        for made in (folder, wal):
-            if made is not None:
-                made.mkdir(parents=True, exist_ok=True)
+        self.database = Database(path, _store(place), _store(wal) if wal is not None else None)
         self.rules = read_rules(path, tables or TableOptions())
         self._settings = {"flush_interval": '"5ms"', **settings}
         self._loop = asyncio.new_event_loop()
@@ -136,6 +133,14 @@ class Writer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _store(place: Path | Store) -> Store:
+    """A folder as a store, made when it is missing."""
+    if isinstance(place, Store):
+        return place
+    place.mkdir(parents=True, exist_ok=True)
+    return Store("local", str(place))
 
 
 def scan(database: Database, clock: int | None = None, folds: Any = None) -> dict[bytes, Row]:

@@ -1,17 +1,20 @@
 """The seam behind which a database stands that can only be queried.
 
-A connector is made for the scheme of the source's `dsn`. Postgres and SQLite are built in; others are added by an entry
-point that names the class, which is called with (dsn, ConnectorOptions):
+A connector is made for the scheme of the source's `dsn`. Postgres, SQLite and DuckDB are built in; others are added by
+an entry point that names the class, which is called with (dsn, ConnectorOptions):
 
     [project.entry-points."tailrace.connectors"]
-    duckdb = "my_package:DuckDbConnector"
+    mysql = "my_package:MySqlConnector"
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, Final, Protocol, cast
 
@@ -22,7 +25,7 @@ import pyarrow as pa
 from tailrace.errors import ConfigError, Finding
 from tailrace.schema import TableSchema
 from tailrace.source.poll.mark import Mark, Stretch
-from tailrace.source.poll.version import Scale
+from tailrace.source.poll.version import Scale, kind_of
 
 
 @dataclass(frozen=True)
@@ -36,16 +39,26 @@ class ConnectorOptions:
 
 @dataclass(frozen=True)
 class Polled:
-    """A table and the columns it is polled by. `soft` is not null in rows that count as deleted."""
+    """A table and the columns it is polled by. `soft` is not null in rows that count as deleted.
+
+    `scope` says what the configuration asks of it: rows that were copied under another one are not what is wanted now.
+    """
 
     schema: TableSchema
     version: str | None
     created: str | None = None
     soft: str | None = None
+    scope: str = ""
 
     @property
     def name(self) -> str:
         return str(self.schema.table)
+
+    @cached_property
+    def basis(self) -> str:
+        """What marks are of: a mark of another column, another kind of time or another key says nothing here."""
+        kind = kind_of(self.schema.column(self.version)) if self.version is not None else None
+        return json.dumps([self.version, kind.name if kind is not None else None, *self.schema.key])
 
     def order(self, column: str | None) -> tuple[str, ...]:
         """The columns that order the rows: those of the key, behind `column` where it is given."""
@@ -55,6 +68,20 @@ class Polled:
         """The table with these columns alone, each once."""
         kept = tuple(column for column in self.schema.columns if column.name in names)
         return replace(self.schema, columns=kept, key=tuple(name for name in self.schema.key if name in names))
+
+
+_NAMED: Final = 1 << 60
+
+
+def number_by_name(name: str) -> int:
+    """The number of a column where the database gives columns none: under another name it is another column."""
+    return _NAMED + int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big")
+
+
+def has_unknown_past(known: TableSchema, now: TableSchema) -> bool:
+    """Whether a column came of which nobody can tell what older rows hold: it may be one that was renamed."""
+    numbers = {column.number for column in known.columns}
+    return any(column.number >= _NAMED and column.number not in numbers for column in now.columns)
 
 
 @dataclass(frozen=True)
@@ -160,6 +187,7 @@ class SourceConnector(Protocol):
 
 
 BUILT_IN: Final = {
+    "duckdb": "tailrace.source.poll.duckdb:DuckDbConnector",
     "postgresql": "tailrace.source.poll.postgres:PostgresConnector",
     "postgres": "tailrace.source.poll.postgres:PostgresConnector",
     "sqlite": "tailrace.source.poll.sqlite:SqliteConnector",
@@ -177,4 +205,11 @@ def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
             f"no connector for {scheme}:// is installed; there are {', '.join(sorted({*BUILT_IN, *others}))}",
             fix=f"install a package with an entry point in {GROUP}, or use another dsn",
         )
-    return cast(SourceConnector, point.load()(dsn, options))
+    try:
+        made = point.load()
+    except ImportError as error:
+        raise ConfigError(
+            f"the connector for {scheme}:// cannot be loaded: {error}",
+            fix=f"pip install 'tailrace[{scheme}]'" if scheme in BUILT_IN else f"install what {point.value} needs",
+        ) from error
+    return cast(SourceConnector, made(dsn, options))

@@ -1,25 +1,30 @@
 """The full diff: keys and row hashes of a whole table against what is known of it downstream.
 
-Each stretch of keys is compared on its own, so that they can be read in parallel. Only rows that are new or differ are
-read whole; keys that are known and not there any more become deletes.
+Each stretch of keys is compared on its own, by a task of its own. Only rows that are new or differ are read whole; keys
+that are known and not there any more become deletes. Keys that came with a poll since the last diff belong to no
+stretch yet, as only the database knows the order of its keys: those that are gone again are looked for by themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import key as keys
 from tailrace.change import Changes, Op
-from tailrace.source import Split
+from tailrace.digest import row_digests
+from tailrace.errors import TableError
+from tailrace.source import Errand, Split
 from tailrace.source.poll.connector import Query, Session
-from tailrace.source.poll.known import GONE, HASH, PART, Base, record
+from tailrace.source.poll.found import keep_found
+from tailrace.source.poll.known import GONE, HASH, PART, Base, read_keys, record
 from tailrace.source.poll.mark import Mark
-from tailrace.source.poll.split import Task, pages
+from tailrace.source.poll.split import RefusedSplit, Task, pages
 
 _ORDINALS = 1 << 40
 """Between the first ordinals of two pieces of one diff."""
@@ -27,7 +32,7 @@ _ORDINALS = 1 << 40
 
 @dataclass(frozen=True)
 class DiffSplit(Split):
-    """One stretch of keys to compare. Without a `base`: the keys that were polled since the last diff.
+    """One piece of a diff; each puts down what it found as part of the new base.
 
     since     the step whose base, with the polls behind it, is what is known
     window    the step whose rows the next poll will see again
@@ -35,66 +40,111 @@ class DiffSplit(Split):
     """
 
     task: Task | None = None
-    base: Base | None = None
     since: int = 0
     window: int = 0
     number: int = 0
 
 
-def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
-    """The deletes and changes of one piece; what it found is the new base."""
-    task = split.task
-    assert task is not None
-    polled = task.known.polled(split.since, task.step - 1)
-    found = (
-        _compare_polled(session, task, polled) if split.base is None else _compare(session, task, split.base, polled)
-    )
-    ordinal = split.number * _ORDINALS
-    for op, rows, exact in found:
-        if len(rows):
-            numbers = np.arange(ordinal, ordinal + len(rows), dtype=np.int64)
-            yield Changes.build(task.table.schema, rows, op=op, commit=task.step, ordinal=numbers, exact=exact)
-            ordinal += len(rows)
-    if ordinal > split.number * _ORDINALS:
-        # A row that is again what it was before must not be taken for one that stayed so.
-        task.known.put_window(task.step, np.zeros(0, np.int64))
-    elif split.base is None:
-        task.known.put_window(task.step, task.known.window(split.window))
+@dataclass(frozen=True)
+class StretchSplit(DiffSplit):
+    """A stretch of keys, against the part of the base that knows it."""
+
+    base: Base | None = None
+
+
+@dataclass(frozen=True)
+class NewcomerSplit(DiffSplit):
+    """Keys that polls gave since the last diff and that no file of its base holds: one of `shares` equal parts."""
+
+    files: tuple[str, ...] = ()
+    share: int = 0
+    shares: int = 1
+
+
+@dataclass(frozen=True)
+class DiffErrand(Errand):
+    """A piece that is worth a task of its own."""
+
+    piece: DiffSplit | None = None
+
+    def run(self, read: Callable[[Split], Iterator[Changes]]) -> Split:
+        assert self.piece is not None
+        task = self.piece.task
+        assert task is not None
+        try:
+            return keep_found(task.known.new_found(task.step), task.table.schema, read(self.piece))
+        except TableError as error:
+            return RefusedSplit(weights=self.weights, schemas=self.schemas, error=error)
 
 
 _Found = Iterator[tuple[Op, pa.StructArray, "pa.Array[pa.Scalar[str]] | None"]]
 
 
-def _compare_polled(session: Session, task: Task, polled: pa.Table | None) -> _Found:
-    """Keys that came with a poll since the last diff, and went again."""
+def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
+    """The deletes and changes of one piece, in its own range of ordinals."""
+    task = split.task
+    assert task is not None
+    polled = task.known.polled(split.since, task.step - 1)
+    if isinstance(split, NewcomerSplit):
+        found = _compare_newcomers(session, task, split, polled)
+    else:
+        assert isinstance(split, StretchSplit)
+        assert split.base is not None
+        found = _compare_stretch(session, task, split.base, polled)
+    first = ordinal = split.number * _ORDINALS
+    for op, rows, exact in found:
+        if len(rows):
+            numbers = np.arange(ordinal, ordinal + len(rows), dtype=np.int64)
+            yield Changes.build(task.table.schema, rows, op=op, commit=task.step, ordinal=numbers, exact=exact)
+            ordinal += len(rows)
+    if ordinal > first:
+        # A row that is again what it was before must not be taken for one that stayed so.
+        task.known.put_window(task.step, np.zeros(0, np.int64))
+    elif split.number == 0:
+        task.known.put_window(task.step, task.known.window(split.window))
+
+
+def _compare_newcomers(session: Session, task: Task, split: NewcomerSplit, polled: pa.Table | None) -> _Found:
+    """Keys that came and went. Those that the base holds are compared with their stretch."""
     if polled is None:
         return
-    there = polled.filter(pc.invert(polled.column(GONE)))
-    there = there.select(list(_key_names(task)))
+    there = polled.filter(pc.invert(polled.column(GONE))).select(list(_key_names(task)))
+    if split.shares > 1:
+        share = row_digests([each.combine_chunks() for each in there.columns]).view(np.uint64) % np.uint64(split.shares)
+        there = there.filter(pa.array(share == split.share))
+    for file in split.files:
+        if there.num_rows:
+            base = _comparable(task, read_keys(file, _key_names(task)))
+            there = there.filter(pa.array(keys.positions(_comparable(task, there), base) < 0))
     left = [
         pa.Table.from_batches([pa.RecordBatch.from_struct_array(page.rows)])
         for page in session.fetch(task.table, there, task.key_columns)
     ]
-    missing = np.ones(there.num_rows, bool)
     if left:
-        missing = keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0
-    yield Op.DELETE, _only_keys(task, there.filter(pa.array(missing))), None
+        there = there.filter(
+            pa.array(keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0)
+        )
+    gone = _only_keys(task, there)
+    # Should one come back before its stretch is read, the base will hold it; that it was deleted must stay known. Also
+    # when none is gone: what a repeat finds was not given.
+    task.known.put_polled(task.step, record(task.keys_of(gone), None, task.step))
+    yield Op.DELETE, gone, None
 
 
-def _compare(session: Session, task: Task, base: Base, polled: pa.Table | None) -> _Found:
+def _compare_stretch(session: Session, task: Task, base: Base, polled: pa.Table | None) -> _Found:
     """One stretch of the table as it is now against its base and what was polled since."""
-    now, cuts = _read_keys(session, task, base)
+    now, cuts = _read_stretch(session, task, base)
     known = base.read()
-    current = _comparable(task, now)
-    at = keys.positions(current, _comparable(task, known))
+    current, before = _comparable(task, now), _comparable(task, known)
+    at = keys.positions(current, before)
     differs = (at < 0) | ~_equal(now, known, at)
-    missing = keys.positions(_comparable(task, known), current) < 0
+    missing = keys.positions(before, current) < 0
     if polled is not None and polled.num_rows:
         later = _comparable(task, polled)
         at = keys.positions(current, later)
         differs = np.where(at < 0, differs, ~_equal(now, polled, at))
-        # Keys that polls gave since are looked for in a piece of their own.
-        missing &= keys.positions(_comparable(task, known), later) < 0
+        gone = polled.filter(polled.column(GONE))
+        missing &= keys.positions(before, _comparable(task, gone)) < 0
     yield Op.DELETE, _only_keys(task, known.filter(pa.array(missing))), None
     wanted = now.filter(pa.array(differs)).select(list(_key_names(task)))
     for page in session.fetch(task.table, wanted, task.table.schema):
@@ -102,7 +152,7 @@ def _compare(session: Session, task: Task, base: Base, polled: pa.Table | None) 
     task.known.put_base(task.step, base.stretch, now, cuts)
 
 
-def _read_keys(session: Session, task: Task, base: Base) -> tuple[pa.Table, list[Mark]]:
+def _read_stretch(session: Session, task: Task, base: Base) -> tuple[pa.Table, list[Mark]]:
     """Keys and hashes of the stretch, and the marks at which the next diff may cut it."""
     tables: list[pa.Table] = []
     cuts: list[Mark] = []
@@ -121,7 +171,7 @@ def _read_keys(session: Session, task: Task, base: Base) -> tuple[pa.Table, list
     return pa.concat_tables(tables), cuts
 
 
-def _equal(now: pa.Table, known: pa.Table, at: keys.Numbers) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _equal(now: pa.Table, known: pa.Table, at: keys.Numbers) -> npt.NDArray[np.bool_]:
     """Whether each row's hash is the known one at its place; False where none is known."""
     if not known.num_rows:
         return np.zeros(now.num_rows, bool)

@@ -9,17 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.change import Position
+from tailrace.change import Position, end_of
 from tailrace.errors import TableError, UnavailableError
 from tailrace.source import Limit, Offset, Orders, Split, Versions
 from tailrace.source.heed import heed
-from tailrace.source.poll.connector import Polled, Session
+from tailrace.source.poll.connector import Polled, Session, has_unknown_past
 from tailrace.source.poll.horizon import Height, Horizon, View
 from tailrace.source.poll.known import Hashes, Known
 from tailrace.source.poll.mark import START, Mark
 from tailrace.source.poll.offset import Entry, PollOffset, Reading
 from tailrace.source.poll.plan import Planner
-from tailrace.source.poll.probe import Found, Probe
+from tailrace.source.poll.probe import ForeignMarkError, Found, Probe
 from tailrace.source.poll.roster import Roster, call
 from tailrace.source.poll.schedule import Schedule
 
@@ -62,7 +62,8 @@ class PollFollower:
             Path(source.folder) / "schedule.json", source.interval_seconds, source.idle_interval_seconds
         )
 
-    def start(self) -> Offset:
+    @staticmethod
+    def start() -> Offset:
         return PollOffset().to_json()
 
     def target(self) -> Offset:
@@ -113,6 +114,9 @@ class PollFollower:
                 continue
             if not anew and entry.phase == "ready" and not self._is_due(each):
                 continue
+            if not anew and (reason := self._outgrown(each, entry)):
+                log.warning("%s is copied again: %s", self._roster.tables[each].name, reason)
+                anew = True
             view = view or self._look(now)
             try:
                 entry = replace(entry, request=max(entry.request, request))
@@ -169,27 +173,28 @@ class PollFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _heed(now: PollOffset, orders: Orders) -> PollOffset:
+    def _heed(self, now: PollOffset, orders: Orders) -> PollOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        return now.with_tables(
-            {
-                each: heed(entry, each, orders, reached=entry.step, place_of=lambda text: Position.parse(text).commit)
-                for each, entry in now.tables.items()
-            }
-        )
+        tables = {
+            each: heed(entry, each, orders, reached=entry.step, place_of=lambda text: Position.parse(text).commit)
+            for each, entry in now.tables.items()
+        }
+        for each, entry in tables.items():
+            if entry.phase == "stopped" and entry.step < now.tables[each].step:
+                Known.of(self.source.folder, each).forget(entry.step)
+        return now.with_tables(tables)
 
     def _enrol(self, now: PollOffset) -> PollOffset:
         """Tables that are gone leave, new ones wait for their copy; those with a watermark of no use are dealt with."""
         tables: dict[str, Entry] = {}
         for each, table in self._roster.tables.items():
             entry = now.tables.get(each)
-            if entry is None:
-                entry = self._refuse(Entry("ready", by=_DAMAGED), now) if each in now.damaged else Entry("init")
-            elif entry.phase in ("ready", "copy") and entry.by != (table.version or ""):
-                entry = self._refuse(entry, now)
-            elif entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
-                entry = entry.restart()  # nobody wrote its keys down, so that deletes could not be found
+            if entry is None and each in now.damaged:
+                entry = Entry("init") if self._rewinds else self._refuse(table, Entry("ready"), now.step + 1)
+            elif entry is None:
+                entry = Entry("init")
+            elif entry.phase in ("ready", "copy") and entry.by != table.basis:
+                entry = entry.restart() if self._rewinds else self._refuse(table, entry, now.step + 1)
             tables[each] = entry
         for each, (_, finding) in self._roster.unfit.items():
             if (known := now.tables.get(each)) is not None:
@@ -198,13 +203,30 @@ class PollFollower:
                 tables[each] = known.read(now.step + 1, reading) if stops else known
         return replace(now, tables=tables, damaged=())
 
-    def _refuse(self, entry: Entry, now: PollOffset) -> Entry:
-        """A watermark that is damaged, or of another column and thus says nothing of this one."""
-        if self.source.on_bad_watermark == "permissive":
-            return entry.restart()
-        reason = "its stored watermark is damaged, or of another column than updated_at now names"
-        fix = "tailrace resync FILE TABLE, or set source.on_bad_watermark to permissive and retry it"
-        return entry.read(now.step + 1, Reading("refuse", reason=reason, fix=fix))
+    @property
+    def _rewinds(self) -> bool:
+        """Whether a watermark that is damaged, or of something else than the table is ordered by now, costs a copy."""
+        return self.source.on_bad_watermark == "permissive"
+
+    @staticmethod
+    def _refuse(table: Polled, entry: Entry, step: int) -> Entry:
+        """Otherwise the table stops until somebody says so."""
+        reason = "its stored watermark is damaged, or of another column, type or key than the table has now"
+        fix = f"tailrace resync FILE {table.name}, or set source.on_bad_watermark to permissive and retry it"
+        return entry.read(step, Reading("refuse", reason=reason, fix=fix))
+
+    def _outgrown(self, each: str, entry: Entry) -> str | None:
+        """Why what was copied is not what polls can go on from; None when it is."""
+        table = self._roster.tables[each]
+        if entry.scope != table.scope:
+            return "other columns or soft deletes are configured"
+        if entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
+            return "nobody wrote down its keys, which full diffs need"
+        known = self._versions.schema_at(each, end_of(entry.step))
+        evolves = self.source.tables_wanted.settings_of(table.name).schema_changes == "evolve"
+        if evolves and known is not None and has_unknown_past(known, table.schema):
+            return "it has a column more, and what older rows hold in it cannot be told"
+        return None
 
     def _note_schema(self, each: str, step: int) -> None:
         """The columns that a step reads are a known version before its offset is given away."""
@@ -232,7 +254,8 @@ class PollFollower:
         self._versions.put_schema(table.schema, Position(step, 0))
         return Entry(
             "copy",
-            by=table.version or "",
+            by=table.basis,
+            scope=table.scope,
             mark=self._first_mark(table, table.version, view),
             soft=self._first_mark(table, table.soft, view),
             base=step if self.source.keeps_keys(table) else 0,
@@ -274,7 +297,13 @@ class PollFollower:
             if column is None:
                 continue
             probe = Probe(self._connect(), table, column, deleted, view, memory.seen, self.source.page_rows, limit)
-            if (one := probe.look(memory.floors[column], memory.heights.get(column, ()))) is not None:
+            try:
+                one = probe.look(memory.floors[column], memory.heights.get(column, ()))
+            except ForeignMarkError:
+                if self._rewinds:
+                    return self._copy(self._begin(each, entry, step, view), step, budget)
+                return self._refuse(table, entry, step)
+            if one is not None:
                 found[column] = one
                 memory.heights[column] = one.heights
         fresh = sum(one.fresh for one in found.values())
@@ -312,6 +341,3 @@ class PollFollower:
         rows = self._connect().estimate(self._roster.tables[each])
         reading = Reading("diff", since=entry.base, window=entry.window, rows=rows)
         return entry.read(step, reading, base=step, window=step, bounds=())
-
-
-_DAMAGED = "(damaged)"

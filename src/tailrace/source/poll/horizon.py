@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tailrace.source.poll.connector import Clock
 from tailrace.source.poll.mark import START, Mark
-from tailrace.source.poll.version import Scale
+from tailrace.source.poll.version import Kind, Scale
 
 Height = tuple[int, int]
 """The moment of a look at a table (database's time, microseconds) and the highest number its version had."""
@@ -54,7 +54,11 @@ class View:
 
     def end(self, scale: Scale) -> Mark | None:
         """Rows from here on are not read: a time in the future must not move the watermark past now."""
-        return (scale.after(self.now),) if scale.timed else None
+        if not scale.timed:
+            return None
+        # A time that its column rounds may be the next tick; a date is cut, not rounded.
+        rounded = 0 if scale.kind is Kind.DAY else scale.tick // 2
+        return (scale.after(self.now + rounded),)
 
 
 class Horizon:

@@ -3,6 +3,7 @@
     window-<step>-<attempt>.npy      hashes of the rows that a poll gave and that the next poll will see again
     polled-<step>-<attempt>.parquet  keys and hashes a poll gave, deletes without a hash
     base-<step>-<attempt>.parquet    keys and hashes of one stretch of keys, as a copy or a full diff left it
+    found-<step>-<attempt>.arrow     changes that one task of a full diff found, until they are applied
 
 A step that is repeated writes its files again under another name. Which attempt reached the destination is not known
 here, so all are looked at: a hash they do not agree on counts as unknown. Too little known costs a change that is given
@@ -12,11 +13,11 @@ twice; files are durable before their rows can be applied, so that too little is
 from __future__ import annotations
 
 import json
-import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
@@ -30,6 +31,7 @@ import pyarrow.parquet as pq
 
 from tailrace import key as keys
 from tailrace.source.poll import mark
+from tailrace.source.poll.file import creating
 from tailrace.source.poll.mark import Mark, Stretch
 
 Hashes = npt.NDArray[np.int64]
@@ -55,9 +57,8 @@ class Known:
     # -- the window of a poll -----------------------------------------------------------------------------
 
     def put_window(self, step: int, hashes: Hashes) -> None:
-        with self._creating(f"window-{step:016}-{uuid.uuid4().hex}.npy") as path, path.open("wb") as file:
+        with creating(self._new("window", step, "npy")) as file:
             np.save(file, hashes, allow_pickle=False)
-            _flush(file.fileno())
 
     def window(self, step: int) -> Hashes:
         """The rows that step gave for certain; empty when nothing is known of it."""
@@ -71,25 +72,29 @@ class Known:
 
     def put_polled(self, step: int, rows: pa.Table) -> None:
         """What `record` made of the rows of one attempt, also when there were none."""
-        self._put(f"polled-{step:016}-{uuid.uuid4().hex}.parquet", rows)
+        self._put("polled", step, rows)
 
     def put_base(self, step: int, stretch: Stretch, rows: pa.Table, cuts: Sequence[Mark] = ()) -> None:
         """What `record` made of a stretch, and PART: between which of the cuts a key lies, for when it has grown."""
         range_ = [mark.to_json(stretch.after), None if stretch.upto is None else mark.to_json(stretch.upto)]
         note = json.dumps({"stretch": range_, "cuts": [mark.to_json(cut) for cut in cuts]})
-        self._put(
-            f"base-{step:016}-{uuid.uuid4().hex}.parquet", rows.replace_schema_metadata({b"tailrace": note.encode()})
-        )
+        self._put("base", step, rows.replace_schema_metadata({b"tailrace": note.encode()}))
 
     def polled(self, after: int, upto: int) -> pa.Table | None:
-        """The last thing known of every key that polls in (after, upto] gave: its columns, HASH and GONE.
+        """The last thing known of every key that came with steps from the base `after` to `upto`.
 
-        HASH is null where attempts disagree, and for a key that was deleted, of which GONE is true. None without polls.
+        Its columns, HASH and GONE. HASH is null where attempts disagree, and for a key that was deleted, of which GONE
+        is true. None without polls.
         """
-        files = [path for path in sorted(self.folder.glob("polled-*.parquet")) if after < _step(path) <= upto]
-        if not files:
-            return None
-        return _fold([pq.read_table(path) for path in files], [_step(path) for path in files])
+        files = self._polled(after, upto)
+        return _fold_files(tuple(files)) if files else None
+
+    def count_polled(self, after: int, upto: int) -> int:
+        """About how many keys `polled` has: those that came more than once are counted each time."""
+        return sum(pq.read_metadata(path).num_rows for path in self._polled(after, upto))
+
+    def _polled(self, after: int, upto: int) -> list[Path]:
+        return [path for path in sorted(self.folder.glob("polled-*.parquet")) if after <= _step(path) <= upto]
 
     def bases(self, step: int) -> list[Base] | None:
         """The stretches a base consists of, which together are the whole table; None when part of it is missing."""
@@ -110,58 +115,50 @@ class Known:
             at = upto
         return found if len(ends) == len({base.whole for base in found}) else None
 
-    def prune(self, *, window: int, base: int) -> None:
-        """Forget windows and bases of earlier steps, and what a base contains. Repeating it is harmless."""
-        for path in self.folder.glob("*-*"):
-            kind, at = path.name.partition("-")[0], _step(path)
-            if at < (window if kind == "window" else base) or (kind == "polled" and at == base):
+    def prune(self, *, window: int, base: int, applied: int) -> None:
+        """Forget windows and bases of earlier steps, and what was applied. Repeating it is harmless."""
+        first = {"window": window, "polled": base, "base": base, "found": applied + 1}
+        for path in self._files():
+            if _step(path) < first[_kind(path)]:
                 path.unlink(missing_ok=True)
+
+    def forget(self, after: int) -> None:
+        """Forget what later steps put down: they failed, and nothing of them was applied."""
+        for path in self._files():
+            if _step(path) > after:
+                path.unlink(missing_ok=True)
+
+    def _files(self) -> list[Path]:
+        return [path for path in self.folder.glob("*-*") if _kind(path) in _KINDS]
 
     def gather(self, base: int, upto: int) -> None:
         """Make one file of many, of steps that will not be repeated. A crash leaves too much, never too little."""
-        files = [path for path in self.folder.glob("polled-*.parquet") if base < _step(path) <= upto]
+        files = self._polled(base, upto)
         if len(files) <= MOST_POLLED:
             return
         last = max(map(_step, files))
         folded = _fold([pq.read_table(path) for path in files], [_step(path) for path in files])
-        self._put(f"polled-{last:016}-{uuid.uuid4().hex}.parquet", folded)
+        self._put("polled", last, folded)
         for path in files:
             path.unlink(missing_ok=True)
 
-    def _put(self, name: str, rows: pa.Table) -> None:
-        with self._creating(name) as path, path.open("wb") as file:
+    def new_found(self, step: int) -> Path:
+        """Where one attempt of a comparison can put what it found."""
+        return self._new("found", step, "arrow")
+
+    def _new(self, kind: str, step: int, ending: str) -> Path:
+        return self.folder / f"{kind}-{step:016}-{uuid.uuid4().hex}.{ending}"
+
+    def _put(self, kind: str, step: int, rows: pa.Table) -> None:
+        with creating(self._new(kind, step, "parquet")) as file:
             pq.write_table(rows, file, compression="zstd")
-            _flush(file.fileno())
-
-    def _creating(self, name: str) -> _Creating:
-        self.folder.mkdir(parents=True, exist_ok=True)
-        return _Creating(self.folder, name)
 
 
-class _Creating:
-    """A file that is there as a whole or not at all."""
-
-    def __init__(self, folder: Path, name: str) -> None:
-        self._folder, self._name = folder, name
-        self._draft = folder / f".{name}"
-
-    def __enter__(self) -> Path:
-        return self._draft
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None:
-            self._draft.unlink(missing_ok=True)
-            return
-        self._draft.replace(self._folder / self._name)
-        handle = os.open(self._folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+_KINDS = frozenset({"window", "polled", "base", "found"})
 
 
-def _flush(handle: int) -> None:
-    os.fsync(handle)
+def _kind(path: Path) -> str:
+    return path.name.partition("-")[0]
 
 
 def _step(path: Path) -> int:
@@ -184,6 +181,11 @@ class Base:
         return tables[0] if len(tables) == 1 else _fold(tables, [0] * len(tables)).select(tables[0].schema.names)
 
 
+def read_keys(file: str, names: Sequence[str]) -> pa.Table:
+    """The keys in one file of a base, without their hashes."""
+    return pq.read_table(file, columns=list(names))
+
+
 def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Mark]]]) -> Iterator[Base]:
     files = tuple(str(path) for path, _ in attempts)
     cuts = attempts[0][1] if len(attempts) == 1 else ()
@@ -194,6 +196,12 @@ def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Mark]]]) -> 
     for part, (after, upto) in enumerate(pairwise(places)):
         assert after is not None
         yield Base(Stretch(after, upto), files, whole, part)
+
+
+@lru_cache(maxsize=1)
+def _fold_files(files: tuple[Path, ...]) -> pa.Table:
+    """Kept for the next piece of the same diff, as every one of them needs it. A file is never written twice."""
+    return _fold([pq.read_table(path) for path in files], [_step(path) for path in files])
 
 
 def _fold(attempts: Sequence[pa.Table], at: Sequence[int]) -> pa.Table:

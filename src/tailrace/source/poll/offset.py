@@ -30,7 +30,8 @@ class Sweep:
     upto: Mark | None
 
     def to_json(self) -> list[Any]:
-        return [mark.to_json(self.after), mark.to_json(self.settled), self.upto and mark.to_json(self.upto)]
+        upto = None if self.upto is None else mark.to_json(self.upto)
+        return [mark.to_json(self.after), mark.to_json(self.settled), upto]
 
     @classmethod
     def from_json(cls, raw: Any) -> Sweep:
@@ -86,7 +87,8 @@ _COUNTED = ("step", "window", "base")
 class Entry:
     """One table.
 
-    by          the columns the marks are of: another configuration cannot go on from them
+    by          what the marks are of: where it is something else now, nobody can go on from them
+    scope       which of its columns and rows were copied
     mark, soft  behind these marks of the version's and the soft delete's order the table is to be read on
     step        the last step that read it
     window      the step that last wrote down which rows will be seen again, 0: none did
@@ -100,6 +102,7 @@ class Entry:
 
     phase: Phase
     by: str = ""
+    scope: str = ""
     mark: Mark = START
     soft: Mark = START
     step: int = 0
@@ -155,7 +158,7 @@ class Entry:
         return Entry("init", request=self.request)
 
     def to_json(self) -> dict[str, Any]:
-        raw: dict[str, Any] = {"phase": self.phase, "by": self.by}
+        raw: dict[str, Any] = {"phase": self.phase, "by": self.by, "scope": self.scope}
         raw |= {name: mark.to_json(at) for name in ("mark", "soft") if (at := getattr(self, name))}
         names = (*_COUNTED, "copy", "next", "request", "was")
         raw |= {name: getattr(self, name) for name in names if getattr(self, name)}
@@ -171,6 +174,7 @@ class Entry:
         return cls(
             raw["phase"],
             raw["by"],
+            raw["scope"],
             mark.from_json(raw.get("mark", [])),
             mark.from_json(raw.get("soft", [])),
             raw.get("step", 0),

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 
 from tailrace.option import Dsn, Duration, TypedOptions, resolve_path
 
-FILE_SCHEME = "sqlite:///"
+FILE_SCHEMES = ("sqlite:///", "duckdb:///")
 
 
 def _placed(dsn: Dsn, info: ValidationInfo) -> Dsn:
@@ -18,9 +18,13 @@ def _placed(dsn: Dsn, info: ValidationInfo) -> Dsn:
     text = dsn.reveal()
     if "://" not in text and "=" not in text:
         raise ValueError("must begin with a scheme such as postgresql:// or sqlite:///")
-    if not text.startswith(FILE_SCHEME):
-        return dsn
-    return Dsn(FILE_SCHEME + str(resolve_path(Path(text.removeprefix(FILE_SCHEME)), info)))
+    scheme = next((each for each in FILE_SCHEMES if text.startswith(each)), None)
+    return dsn if scheme is None else Dsn(scheme + str(resolve_path(path_of(text), info)))
+
+
+def path_of(dsn: str) -> Path:
+    """The file a dsn names: what is behind its scheme."""
+    return Path(dsn.partition(":///")[2])
 
 
 def _zone(name: str | None) -> str | None:
@@ -31,13 +35,13 @@ def _zone(name: str | None) -> str | None:
 
 
 class PollOptions(TypedOptions):
-    """A database that can only be queried: PostgreSQL, an SQLite file, or what a connector adds."""
+    """A database that can only be queried: PostgreSQL, an SQLite or DuckDB file, or what a connector adds."""
 
     table_keys: ClassVar[frozenset[str]] = frozenset({"updated_at", "created_at", "deletes", "columns"})
 
     type: Literal["poll"]
     dsn: Annotated[Dsn, AfterValidator(_placed)] = Field(
-        description="postgresql://… or sqlite:///file.db; take it from the environment: ${SHOP_DSN}"
+        description="postgresql://…, sqlite:///file.db or duckdb:///file.duckdb; from the environment: ${SHOP_DSN}"
     )
     page_rows: int = Field(default=10_000, ge=1, description="how many rows one query asks for")
     chunk_rows: int = Field(default=200_000, ge=1, description="how many rows of a copy or a full diff one task takes")
@@ -45,7 +49,9 @@ class PollOptions(TypedOptions):
     idle_interval: Duration = Field(default=30.0, gt=0, description="the same for a table that has long been idle")
     statement_timeout: Duration = Field(default=60.0, gt=0, description="what one query may take")
     max_queries_per_second: float | None = Field(default=None, gt=0, description="for all tasks together")
-    parallel: int | None = Field(default=None, ge=1, description="connections at once; default: Spark's cores")
+    parallel: int | None = Field(
+        default=None, ge=1, description="tasks that share max_queries_per_second; default: the cores"
+    )
     look_back: Duration | None = Field(
         default=None,
         description="how far back rows are read again; default: 1s where open transactions are seen, else 60s",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from tailrace.change import end_of
+from tailrace.errors import SchemaChangedError, TableError
 from tailrace.source import Split, Versions
 from tailrace.source.poll.connector import Polled
-from tailrace.source.poll.diff import DiffSplit
+from tailrace.source.poll.diff import DiffErrand, DiffSplit, NewcomerSplit, StretchSplit
 from tailrace.source.poll.mark import START, Stretch
 from tailrace.source.poll.offset import Entry, PollOffset, Reading
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, Task
@@ -53,11 +55,12 @@ class Planner:
         log: dict[str, Any] = {"weights": {table.name: reading.rows * ROW_BYTES}, "schemas": {table.name: schema}}
         policy = self.source.tables_wanted.settings_of(table.name).schema_changes
         if reading.kind == "refuse":
-            yield RefusedSplit(**log, task=task, reason=reading.reason, fix=reading.fix)
+            refused = TableError(reading.reason, fix=reading.fix or None, table=table.name)
+            yield RefusedSplit(**log, error=refused)
         elif policy == "stop" and schema.at_version(0) != table.schema.at_version(0):
             fix = f"tailrace resync FILE {table.name}, or set schema_changes to evolve and retry it"
             reason = "the columns changed, and its policy for schema changes is `stop`"
-            yield RefusedSplit(**log, task=task, changed=True, reason=reason, fix=fix)
+            yield RefusedSplit(**log, error=SchemaChangedError(reason, fix=fix, table=table.name))
         elif reading.kind == "copy":
             places = [START, *entry.bounds, None]
             for number in range(reading.first, reading.end):
@@ -72,15 +75,34 @@ class Planner:
         elif reading.kind == "poll":
             yield PollSplit(**log, task=task, reading=reading)
         else:
-            yield from self._diff(task, log, reading)
+            yield from self._diff(task, reading)
 
-    def _diff(self, task: Task, log: Mapping[str, Any], reading: Reading) -> Iterator[Split]:
-        since, window = reading.since, reading.window
-        bases = task.known.bases(since)
+    def _diff(self, task: Task, reading: Reading) -> Iterator[Split]:
+        table, known = task.table, task.known
+        schemas = {table.name: table.schema}
+        bases = known.bases(reading.since)
         if bases is None:
-            reason = "files of its keys are missing from the state folder"
-            yield RefusedSplit(**log, task=task, reason=reason, fix=f"tailrace resync FILE {task.table.name}")
+            error = TableError(
+                "files of its keys are missing from the state folder",
+                fix=f"tailrace resync FILE {table.name}",
+                table=table.name,
+            )
+            yield RefusedSplit(weights={table.name: 0}, schemas=schemas, error=error)
             return
-        yield DiffSplit(**log, task=task, since=since, window=window)
-        for number, base in enumerate(bases, 1):
-            yield DiffSplit(**log, task=task, base=base, since=since, window=window, number=number)
+        shares = max(1, math.ceil(known.count_polled(reading.since, task.step - 1) / task.chunk_rows))
+        pieces = shares + len(bases)
+        shared: dict[str, Any] = {
+            "weights": {table.name: reading.rows * ROW_BYTES // pieces},
+            "schemas": schemas,
+            "task": task,
+            "since": reading.since,
+            "window": reading.window,
+        }
+        files = tuple(sorted({file for base in bases for file in base.files}))
+        found: list[DiffSplit] = [
+            NewcomerSplit(**shared, number=share, files=files, share=share, shares=shares) for share in range(shares)
+        ]
+        found += [StretchSplit(**shared, number=number, base=base) for number, base in enumerate(bases, shares)]
+        # A small table is compared by the task that writes it, beside others: a thousand of them are no thousand tasks.
+        alone = len(bases) > 1
+        yield from [DiffErrand(weights=one.weights, schemas=schemas, piece=one) for one in found] if alone else found

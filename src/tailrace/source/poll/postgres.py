@@ -19,7 +19,7 @@ from tailrace.errors import Finding, PreflightError, SchemaChangedError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
 from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
-from tailrace.source.poll.pace import Pace
+from tailrace.source.poll.pace import pace_of
 from tailrace.source.poll.version import Kind, Scale, kind_of, tick_of
 from tailrace.source.postgres.catalog import describe, list_tables
 from tailrace.source.postgres.connection import connection_string, row_settings, session, translated
@@ -95,7 +95,7 @@ class PostgresSession:
         self._dsn = dsn
         self._options = options
         self._opened = opened
-        self._pace = Pace(options.queries_per_second)
+        self._pace = pace_of(dsn, options.queries_per_second)
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -127,6 +127,7 @@ class PostgresSession:
             return self._asking.execute(query.encode()).fetchall()
 
     def tables(self) -> list[TableSchema]:
+        self._pace.wait()
         with translated("looking at the tables"):
             relations = [one for one in list_tables(self._asking) if one.can_select and not one.is_partition]
             return [one.schema for one in describe(self._asking, relations, {})]
@@ -213,6 +214,7 @@ class PostgresSession:
     def lacks_index(self, table: Polled, column: str) -> bool:
         name, source = _name(column), _table(table)
         query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
+        self._pace.wait()
         with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
             # A small table is read whole though it has an index; what counts is whether there is one.
             self._asking.execute("SET LOCAL enable_seqscan = off")

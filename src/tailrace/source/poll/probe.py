@@ -17,6 +17,10 @@ from tailrace.source.poll.version import Scale
 HEIGHTS = 8
 
 
+class ForeignMarkError(ValueError):
+    """The mark is no place in the order that the column has now."""
+
+
 @dataclass(frozen=True)
 class Found:
     """What a look found. `fresh` rows were not given before; `more`: the limit cut it short."""
@@ -44,11 +48,16 @@ class Probe:
         """What lies behind the mark; None for a column that cannot be followed.
 
         An idle table costs one page without rows. Only the columns of the order are read, and hashes where rows of
-        the last window may come again.
+        the last window may come again. Raises ForeignMarkError for a mark of other values than the column has now.
         """
         scale = self.session.scale(self.table, self.by)
         if scale is None:
             return None
+        if scale.is_empty:
+            # Whatever comes from now on is new, whatever it looks like.
+            return Found(Sweep(START, START, START), 0, False, tuple(heights))
+        if mark and not scale.fits(mark[0]):
+            raise ForeignMarkError
         after, end = self.view.floor(mark, scale), self.view.end(scale)
         columns = self.table.only(self.table.order(self.by))
         hashed = len(self.seen) > 0

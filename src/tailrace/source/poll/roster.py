@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -76,7 +77,8 @@ def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | No
             lacks(f"it has no column {', '.join(sorted(unknown))}", f"correct tables.settings.{name}.columns")
         kept = {*settings.columns, *table.key, version, created, soft}
         table = replace(table, columns=tuple(column for column in table.columns if column.name in kept))
-    return Polled(table, version, created, soft if soft in columns else None), wrong
+    scope = json.dumps([sorted(settings.columns) if settings.columns is not None else None, soft])
+    return Polled(table, version, created, soft if soft in columns else None, scope), wrong
 
 
 def examine(session: Session, table: Polled) -> list[Finding]:

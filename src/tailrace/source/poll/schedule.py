@@ -34,9 +34,11 @@ class Schedule:
         self._busy, self._idle = busy_seconds, max(busy_seconds, idle_seconds)
         self._turns: dict[str, Turn] = {}
         self._saved = time.monotonic()
-        if file.exists():
+        try:
             raw = json.loads(file.read_text())
-            self._turns = {each: Turn(one["polls"], one["diffed"]) for each, one in raw.items()}
+            self._turns = {each: Turn(int(one["polls"]), float(one["diffed"])) for each, one in raw.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            self._turns = {}
 
     def _turn(self, table: str) -> Turn:
         return self._turns.setdefault(table, Turn(diffed=time.time()))

@@ -21,8 +21,9 @@ from tailrace.selection import TableOptions
 from tailrace.source import Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.poll.connector import ConnectorOptions, Polled, SourceConnector, connect
-from tailrace.source.poll.diff import DiffSplit, read_diff
+from tailrace.source.poll.diff import DiffErrand, DiffSplit, read_diff
 from tailrace.source.poll.follower import PollFollower
+from tailrace.source.poll.found import FoundSplit
 from tailrace.source.poll.known import Known
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
@@ -118,12 +119,19 @@ class PollSource:
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, RefusedSplit):
-            raise split.error()
+            assert split.error is not None
+            raise split.error
+        if isinstance(split, FoundSplit):
+            yield from split.read()
+            return
         with self.connector(self.parallel).open() as session:
             if isinstance(split, PollSplit):
                 yield from read_changes(session, split)
             elif isinstance(split, ChunkSplit):
                 yield from read_chunk(session, split)
+            elif isinstance(split, DiffErrand):
+                assert split.piece is not None
+                yield from read_diff(session, split.piece)
             elif isinstance(split, DiffSplit):
                 yield from read_diff(session, split)
             else:
@@ -141,7 +149,7 @@ class PollSource:
         """What is known of the tables is brought together, and what no step needs any more is deleted."""
         for upstream_id, entry in PollOffset.from_json(upto).tables.items():
             known = Known.of(self.folder, upstream_id)
-            known.prune(window=entry.oldest_window, base=entry.oldest_base)
+            known.prune(window=entry.oldest_window, base=entry.oldest_base, applied=entry.step)
             if entry.base:
                 known.gather(entry.base, entry.undo.get("step", 0))
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op
-from tailrace.errors import SchemaChangedError, TableError
+from tailrace.errors import TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.poll.connector import Page, Polled, Query, Session
@@ -75,17 +75,9 @@ class ChunkSplit(Split):
 
 @dataclass(frozen=True)
 class RefusedSplit(Split):
-    """A table that cannot go on."""
+    """A table that cannot go on, and why."""
 
-    task: Task | None = None
-    reason: str = ""
-    fix: str = ""
-    changed: bool = False
-
-    def error(self) -> TableError:
-        assert self.task is not None
-        kind = SchemaChangedError if self.changed else TableError
-        return kind(self.reason, fix=self.fix or None, table=self.task.table.name)
+    error: TableError | None = None
 
 
 def pages(session: Session, query: Query) -> Iterator[Page]:
@@ -144,8 +136,8 @@ def read_changes(session: Session, split: PollSplit) -> Iterator[Changes]:
                     yield changes
                 elif fresh.any():
                     yield Changes(schema, changes.batch.filter(pa.array(fresh)))
-    if window:
-        known.put_window(task.step, np.concatenate(window))
+    # Also when it is empty: what a repeat sees more was not given.
+    known.put_window(task.step, np.concatenate([np.zeros(0, np.int64), *window]))
     if task.records:
         known.put_polled(task.step, pa.concat_tables([*given, task.no_keys()]))
 

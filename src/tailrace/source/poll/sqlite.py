@@ -17,10 +17,10 @@ import pyarrow as pa
 from tailrace.digest import row_digests
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError
 from tailrace.schema import TableSchema
-from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
+from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
 from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
-from tailrace.source.poll.option import FILE_SCHEME
-from tailrace.source.poll.pace import Pace
+from tailrace.source.poll.option import path_of
+from tailrace.source.poll.pace import Pace, pace_of
 from tailrace.source.poll.version import Kind, Scale, require_iso
 from tailrace.source.postgres.exact import combine
 from tailrace.source.sqlite.catalog import ROWID, describe, make_schema
@@ -43,7 +43,7 @@ class SqliteConnector:
 
     @property
     def path(self) -> Path:
-        return Path(self.dsn.removeprefix(FILE_SCHEME))
+        return path_of(self.dsn)
 
     def check(self) -> list[Finding]:
         try:
@@ -61,7 +61,7 @@ class SqliteConnector:
         with _explained(path):
             connection = _open(path, self.options.statement_seconds)
         try:
-            yield SqliteSession(connection, path, self.options)
+            yield SqliteSession(connection, path, self.options, pace_of(self.dsn, self.options.queries_per_second))
         finally:
             connection.close()
 
@@ -102,11 +102,11 @@ def _explained(path: Path) -> Iterator[None]:
 class SqliteSession:
     """The protocol `Session`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, options: ConnectorOptions) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path, options: ConnectorOptions, pace: Pace) -> None:
         self._connection = connection
         self._path = path
         self._seconds = options.statement_seconds
-        self._pace = Pace(options.queries_per_second)
+        self._pace = pace
 
     def _ask(self, query: str, table: str = "") -> list[tuple[Any, ...]]:
         self._pace.wait()
@@ -125,12 +125,13 @@ class SqliteSession:
                 raise
 
     def tables(self) -> list[TableSchema]:
+        self._pace.wait()
         with _explained(self._path):
             names = set(list_tables(self._connection))
         found = self._ask("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL ORDER BY name")
         described = [describe(text) for name, text in found if name in names]
         return [
-            make_schema(one, {column.name: number for number, column in enumerate(one.fields, 1)}) for one in described
+            make_schema(one, {column.name: number_by_name(column.name) for column in one.fields}) for one in described
         ]
 
     def clock(self) -> Clock:

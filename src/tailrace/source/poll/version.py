@@ -73,6 +73,13 @@ class Scale:
     def timed(self) -> bool:
         return self.kind is not Kind.NUMBER
 
+    def fits(self, value: Value) -> bool:
+        """Whether a value can be one of this column, whose kind may have been another when it was noted."""
+        text = str(value)
+        if self.kind is Kind.NUMBER:
+            return text.lstrip("-").isdecimal()
+        return self.kind is not Kind.TEXT or _ISO.fullmatch(text) is not None
+
     def at(self, moment: int) -> Value:
         """The latest value that is not after the moment."""
         aware = _EPOCH + timedelta(microseconds=moment // self.tick * self.tick)

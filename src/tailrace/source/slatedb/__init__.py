@@ -5,5 +5,6 @@ store    object store, readers, errors      wal      WAL files as columns; the t
 keep     WAL files kept in a place of ours  operator merge operands folded
 expiry   which keys leave when              copy     a checkpoint, scanned by key range
 offset   where a stream stands              follower how far the next batch goes
-split    what a task reads                  source   the upstream as configuration
+split    what a task reads                  crew     the processes that share the reading; hand is one of them
+row      rows as changes of a table         source   the upstream as configuration
 """

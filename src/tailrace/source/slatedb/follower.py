@@ -19,7 +19,7 @@ from tailrace.source.heed import heed, skips_behind
 from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.keep import Keeper, kept_bytes
-from tailrace.source.slatedb.log import Log, Measure, RemoteLog, mark_at, mark_before
+from tailrace.source.slatedb.log import Log, Measure, RemoteLog, mark_at, mark_before, oldest_at
 from tailrace.source.slatedb.offset import NOWHERE, Entry, LogOffset, Mark, Reading, readings
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit, Wanted
 from tailrace.source.slatedb.store import CollectedError
@@ -306,13 +306,8 @@ class SlateDbFollower:
     def _show(self, now: LogOffset) -> None:
         if not self._watch.is_due:
             return
-        oldest = None
-        if now.low_water < self._tail and now.tables and self.source.keep_wal is None:
-            try:
-                oldest = self._open_log().summary(now.low_water + 1).create_ts or None
-            except CollectedError:
-                oldest = None
         folder = self.source.keep_wal
+        oldest = oldest_at(self._open_log(), now.low_water, self._tail) if now.tables and not folder else None
         self._watch.write(now, self._tail, oldest, kept_bytes(folder) if folder else None)
 
     # -- splitting ----------------------------------------------------------------------------------------
@@ -377,9 +372,18 @@ class SlateDbFollower:
         for begin in range(first, last + 1, files):
             end = min(last, begin + files - 1)
             own = {name: one for name, one in log.items() if one.after.wal < end and one.upto.wal >= begin}
-            weights = {name: max(1, size * (end - begin + 1) // len(own)) for name in own}
-            schemas = {name: one.schema for name, one in own.items()}
-            splits.append(WalSplit(weights=weights, schemas=schemas, first=begin, last=end, wanted=own))
+            whole = size * (end - begin + 1)
+            splits.append(
+                WalSplit(
+                    weights={name: max(1, whole // len(own)) for name in own},
+                    schemas={name: one.schema for name, one in own.items()},
+                    first=begin,
+                    last=end,
+                    wanted=own,
+                    bytes=whole,
+                    readers=len(own),
+                )
+            )
         return splits
 
     def stop(self) -> None:

@@ -105,6 +105,21 @@ def mark_at(log: Log, measure: Measure, after: Mark, wal: int) -> Mark:
     return Mark(wal, after.seq)
 
 
+def oldest_at(log: Log, after: int, upto: int) -> int | None:
+    """When the first row behind `after` was written, in milliseconds; None when there is none, or it is gone.
+
+    Fence files hold no time, and are looked behind.
+    """
+    for number in range(after + 1, min(upto, after + _FENCES) + 1):
+        try:
+            created = log.summary(number).create_ts
+        except CollectedError:
+            return None
+        if created:
+            return created
+    return None
+
+
 def mark_before(log: Log, seq: int, near: int) -> Mark:
     """A place from which everything behind `seq` can be read, found backwards from the file `near`.
 

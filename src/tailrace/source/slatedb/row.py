@@ -46,12 +46,15 @@ class Rows:
 
     @classmethod
     def of_log(cls, batch: pa.RecordBatch) -> Rows:
-        """Rows of whole WAL files. All rows of a write batch have its `seq`, and are counted from 0."""
+        """Rows of whole WAL files. All rows of a write batch have its `seq`, and are counted from 0 by even numbers.
+
+        An odd one behind a delete would make the two a changed key, which a key-value store does not have.
+        """
         seq = batch.column("seq").to_numpy()
         at = np.arange(len(seq))
         begins = np.flatnonzero(np.diff(seq, prepend=-1))
         lengths = np.diff(begins, append=len(seq))
-        return cls(batch, seq, at - np.repeat(begins, lengths))
+        return cls(batch, seq, 2 * (at - np.repeat(begins, lengths)))
 
     def __len__(self) -> int:
         return int(self.batch.num_rows)

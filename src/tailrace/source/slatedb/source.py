@@ -23,6 +23,7 @@ from tailrace.source import Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.slatedb import preflight
 from tailrace.source.slatedb.copy import CopySplit, delete_leftovers, read_range
+from tailrace.source.slatedb.crew import crew
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.follower import SlateDbFollower
 from tailrace.source.slatedb.keep import forget_kept
@@ -31,7 +32,7 @@ from tailrace.source.slatedb.offset import LogOffset
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.row import Partition, Rows, build
 from tailrace.source.slatedb.rule import Rule, read_rules
-from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired, read_wal
+from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
 from tailrace.source.slatedb.store import Database, Store
 from tailrace.source.slatedb.watch import read_status
 
@@ -141,7 +142,7 @@ class SlateDbSource:
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, WalSplit):
-            return read_wal(self, split)
+            return crew().read(self, split)
         if isinstance(split, ExpirySplit):
             return read_expired(self, split)
         if isinstance(split, CopySplit):

@@ -40,11 +40,16 @@ class Wanted:
 
 @dataclass(frozen=True)
 class WalSplit(Split):
-    """The WAL files first … last, and what is wanted of them, by table."""
+    """The WAL files first … last, and what is wanted of them, by table.
+
+    `bytes` is about how large the files are; `readers` is how many tasks may read them at the same time.
+    """
 
     first: int = 0
     last: int = 0
     wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    bytes: int = 0
+    readers: int = 1
 
     def only(self, tables: Collection[str]) -> WalSplit:
         wanted = {name: one for name, one in self.wanted.items() if name in tables}

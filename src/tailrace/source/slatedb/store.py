@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -19,6 +19,8 @@ Result = TypeVar("Result")
 _KINDS = {"local": "LOCAL", "memory": "IN_MEMORY", "s3": "S3", "gcs": "GCS", "azure": "AZURE"}
 _PLACES = {"local": "local_path", "s3": "bucket", "gcs": "bucket", "azure": "container_name"}
 _SCAN_BYTES = 4 << 20
+ANSWER_SECONDS = 60.0
+"""SlateDB itself would ask a store that is out of reach again and again, for ever."""
 _opened: dict[tuple[Any, ...], Any] = {}
 
 
@@ -64,11 +66,31 @@ class Store:
             return api.ObjectStoreBuilder(kind).build()
         # Credentials that are not given come from the environment, as with the provider's own tools.
         remote = self.type != "local"
-        builder = api.ObjectStoreBuilder.from_env(kind) if remote else api.ObjectStoreBuilder(kind)
-        builder.with_config(_PLACES[self.type], self.place)
-        for name, value in self.options.items():
-            builder.with_config(name, value)
-        return builder.build()
+        if remote:
+            self._require_encryption()
+        try:
+            builder = api.ObjectStoreBuilder.from_env(kind) if remote else api.ObjectStoreBuilder(kind)
+            builder.with_config(_PLACES[self.type], self.place)
+            for name, value in self.options.items():
+                builder.with_config(name, value)
+            return builder.build()
+        except api.Error as error:
+            text = str(error.message)
+            for value in filter(None, self.options.values()):
+                text = text.replace(value, "***")
+            # Without its cause: that one quotes values.
+            raise ConfigError(
+                f"the {self.type} store cannot be opened: {text}", fix="look at `store` and its `options` in the file"
+            ) from None
+
+    def _require_encryption(self) -> None:
+        """Its client would refuse each request to a plain endpoint, and SlateDB try again for ever."""
+        plain = any("endpoint" in name and value.startswith("http://") for name, value in self.options.items())
+        if plain and not any(name.lower().endswith("allow_http") for name in (*self.options, *os.environ)):
+            raise ConfigError(
+                f"the endpoint of the {self.type} store is plain http, which its client refuses",
+                fix='use https, or set allow_http: "true" in the options of the store',
+            )
 
 
 @dataclass(frozen=True)
@@ -78,6 +100,11 @@ class Database:
     path: str
     store: Store
     wal_store: Store | None = None
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes see the same database."""
+        return all(store.type != "memory" for store in (self.store, self.wal_store) if store is not None)
 
     def wal_reader(self) -> Any:
         """A reader of WAL files. Few fetches at once: what lies behind the wanted files would be fetched in vain."""
@@ -139,13 +166,21 @@ class Loop:
         self._runner = asyncio.Runner()
 
     def run(self, work: Coroutine[Any, Any, Result], doing: str) -> Result:
+        """Do one step. Raises UnavailableError when there is no answer."""
+        return self.run_steps(in_time(work), doing)
+
+    def run_steps(self, work: Coroutine[Any, Any, Result], doing: str) -> Result:
+        """Do work of many steps, each of which keeps to its time by itself."""
         api = binding()
         try:
             return self._runner.run(work)
         except api.Error as error:
             raise translate(error, doing) from error
         except TimeoutError as error:
-            raise UnavailableError(f"the object store did not answer while {doing}") from error
+            raise UnavailableError(
+                f"the object store did not answer within {ANSWER_SECONDS:.0f} s while {doing}",
+                fix="look at its endpoint and credentials, and at the network between",
+            ) from error
 
     def __enter__(self) -> Self:
         self._runner.__enter__()
@@ -155,10 +190,21 @@ class Loop:
         self._runner.close()
 
 
+async def in_time(step: Awaitable[Result]) -> Result:
+    """Raises TimeoutError when there is no answer."""
+    return await asyncio.wait_for(step, ANSWER_SECONDS)
+
+
 def run(work: Coroutine[Any, Any, Result], doing: str) -> Result:
-    """Do it on an event loop of its own."""
+    """Do one step on an event loop of its own."""
     with Loop() as loop:
         return loop.run(work, doing)
+
+
+def run_steps(work: Coroutine[Any, Any, Result], doing: str) -> Result:
+    """Do many on an event loop of their own."""
+    with Loop() as loop:
+        return loop.run_steps(work, doing)
 
 
 def translate(error: Any, doing: str) -> TailraceError:

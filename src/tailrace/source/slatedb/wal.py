@@ -6,7 +6,6 @@ writer begins with an empty one. Rows are in the order of `seq`, which all rows 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,10 +14,9 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.errors import LostError
-from tailrace.source.slatedb.store import Database, binding, run
+from tailrace.source.slatedb.store import Database, binding, in_time, run, run_steps
 
 VALUE, TOMBSTONE, MERGE = 0, 1, 2
-ANSWER_SECONDS = 60.0
 
 ROWS = pa.schema(
     [
@@ -55,11 +53,11 @@ def columns(rows: Sequence[Any], *, is_log: bool = True) -> pa.RecordBatch:
 
 
 async def _read(database: Database, first: int, last: int) -> list[pa.RecordBatch]:
-    iterator = await database.wal_reader().iterator(first)
+    iterator = await in_time(database.wal_reader().iterator(first))
     found: list[pa.RecordBatch] = []
     for number in range(first, last + 1):
         # The files were there when the range was chosen: past the end the iterator would wait for ever.
-        file = await asyncio.wait_for(iterator.next(), ANSWER_SECONDS)
+        file = await in_time(iterator.next())
         if file.last_consumed_wal_file_id != number:
             raise LostError(f"WAL file {number} is missing; {file.last_consumed_wal_file_id} came in its place")
         found.append(columns(file.rows))
@@ -68,7 +66,7 @@ async def _read(database: Database, first: int, last: int) -> list[pa.RecordBatc
 
 def read_files(database: Database, first: int, last: int) -> list[pa.RecordBatch]:
     """The rows of the files first … last, all of which were seen. Raises CollectedError when one is gone."""
-    return run(_read(database, first, last), "reading WAL files")
+    return run_steps(_read(database, first, last), "reading WAL files")
 
 
 def find_tail(database: Database, after: int) -> int:

@@ -1,0 +1,345 @@
+# ruff: noqa: S608 - every name and value in the SQL here is quoted
+"""A DuckDB file, polled: `duckdb:///file.duckdb`, never written to.
+
+DuckDB lets one process write a file or several read it, not both at a time. So each question opens the file and lets it
+go, and waits while somebody writes. Who can open it knows that no transaction is open.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Final
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from tailrace.errors import Finding, PreflightError, SchemaChangedError, TailraceError, UnavailableError
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
+from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.source.poll.option import path_of
+from tailrace.source.poll.pace import pace_of
+from tailrace.source.poll.version import Kind, Scale, kind_of
+from tailrace.source.postgres.exact import combine
+
+FETCH_KEYS: Final = 50_000
+RETRY_SECONDS: Final = 0.05
+INTERRUPT_SECONDS: Final = 0.005
+
+_TYPES: Final[dict[str, pa.DataType]] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INTEGER": pa.int32(),
+    "BIGINT": pa.int64(),
+    "UTINYINT": pa.uint8(),
+    "USMALLINT": pa.uint16(),
+    "UINTEGER": pa.uint32(),
+    "UBIGINT": pa.uint64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "BLOB": pa.binary(),
+    "DATE": pa.date32(),
+    "TIME": pa.time64("us"),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMP_S": pa.timestamp("us"),
+    "TIMESTAMP_MS": pa.timestamp("us"),
+    "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", "UTC"),
+}
+"""Types that are kept as they are; a decimal is, too, and every other one becomes DuckDB's text for it."""
+_TICKS: Final = {"TIMESTAMP_S": 1_000_000, "TIMESTAMP_MS": 1_000}
+_ENDLESS: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP WITH TIME ZONE")
+"""Types that hold infinity, which Arrow's do not."""
+
+_TABLES = """
+SELECT c.schema_name, c.table_name, c.column_name, c.data_type, c.is_nullable,
+       list_position(k.constraint_column_names, c.column_name)
+FROM duckdb_columns() c
+JOIN duckdb_tables() t USING (database_oid, schema_oid, table_oid)
+LEFT JOIN duckdb_constraints() k
+  ON k.database_oid = c.database_oid AND k.table_oid = c.table_oid AND k.constraint_type = 'PRIMARY KEY'
+WHERE c.database_name = current_database() AND NOT t.temporary AND NOT t.internal
+ORDER BY c.schema_name, c.table_name, c.column_index
+"""
+
+
+@dataclass(frozen=True)
+class DuckDbConnector:
+    """A file, by `duckdb:///path`."""
+
+    dsn: str
+    options: ConnectorOptions = field(default_factory=ConnectorOptions)
+
+    def check(self) -> list[Finding]:
+        try:
+            with self.open() as session:
+                session.tables()
+        except TailraceError as error:
+            return [Finding("error", "file", error.message, error.fix)]
+        return [Finding("ok", "file", f"{path_of(self.dsn)} can be read")]
+
+    @contextmanager
+    def open(self) -> Iterator[DuckDbSession]:
+        yield DuckDbSession(self.dsn, self.options)
+
+
+class DuckDbSession:
+    """The protocol `Session`. Nothing is open between two calls."""
+
+    def __init__(self, dsn: str, options: ConnectorOptions) -> None:
+        self._path = path_of(dsn)
+        self._options = options
+        self._pace = pace_of(dsn, options.queries_per_second)
+
+    def _open(self) -> duckdb.DuckDBPyConnection:
+        deadline = time.monotonic() + self._options.statement_seconds
+        while True:
+            try:
+                return duckdb.connect(str(self._path), read_only=True)
+            except duckdb.Error as error:
+                text = str(error)
+                if not self._path.is_file() or "not a valid DuckDB" in text:
+                    what = f"{self._path} is not a DuckDB database" if self._path.is_file() else f"no file {self._path}"
+                    raise PreflightError(what, fix="correct the path behind duckdb:/// in source.dsn") from error
+                if time.monotonic() >= deadline:
+                    raise UnavailableError(
+                        f"{self._path} cannot be opened: {text.partition(' (PID')[0]}",
+                        fix="let the application close the file between its writes: DuckDB shares it with no reader",
+                    ) from error
+            time.sleep(RETRY_SECONDS)
+
+    def _ask(self, query: str, table: str = "", wanted: pa.Table | None = None) -> pa.Table:
+        """The answer as Arrow. `wanted` are rows that the query calls by that name."""
+        self._pace.wait()
+        connection = self._open()
+        done = threading.Event()
+        threading.Thread(target=self._limit, args=(connection, done), daemon=True).start()
+        try:
+            connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
+            if wanted is not None:
+                connection.register("wanted", wanted)
+            return connection.sql(query).to_arrow_table()
+        except (duckdb.CatalogException, duckdb.BinderException) as error:
+            raise SchemaChangedError(
+                "the table or one of its columns is no longer there under its name",
+                fix=f"tailrace retry FILE {table}; if it was dropped, take it out of tables.include",
+                table=table,
+            ) from error
+        except duckdb.InterruptException as error:
+            raise UnavailableError(
+                f"a query of {self._path} took longer than {self._options.statement_seconds:g} s",
+                fix="raise source.statement_timeout, or lower page_rows",
+                table=table or None,
+            ) from error
+        except duckdb.Error as error:
+            raise UnavailableError(f"{self._path} could not be read: {type(error).__name__}") from error
+        finally:
+            done.set()
+            connection.close()
+
+    def _limit(self, connection: duckdb.DuckDBPyConnection, done: threading.Event) -> None:
+        """Interrupt what takes too long; more than once, as an interrupt before a query begins is not heeded."""
+        seconds = self._options.statement_seconds
+        while not done.wait(seconds):
+            connection.interrupt()
+            seconds = INTERRUPT_SECONDS
+
+    def tables(self) -> list[TableSchema]:
+        found: dict[TableName, list[tuple[Column, int | None]]] = {}
+        for row in self._ask(_TABLES).to_pylist():
+            schema, table, name, declared, nullable, place = row.values()
+            column = Column(name, _arrow_type(declared), nullable, declared, number_by_name(name))
+            found.setdefault(TableName(schema, table), []).append((column, place))
+        return [
+            TableSchema(
+                table,
+                tuple(column for column, _ in columns),
+                tuple(column.name for column, place in sorted(columns, key=lambda each: each[1] or 0) if place),
+                upstream_id=str(table),
+            )
+            for table, columns in found.items()
+        ]
+
+    def clock(self) -> Clock:
+        # Nobody can have begun to write what is not there yet: the file opens for reading only while nobody writes it.
+        self._open().close()
+        now = time.time_ns() // 1000
+        return Clock(now, now, known=True)
+
+    @cached_property
+    def _zone(self) -> str:
+        """The zone of this machine, which is that of the application that shares the file."""
+        connection = duckdb.connect()
+        try:
+            row = connection.execute("SELECT current_setting('TimeZone')").fetchone()
+        finally:
+            connection.close()
+        assert row is not None
+        return str(row[0])
+
+    def scale(self, table: Polled, column: str) -> Scale | None:
+        found = table.schema.column(column)
+        kind = kind_of(found)
+        if kind is None:
+            return None
+        latest = None
+        if kind is Kind.NUMBER:
+            latest = self._ask(f"SELECT max({_name(column)}) FROM {_table(table)} AS source", table.name)[0][0].as_py()
+        zone = (self._options.zone or self._zone) if kind in (Kind.LOCAL, Kind.DAY) else "UTC"
+        return Scale(kind, _TICKS.get(found.upstream_type, 1), zone, latest)
+
+    def page(self, query: Query) -> Page:
+        where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
+        if query.by is not None:
+            where.append(f"{_name(query.by)} IS NOT NULL")
+        return self._select(query, f"{_where(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
+
+    def _select(self, query: Query, rest: str, wanted: pa.Table | None = None) -> Page:
+        columns, marks = query.columns.columns, query.order
+        endless = [column for column in columns if column.upstream_type in _ENDLESS]
+        listed = [_shown(column) for column in columns]
+        listed += [f"CASE WHEN NOT isfinite({_name(c.name)}) THEN {_name(c.name)}::VARCHAR END" for c in endless]
+        listed += [f"{_name(name)}::VARCHAR" for name in marks]
+        if query.hashed:
+            listed.append(f"hash({_names([column.name for column in query.table.schema.columns])})")
+        # Names of our own, as those of a table need not be distinct to DuckDB.
+        answer = ", ".join(f"{each} AS a{at}" for at, each in enumerate(listed))
+        found = self._ask(
+            f"SELECT {answer} FROM {_table(query.table)} AS source {rest}", query.table.name, wanted
+        ).combine_chunks()
+        arrays = [_one(found.column(at)) for at in range(len(listed))]
+        row = pa.StructArray.from_arrays(
+            [array.cast(column.type) for array, column in zip(arrays, columns, strict=False)],
+            fields=list(query.columns.row_type),
+        )
+        rest_of = iter(arrays[len(columns) :])
+        unfit = {
+            column.name: texts for column, texts in zip(endless, rest_of, strict=False) if texts.null_count < len(texts)
+        }
+        last = tuple(next(rest_of)[-1].as_py() for _ in marks) if len(row) else None
+        hashes = None
+        if query.hashed:
+            hashes = np.asarray(arrays[-1].to_numpy(zero_copy_only=False), np.uint64).view(np.int64)
+        return Page(row, combine(unfit), hashes, last)
+
+    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+        order = table.order(None)
+        texts = ", ".join(f"{_name(name)}::VARCHAR AS a{at}" for at, name in enumerate(order))
+        where = _where(_conditions(table, None, Stretch(after)))
+        query = (
+            f"SELECT {texts} FROM {_table(table)} AS source {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}"
+        )
+        found = self._ask(query, table.name)
+        return tuple(column[0].as_py() for column in found.columns) if found.num_rows else None
+
+    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
+        for start in range(0, keys.num_rows, FETCH_KEYS):
+            some = keys.select(list(table.schema.key)).slice(start, FETCH_KEYS)
+            wanted = some.rename_columns([f"k{at}" for at in range(len(table.schema.key))])
+            same = [f"{_shown(table.schema.column(name))} = wanted.k{at}" for at, name in enumerate(table.schema.key)]
+            rest = f"SEMI JOIN wanted ON {' AND '.join(same)} {_where(_alive(table, False))}"
+            yield self._select(Query(table, None, Stretch(), columns, FETCH_KEYS), rest, wanted)
+
+    def count_unversioned(self, table: Polled) -> int:
+        if table.version is None:
+            return 0
+        where = _where([f"{_name(table.version)} IS NULL", *_alive(table, False)])
+        return int(self._ask(f"SELECT count(*) FROM {_table(table)} AS source {where}", table.name)[0][0].as_py())
+
+    def lacks_index(self, table: Polled, column: str) -> bool:
+        """Never: each block of rows knows its lowest and highest value, and blocks that cannot match are not read."""
+        return False
+
+    def estimate(self, table: Polled) -> int:
+        place = table.schema.table
+        query = (
+            "SELECT estimated_size FROM duckdb_tables() WHERE database_name = current_database()"
+            f" AND schema_name = {_text(place.schema)} AND table_name = {_text(place.name)}"
+        )
+        found = self._ask(query, table.name)
+        return int(found[0][0].as_py()) if found.num_rows else 0
+
+
+def _arrow_type(declared: str) -> pa.DataType:
+    if digits := re.fullmatch(r"DECIMAL\((\d+),(\d+)\)", declared):
+        return pa.decimal128(int(digits[1]), int(digits[2]))
+    return _TYPES.get(declared, pa.string())
+
+
+def _shown(column: Column) -> str:
+    """A column as it is read: what Arrow has no type for, or no value, is left to texts."""
+    name = _name(column.name)
+    if column.upstream_type in _ENDLESS:
+        return f"CASE WHEN isfinite({name}) THEN {name} END"
+    return f"{name}::VARCHAR" if pa.types.is_string(column.type) else name
+
+
+def _one(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def _name(name: str) -> str:
+    return f"source.{_quoted(name)}"
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(map(_name, names))
+
+
+def _table(table: Polled) -> str:
+    return f"{_quoted(table.schema.table.schema)}.{_quoted(table.schema.table.name)}"
+
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        octets = "".join(f"\\x{octet:02X}" for octet in value.encode())
+        return f"decode('{octets}'::BLOB)"
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
+    order = table.order(by)
+    found = []
+    if stretch.after:
+        found.append(_bound(table, order, stretch.after, ">", ends=">" if len(stretch.after) == len(order) else ">="))
+    if stretch.upto is not None:
+        found.append(_bound(table, order, stretch.upto, "<", ends="<=" if len(stretch.upto) == len(order) else "<"))
+    return found
+
+
+def _bound(table: Polled, order: Sequence[str], mark: Mark, sign: str, *, ends: str) -> str:
+    """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error to DuckDB.
+
+    What it says of the first column alone lets DuckDB pass over blocks of rows.
+    """
+    if not mark:
+        return "false"
+    found = ""
+    for at, value in reversed([*enumerate(mark)]):
+        column = table.schema.column(order[at])
+        name, literal = _name(column.name), f"CAST({_text(str(value))} AS {column.upstream_type})"
+        found = (
+            f"({name} {sign} {literal} OR ({name} = {literal} AND {found}))" if found else f"{name} {ends} {literal}"
+        )
+    return f"{name} {sign}= {literal} AND {found}"
+
+
+def _alive(table: Polled, deleted: bool | None) -> list[str]:
+    if table.soft is None or deleted is None:
+        return []
+    return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
+
+
+def _where(conditions: Sequence[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

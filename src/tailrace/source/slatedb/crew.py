@@ -1,0 +1,129 @@
+"""Processes beside this one that read WAL files, because SlateDB's binding keeps a process to one core.
+
+A process reads one split at a time by itself. A large split that comes while it does so goes to another process; such
+are started when they are needed, end when they are not, and never outlive the one that started them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from tailrace.change import Changes
+from tailrace.source.slatedb.hand import ask, hear
+from tailrace.source.slatedb.split import WalSplit, read_wal
+
+if TYPE_CHECKING:
+    from tailrace.source.slatedb.source import SlateDbSource
+
+WORTHWHILE_BYTES = 4 << 20
+"""A smaller split is read here sooner than a process has started."""
+_MOST = 4
+"""So many processes decode more than a destination takes."""
+
+
+class Hand:
+    """One further process. `read` is called by one thread at a time."""
+
+    def __init__(self) -> None:
+        # What can be imported here, such as an operator of somebody's own, can be imported there.
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        program = [sys.executable, "-m", "tailrace.source.slatedb.hand"]
+        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+
+    def read(self, source: SlateDbSource, split: WalSplit) -> list[Changes] | None:
+        """The changes of a split; None when the process ended before it had them. Raises what reading raised."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            ask(self.process.stdin, source, split)
+            answer = hear(self.process.stdout)
+        except (EOFError, BrokenPipeError):
+            self.dismiss()
+            return None
+        return [Changes(split.wanted[name].schema, batch) for name, batch in answer]
+
+    def dismiss(self) -> None:
+        """End the process. A repeat changes nothing."""
+        for pipe in (self.process.stdin, self.process.stdout):
+            with suppress(BrokenPipeError):
+                assert pipe is not None
+                pipe.close()
+        self.process.wait()
+
+
+class Crew:
+    """The further processes of this one. Threads share it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._here = 0
+        self._idle: list[Hand] = []
+        self._busy: set[Hand] = set()
+
+    def read(self, source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
+        """What `read_wal` reads, here or in another process. Raises the same."""
+        hand = self._take(_helpers(source, split))
+        try:
+            found = hand.read(source, split) if hand is not None else None
+            # Nothing is lost with a process that ends early: reading is repeatable.
+            yield from read_wal(source, split) if found is None else found
+        finally:
+            self._give_back(hand)
+
+    def _take(self, most: int) -> Hand | None:
+        """A process that is free; None when this one is, or when there may not be more of them."""
+        with self._lock:
+            if self._here and most:
+                for gone in [hand for hand in self._idle if hand.process.poll() is not None]:
+                    self._idle.remove(gone)
+                    gone.dismiss()
+                if self._idle or len(self._busy) < most:
+                    hand = self._idle.pop() if self._idle else Hand()
+                    self._busy.add(hand)
+                    return hand
+            self._here += 1
+            return None
+
+    def _give_back(self, hand: Hand | None) -> None:
+        with self._lock:
+            if hand is None:
+                self._here -= 1
+            elif hand in self._busy:
+                self._busy.remove(hand)
+                if hand.process.poll() is None:
+                    self._idle.append(hand)
+
+    def dismiss(self) -> None:
+        """End those that have nothing to do."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for hand in idle:
+            hand.dismiss()
+
+
+def _helpers(source: SlateDbSource, split: WalSplit) -> int:
+    """How many further processes may read this split and those like it at the same time."""
+    if split.bytes < WORTHWHILE_BYTES or source.keep_wal is not None or not source.database.is_shared:
+        return 0
+    # As many tasks as there are tables may read the same files, each with processes of its own.
+    return max(0, min((os.cpu_count() or 1) // split.readers, _MOST) - 1)
+
+
+_crews: dict[int, Crew] = {}
+
+
+def crew() -> Crew:
+    """That of this process: one that was forked must not talk to the processes of its parent."""
+    return _crews.setdefault(os.getpid(), Crew())
+
+
+@atexit.register
+def _dismiss() -> None:
+    crew().dismiss()

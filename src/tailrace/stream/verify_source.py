@@ -1,0 +1,108 @@
+"""The rows of a source as they are now, read back as a whole for a comparison.
+
+`source_rows` is chosen by the class of the source; other packages register theirs: `source_rows.register(MySource)`.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from functools import singledispatch
+from typing import Any, cast
+
+import pyarrow as pa
+from psycopg import sql
+
+from tailrace.change import Changes
+from tailrace.destination.part import EXACT
+from tailrace.errors import ConfigError
+from tailrace.schema import TableSchema
+from tailrace.source.poll.connector import Polled, Query
+from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.source import PollSource
+from tailrace.source.poll.split import pages
+from tailrace.source.postgres.connection import bulk
+from tailrace.source.postgres.mapping import Converter, select_list
+from tailrace.source.postgres.source import PostgresSource
+from tailrace.source.rqlite import copy as rqlite_copy
+from tailrace.source.rqlite.source import RqliteSource
+from tailrace.source.slatedb import copy as slatedb_copy
+from tailrace.source.slatedb.follower import read_clock
+from tailrace.source.slatedb.source import SlateDbSource
+from tailrace.source.sqlite import copy as sqlite_copy
+from tailrace.source.sqlite.catalog import ROWID
+from tailrace.source.sqlite.source import SqliteSource
+
+Rows = Iterator[pa.RecordBatch]
+"""A table's columns, then EXACT: the values that their column's type cannot hold."""
+
+_LAST_ROWID = (1 << 63) - 1
+
+
+@singledispatch
+def source_rows(source: object, table: TableSchema) -> Rows:
+    """The rows of a table as its upstream has them now, some at a time. Nothing upstream or in the state changes.
+
+    Raises ConfigError for a source that cannot be read so.
+    """
+    raise ConfigError(
+        f"a source of type {type(source).__name__} cannot be read as a whole, so that nothing can be compared",
+        fix="register a function for it: tailrace.stream.verify_source.source_rows.register",
+    )
+
+
+@source_rows.register
+def _(source: PostgresSource, table: TableSchema) -> Rows:
+    published = source.discover()[int(table.upstream_id)]
+    converter = Converter(table)
+    where = f" WHERE {published.row_filter}" if published.row_filter else ""
+    place = sql.Identifier(table.table.schema, table.table.name).as_string()
+    with bulk(source.dsn, f"verifying {table.table}") as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT {select_list(table).as_string()} FROM {place}{where}")  # noqa: S608 - the catalog's own
+        for batch in cursor.fetch_record_batch():
+            yield _with_exact(*converter.convert(batch))
+
+
+@source_rows.register
+def _(source: PollSource, table: TableSchema) -> Rows:
+    settings = source.tables_wanted.settings_of(str(table.table))
+    soft = settings.deletes.soft if settings.deletes is not None else None
+    query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.page_rows)
+    with source.connector().open() as session:
+        for page in pages(session, query):
+            yield _with_exact(page.rows, page.exact)
+
+
+@source_rows.register
+def _(source: SqliteSource, table: TableSchema) -> Rows:
+    return _copied(source.read(sqlite_copy.CopySplit(copies=table, high=_LAST_ROWID)))
+
+
+@source_rows.register
+def _(source: RqliteSource, table: TableSchema) -> Rows:
+    by_key = all(table.column(name).upstream_type != ROWID for name in table.key)
+    split = rqlite_copy.CopySplit(copies=table, high=_LAST_ROWID, by_key=by_key, rows=source.chunk_rows)
+    return _copied(source.read(split))
+
+
+@source_rows.register
+def _(source: SlateDbSource, table: TableSchema) -> Rows:
+    # What will expire is noted while rows are read: for a reader of our own, and forgotten with it.
+    reader = source.for_reader(f"verify-{uuid.uuid4().hex}")
+    low, high = slatedb_copy.range_of(reader.rule(table), (), 0)
+    latest = cast(str, None)  # not a checkpoint, but what is durable now
+    split = slatedb_copy.CopySplit(copies=table, checkpoint=latest, low=low, high=high, clock=read_clock())
+    try:
+        yield from _copied(reader.read(split))
+    finally:
+        reader.reset()
+
+
+def _copied(read: Iterable[Changes]) -> Rows:
+    for changes in read:
+        yield _with_exact(changes.row, changes.batch.column("exact"))
+
+
+def _with_exact(rows: pa.StructArray, exact: pa.Array[Any] | None) -> pa.RecordBatch:
+    texts = pa.nulls(len(rows), pa.string()) if exact is None else exact
+    return pa.RecordBatch.from_struct_array(rows).append_column(EXACT, texts)

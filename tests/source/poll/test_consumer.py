@@ -1,0 +1,104 @@
+"""Polling without Spark, and the stores of its watermarks."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tailrace.errors import DamagedError
+from tailrace.selection import TableOptions
+from tailrace.source.poll.consumer import PollConsumer
+from tailrace.source.poll.source import PollSource
+from tailrace.source.poll.watermark import FileWatermarks, MemoryWatermarks, WatermarkStore
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Callable[..., None]:
+    def run(*statements: str) -> None:
+        with closing(sqlite3.connect(tmp_path / "app.db", isolation_level=None)) as app:
+            for statement in statements:
+                app.execute(statement)
+
+    run("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT)")
+    return run
+
+
+@pytest.fixture
+def source(tmp_path: Path, run: Callable[..., None]) -> PollSource:
+    tables = TableOptions.model_validate({"defaults": {"updated_at": "updated_at"}})
+    dsn, folder = f"sqlite:///{tmp_path}/app.db", str(tmp_path / "known")
+    return PollSource("shop", dsn, folder, tables, interval_seconds=1e-6, idle_interval_seconds=1e-6)
+
+
+OLD, NOW = "'2001-01-01 00:00:00'", "CURRENT_TIMESTAMP"
+
+
+def insert(*keys: int, moment: str = OLD) -> str:
+    return "INSERT INTO t VALUES " + ", ".join(f"({key}, 'v', {moment})" for key in keys)
+
+
+def take(consumer: PollConsumer) -> list[int]:
+    return [row["id"] for changes in consumer.poll() for row in changes.row.to_pylist()]
+
+
+@pytest.fixture(params=["memory", "file"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> WatermarkStore:
+    return MemoryWatermarks() if request.param == "memory" else FileWatermarks(tmp_path / "shop.watermark")
+
+
+def test_the_watermark_moves_when_what_is_behind_it_was_applied_and_not_before(
+    source: PollSource, store: WatermarkStore, run: Callable[..., None]
+) -> None:
+    run(insert(1, 2))
+    with PollConsumer(source, store) as consumer:
+        assert take(consumer) == [1, 2]
+        assert take(consumer) == [1, 2]
+        assert store.load("shop") is None
+        consumer.commit()
+        assert take(consumer) == []
+        consumer.commit()
+        run(insert(3, moment=NOW))
+        assert take(consumer) == [3]
+    # It ended before it could say so.
+    with PollConsumer(source, store) as consumer:
+        assert take(consumer) == [3]
+        consumer.commit()
+    with PollConsumer(source, store) as consumer:
+        assert take(consumer) == []
+
+
+def test_without_a_stored_watermark_everything_is_copied(source: PollSource, run: Callable[..., None]) -> None:
+    run(insert(1))
+    for _ in range(2):
+        with PollConsumer(source, MemoryWatermarks()) as consumer:
+            assert take(consumer) == [1]
+            consumer.commit()
+
+
+@pytest.mark.parametrize("what", ["torn", "flipped", "foreign"])
+def test_a_watermark_that_is_damaged_or_foreign_stops_or_is_rewound(
+    what: str, source: PollSource, tmp_path: Path, run: Callable[..., None]
+) -> None:
+    run(insert(1, 2))
+    store = FileWatermarks(tmp_path / "shop.watermark")
+    with PollConsumer(source, store) as consumer:
+        assert take(consumer) == [1, 2]
+        consumer.commit()
+    text = store.path.read_text()
+    if what == "foreign":
+        source = replace(source, name="other")
+    else:
+        store.path.write_text(text[:-20] if what == "torn" else text.replace("ready", "reedy"))
+    with pytest.raises(DamagedError, match="stored watermark") as caught, PollConsumer(source, store):
+        pass
+    assert "permissive" in (caught.value.fix or "")
+    with PollConsumer(replace(source, on_bad_watermark="permissive"), store) as consumer:
+        assert take(consumer) == [1, 2]
+        consumer.commit()
+    with PollConsumer(source, store) as consumer:
+        assert take(consumer) == []

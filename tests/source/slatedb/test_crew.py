@@ -1,0 +1,171 @@
+"""Splits that are read by several processes at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tailrace.change import Changes
+from tailrace.errors import TableError, UnfitError
+from tailrace.selection import TableOptions
+from tailrace.source.slatedb import crew as crews
+from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, Crew
+from tailrace.source.slatedb.offset import Mark
+from tailrace.source.slatedb.source import SlateDbSource
+from tailrace.source.slatedb.split import WalSplit, Wanted, read_wal
+from tailrace.source.slatedb.store import Database, Store
+from tailrace.source.slatedb.wal import find_tail
+from tests.source.slatedb.writing import Writer
+
+ROOT = Path(__file__).parents[3]
+END = 2**62
+UTF8 = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"prefix": "t:", "value": "utf8"}}}})
+
+
+@pytest.fixture
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+    """That of a machine with two cores."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    made = Crew()
+    yield made
+    made.dismiss()
+
+
+def splits_of(source: SlateDbSource, size: int = WORTHWHILE_BYTES) -> list[WalSplit]:
+    """One for each file."""
+    wanted = {str(table.table): Wanted(table, Mark(0, 0), Mark(END, END), 0) for table in source.tables()}
+    numbers = range(1, find_tail(source.database, 0) + 1)
+    return [WalSplit(first=number, last=number, wanted=wanted, bytes=size) for number in numbers]
+
+
+def read_two(crew: Crew, source: SlateDbSource, here: WalSplit, there: WalSplit) -> list[Changes]:
+    """Read one split while another is being read in this process."""
+    reading = crew.read(source, here)
+    first = next(reading)
+    return [first, *crew.read(source, there), *reading]
+
+
+def rows(changes: list[Changes]) -> list[object]:
+    return [row for piece in changes for row in piece.batch.to_pylist()]
+
+
+def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew: Crew) -> None:
+    with Writer(tmp_path / "store", UTF8) as writer:
+        writer.write((b"a", b"1"), (b"t:b", b"2"))
+        writer.write((b"a", None), (b"t:c", b"3"))
+        source = writer.source(tmp_path / "state", UTF8)
+        _, here, there = splits_of(source)
+        both = read_two(crew, source, here, there)
+        assert [hand.process.poll() for hand in crew._idle] == [None]
+        alone = [piece for split in (here, there) for piece in read_wal(source, split)]
+        assert sorted(map(str, rows(both))) == sorted(map(str, rows(alone)))
+        assert {piece.table for piece in both} == set(source.tables())
+
+
+@pytest.mark.parametrize(
+    ("change", "size"),
+    [
+        (lambda source: source, WORTHWHILE_BYTES - 1),
+        (lambda source: replace(source, database=replace(source.database, wal_store=Store("memory", "m"))), 2**40),
+    ],
+)
+def test_small_splits_and_stores_in_memory_stay_here(
+    change: Callable[[SlateDbSource], SlateDbSource], size: int, tmp_path: Path, crew: Crew
+) -> None:
+    with Writer(tmp_path / "store") as writer:
+        source = change(writer.source(tmp_path / "state"))
+        split = replace(WalSplit(first=1, last=1), bytes=size)
+        crew._here = 1
+        assert list(crew.read(source, split)) == []
+        assert not crew._idle
+
+
+def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, crew: Crew) -> None:
+    with Writer(tmp_path / "store") as writer:
+        writer.put(b"a", b"1")
+        source = writer.source(tmp_path / "state")
+        [_, split] = splits_of(source)
+        assert len(read_two(crew, source, split, replace(split, readers=2))) == 2
+        assert not crew._idle
+
+
+def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, crew: Crew) -> None:
+    with Writer(tmp_path / "store") as writer:
+        writer.put(b"a", b"1")
+        writer.put(b"b", b"2")
+        source = writer.source(tmp_path / "state")
+        _, here, there = splits_of(source)
+        expected = rows(read_two(crew, source, here, there))
+        [hand] = crew._idle
+        hand.process.kill()
+        hand.process.wait()
+        assert rows(read_two(crew, source, here, there)) == expected
+        [other] = crew._idle
+        assert other is not hand
+        os.kill(other.process.pid, signal.SIGSTOP)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(read_two, crew, source, here, there)
+            while not crew._busy:
+                time.sleep(0.01)
+            other.process.kill()
+            assert rows(waiting.result(30)) == expected
+
+
+def test_errors_of_another_process_are_raised_here(tmp_path: Path, crew: Crew) -> None:
+    with Writer(tmp_path / "store", UTF8) as writer:
+        writer.put(b"t:a", b"fits")
+        writer.put(b"t:b", b"\xff")
+        source = writer.source(tmp_path / "state", UTF8)
+        _, here, there = splits_of(source)
+        with pytest.raises(UnfitError) as caught:
+            read_two(crew, source, here, there)
+        assert (caught.value.table, caught.value.raw) == ("slatedb.text", b"\xff")
+        writer.flush()
+        writer.put(b"t:a", b"")
+        writer.flush()
+        writer.collect()
+        crew._here = 1
+        with pytest.raises(TableError, match="only a new snapshot helps"):
+            list(crew.read(source, there))
+        assert len(crew._idle) == 1
+
+
+def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path) -> None:
+    with Writer(tmp_path / "store") as writer:
+        writer.put(b"a", b"1")
+        program = [sys.executable, "-m", "tests.source.slatedb.test_crew", str(tmp_path / "store")]
+        owner = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+        with owner:
+            assert owner.stdout is not None
+            hand = int(owner.stdout.readline())
+            os.kill(hand, 0)
+            owner.kill()
+        deadline = time.monotonic() + 20
+        while Path(f"/proc/{hand}").exists():
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+
+def _own(store: str) -> None:
+    """Start a further process, say which, and never end."""
+    source = SlateDbSource("own", Database("db1", Store("local", store)), TableOptions(), f"{store}-state")
+    [_, split] = splits_of(source)
+    os.cpu_count = lambda: 2
+    read_two(crews.crew(), source, split, split)
+    [hand] = crews.crew()._idle
+    print(hand.process.pid, flush=True)
+    threading.Event().wait()
+
+
+if __name__ == "__main__":
+    _own(sys.argv[1])
