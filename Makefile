@@ -15,6 +15,7 @@ $(STAMP): requirements.lock pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	-$(BIN)/tailrace warm  # half a minute once, and every later start of Spark is shorter; nothing depends on it
 	touch $@
 
 check: setup

@@ -30,8 +30,10 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     report.add("capture", "bulk inserts without capture, stdlib", bare, "rows/s")
     report.add("capture", "triggers, ratio to none", triggers / bare, aim=0.2)
     plain = _rate(folder / "plain.db", _apsw, count, lambda connection: None)
+    reading = _rate(folder / "read.db", _apsw, count, lambda connection: connection.preupdate_hook(_read, id=_read))
     hooks = _rate(folder / "hook.db", _apsw, count, lambda connection: capture(connection, "full"))
     report.add("capture", "bulk inserts without capture, apsw", plain, "rows/s")
+    report.add("capture", "a hook that reads each row and keeps nothing, ratio to none", reading / plain)
     report.add("capture", "hooks, ratio to none", hooks / plain, aim=0.5)
     report.add(
         "capture", "full records decoded to typed columns", _decode_rate(int(RECORDS * scale)), "records/s", 300_000
@@ -46,6 +48,10 @@ def _apsw(file: Path) -> Any:
     import apsw
 
     return apsw.Connection(str(file))
+
+
+def _read(update: Any) -> tuple[Any, ...]:
+    return update.database_name, update.table_name, update.opcode, update.rowid_new, update.new
 
 
 def _rate(file: Path, connect: Callable[[Path], Any], count: int, prepare: Callable[[Any], object]) -> float:

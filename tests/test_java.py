@@ -13,6 +13,7 @@ import pytest
 
 from tailrace.errors import PreflightError
 from tailrace.java import java_home
+from tailrace.stream.archive import Archive
 
 _SESSION = """
 from pyspark.sql import SparkSession
@@ -31,7 +32,8 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A PATH with what Spark's launch scripts call, and no Java anywhere."""
     programs = tmp_path / "programs"
     programs.mkdir()
-    for name in ("sh", "bash", "env", "dirname", "basename", "cat", "ps", "rm", "uname", "nohup", "readlink"):
+    scripts = ("sh", "bash", "env", "dirname", "basename", "cat", "ps", "rm", "uname", "nohup", "readlink")
+    for name in (*scripts, "chmod", "ls"):  # Spark asks those about local files
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
     monkeypatch.setenv("PATH", str(programs))
@@ -96,3 +98,44 @@ def test_no_java_at_all_is_an_error_that_names_the_way_out(monkeypatch: pytest.M
     monkeypatch.setattr("tailrace.java._bundled_java", lambda: None)
     with pytest.raises(PreflightError, match=r"tailrace\[embedded\]"):
         java_home()
+
+
+_MAPPED = """
+from pathlib import Path
+from tailrace.stream.session import build_session
+spark = build_session("mapped", "local[1]", {})
+pid = spark.sparkContext._jvm.ProcessHandle.current().pid()
+print("rows", spark.range(10).filter("id % 2 = 0").count())
+print("mapped", *sorted({line.split()[-1] for line in Path(f"/proc/{pid}/maps").open() if ".jsa" in line}))
+spark.stop()
+"""
+
+
+@pytest.mark.usefixtures("no_java")
+@pytest.mark.timeout(400)
+def test_an_archive_of_classes_is_made_and_used_also_with_the_bundled_runtime(tmp_path: Path) -> None:
+    archive = Archive.here()
+    assert archive is not None
+    assert archive.options == ""
+    archive.make()
+    assert archive.exists
+    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("rows", "mapped")))
+    assert said == {"rows": "5", "mapped": f"{archive.base} {archive.file}"}
+
+
+def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    archive = Archive.here()
+    assert archive is not None
+    archive.file.parent.mkdir(parents=True)
+    archive.file.write_bytes(b"not an archive" * 1000)
+    if archive.base is not None:
+        archive.base.write_bytes(b"neither")
+    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr
+    assert "rows 5" in done.stdout
+    assert str(archive.file) not in done.stdout

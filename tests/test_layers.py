@@ -34,7 +34,9 @@ MAY_IMPORT = {
     "config": MODEL | CONFIGURATION | {"state"},
     "status": MODEL | {"state"},
     "view": MODEL | {"state", "status"},
-    "stream": MODEL | CONFIGURATION | {"preflight", "java", "journal", "state", "source", "destination", "status"},
+    "stream": MODEL
+    | CONFIGURATION
+    | {"preflight", "java", "sqlite", "journal", "state", "source", "destination", "status"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
     | CONFIGURATION

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from functools import cache
 from pathlib import Path
 
 from tailrace.errors import PreflightError
@@ -44,12 +45,29 @@ def java_home() -> str | None:
     return str(_wrap(runtime))
 
 
+def find_java() -> Path | None:
+    """The `java` that Spark will run, in the home it was made for; None when there is none."""
+    system = _system_java()
+    if system is not None and _version(system) >= MINIMUM_VERSION:
+        java = Path(system).resolve()
+        # A home without Java's own modules is the wrapper of the bundled one.
+        if (java.parent.parent / "lib" / "modules").exists():
+            return java
+    return _bundled_java()
+
+
+def cache_folder() -> Path:
+    """Where things are kept that can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
+
+
 def _system_java() -> str | None:
     """The `java` that Spark's launcher would take: JAVA_HOME goes over the PATH, even when it leads nowhere."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else shutil.which("java")
 
 
+@cache
 def _version(java: str | None) -> int:
     """The major version, 0 when there is nothing that runs."""
     if java is None:
@@ -70,7 +88,7 @@ def _bundled_java() -> Path | None:
 
 def _wrap(runtime: Path) -> Path:
     text = _WRAPPER.format(java=shlex.quote(str(runtime)))
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
+    cache = cache_folder()
     home = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
     if home.exists():
         return home

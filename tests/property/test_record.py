@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from tailrace.sqlite.affinity import Affinity, affinity_of, arrow_type, read_column
 from tailrace.sqlite.cell import Kind, decode_records
-from tailrace.sqlite.record import MalformedRecordError, Value, decode, encode
+from tailrace.sqlite.change import describe_update
+from tailrace.sqlite.record import MalformedRecordError, Value, decode, encode, split
+from tailrace.sqlite.record_batch import describe_updates, encode_columns
 
 integers = st.one_of(
     st.integers(-(2**63), 2**63 - 1),
@@ -27,6 +29,31 @@ values = st.one_of(
     st.none(), integers, st.floats(allow_nan=False), st.text(max_size=20), st.binary(max_size=20), st.integers(0, 1)
 )
 rows = st.lists(values, max_size=12).map(tuple)
+
+
+texts = st.one_of(st.text(max_size=5), st.integers(40, 200).map("é".__mul__), st.integers(8180, 8190).map("x".__mul__))
+kinds_of_column: list[st.SearchStrategy[Value]] = [
+    st.none(),
+    integers,
+    st.integers(-1, 2),
+    st.floats(),
+    st.sampled_from([0.0, -0.0, float("nan"), float("inf"), 5e-324]),
+    texts,
+    st.sampled_from(["", "a", "\0", "\udcff"]),
+    st.one_of(st.binary(max_size=5), st.integers(40, 200).map(bytes), st.integers(8180, 8190).map(bytes)),
+    st.one_of(values, st.floats(), texts),
+]
+
+
+@st.composite
+def tables(draw: st.DrawFn, count: int = 1) -> list[list[list[Value]]]:
+    """Some tables of the same width and length, each as columns."""
+    length, kinds = draw(st.integers(1, 12)), draw(st.lists(st.sampled_from(kinds_of_column), min_size=1, max_size=8))
+    column = [
+        st.lists(st.one_of(kind, st.none()) if draw(st.booleans()) else kind, min_size=length, max_size=length)
+        for kind in kinds
+    ]
+    return [[draw(values) for values in column] for _ in range(count)]
 
 
 def exact(row: Any) -> list[Any]:
@@ -52,6 +79,56 @@ def test_records_hold_what_sqlite_stores_and_reads(stored: list[tuple[Value, ...
     decoded = decode_records(pa.array([encode(row) for row in stored], pa.binary()), 3)
     columns = [cells.to_list() for cells in decoded.columns]
     assert [exact(row) for row in zip(*columns, strict=True)] == [exact(row) for row in read]
+
+
+@given(tables())
+@settings(deadline=None)
+def test_rows_encoded_at_once_are_the_same_bytes_as_one_by_one(drawn: list[list[list[Value]]]) -> None:
+    (table,) = drawn
+    encoded = encode_columns(table)
+    assert encoded is not None
+    assert encoded.to_pylist() == [encode(row) for row in zip(*table, strict=True)]
+
+
+@given(tables(count=2), st.data())
+@settings(deadline=None)
+def test_updates_described_at_once_are_the_same_bytes_as_one_by_one(
+    drawn: list[list[list[Value]]], data: st.DataObject
+) -> None:
+    old, changed = drawn
+    kept = data.draw(st.lists(st.booleans(), min_size=len(old[0]), max_size=len(old[0])))
+    new = [[a if keep else b for a, b, keep in zip(x, y, kept, strict=True)] for x, y in zip(old, changed, strict=True)]
+    described = describe_updates(old, new)
+    assert described is not None
+    before, after, updates = (records.to_pylist() for records in described)
+    assert list(zip(before, after, updates, strict=True)) == [
+        describe_update(split(a), split(b)) for a, b in zip(zip(*old, strict=True), zip(*new, strict=True), strict=True)
+    ]
+
+
+@pytest.mark.parametrize("edge", [2**bits + step for bits in (0, 7, 15, 23, 31, 47) for step in (-2, -1, 0, 1)])
+def test_integers_encoded_at_once_have_the_smallest_width(edge: int) -> None:
+    numbers = [edge, -edge, 0, 1, 2**63 - 1, -(2**63)]
+    for column in (numbers, numbers[:1], numbers[:2]):
+        encoded = encode_columns([column])
+        assert encoded is not None
+        assert encoded.to_pylist() == [encode((number,)) for number in column]
+
+
+def test_an_integer_of_more_than_64_bits_is_refused_at_once_too() -> None:
+    with pytest.raises(OverflowError):
+        encode_columns([[1, 2**63]])
+
+
+@pytest.mark.parametrize(
+    ("width", "value"), [(1, 5), (63, "x" * 100), (126, None), (127, None), (300, 1), (90, "x" * 100)]
+)
+def test_a_table_of_any_width_is_encoded_at_once_or_left_to_the_single_encoder(width: int, value: Value) -> None:
+    encoded = encode_columns([[value, value]] * width)
+    header = 1 + width * (2 if isinstance(value, str) else 1)
+    assert (encoded is None) == (header > 127)
+    if encoded is not None:
+        assert encoded.to_pylist() == [encode([value] * width)] * 2
 
 
 @given(st.lists(rows, max_size=12), st.integers(0, 3))

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tailrace.sqlite import capture, enable
+from tailrace.sqlite import capture, enable, hook, note, statement
 from tailrace.sqlite.layout import own_tables
 from tailrace.sqlite.replica import apply, revert
 
@@ -105,6 +105,24 @@ def _run_hooked(path: Path, history: list[Step]) -> None:
             connection.execute("COMMIT")
 
 
+def _run_hooked_in_batches(path: Path, history: list[Step]) -> None:
+    with pytest.MonkeyPatch.context() as patch, closing(apsw.Connection(str(path))) as connection:
+        patch.setattr(note, "STREAK", 1)
+        patch.setattr(note, "WORTH", 2)
+        for module in (note, hook):
+            patch.setattr(module, "LONG", 3)
+        patch.setattr(statement, "_MANY", 1)
+        capture(connection, "full")
+        for sql, parameters in history:
+            with suppress(apsw.SQLError, apsw.ConstraintError, apsw.MismatchError):
+                if sql.startswith(("INSERT", "REPLACE")):
+                    connection.executemany(sql, [parameters])
+                else:
+                    connection.execute(sql, parameters).fetchall()
+        if connection.in_transaction:
+            connection.execute("COMMIT")
+
+
 def _run_triggered(path: Path, history: list[Step]) -> None:
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         enable(connection)
@@ -116,7 +134,7 @@ def _run_triggered(path: Path, history: list[Step]) -> None:
         enable(connection)
 
 
-@pytest.mark.parametrize("run", [_run_hooked, _run_triggered])
+@pytest.mark.parametrize("run", [_run_hooked, _run_hooked_in_batches, _run_triggered])
 @given(history=st.lists(steps, max_size=25))
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_history_applies_to_a_copy_and_undoes_to_the_start(run: Any, history: list[Step]) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
@@ -12,7 +14,7 @@ import apsw
 import pytest
 
 from tailrace.errors import ConfigError, PreflightError
-from tailrace.sqlite import Captured, capture, captured, enable
+from tailrace.sqlite import Captured, capture, captured, enable, note
 from tailrace.sqlite.record import decode
 
 OFF = Captured("off", None, None)
@@ -333,3 +335,179 @@ def test_the_applications_own_trace_and_hooks_go_on(connection: apsw.Connection)
     connection.execute("INSERT INTO t(id) VALUES (2)")
     assert "INSERT INTO t(id) VALUES (2)" in seen
     assert len(tape(connection)) == 2
+
+
+MANY = 5000
+"""Enough for a run that becomes records on its way, and a rest."""
+
+
+def many(first: int = 1, count: int = MANY) -> list[tuple[Any, ...]]:
+    return [(n, f"né {n}", n / 2, bytes(n % 90) if n % 3 else None) for n in range(first, first + count)]
+
+
+def insert_many(connection: apsw.Connection, rows: list[tuple[Any, ...]]) -> None:
+    connection.executemany("INSERT INTO t VALUES (?, ?, ?, ?)", rows)
+
+
+@pytest.mark.parametrize("mode", ["id", "before", "after", "full"])
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_many_changes_are_on_the_tape_as_few_are(connection: apsw.Connection, mode: str, version: str) -> None:
+    def change() -> list[Any]:
+        connection.execute("BEGIN")
+        insert_many(connection, many())
+        connection.execute("UPDATE t SET v = -v, b = NULL WHERE id % 5; UPDATE t SET id = -id WHERE id < 3000")
+        connection.execute("DELETE FROM t; COMMIT")
+        return connection.execute(f"SELECT {names} FROM turso_cdc ORDER BY change_id").fetchall()
+
+    names = 'change_id, change_type, table_name, id, typeof(id), "before", "after", updates'
+    if version == "v1":
+        connection.execute(
+            "CREATE TABLE turso_cdc(change_id INTEGER PRIMARY KEY AUTOINCREMENT, change_time INTEGER, "
+            'change_type INTEGER, table_name TEXT, id, "before" BLOB, "after" BLOB, updates BLOB)'
+        )
+    capture(connection, mode)
+    at_once = change()
+    assert len(at_once) == MANY + MANY * 4 // 5 + 2 * 2999 + MANY + (version == "v2")
+    connection.execute("DELETE FROM turso_cdc; DELETE FROM sqlite_sequence")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(note, "STREAK", 10**9)
+        assert change() == at_once
+
+
+def test_rowids_far_apart_are_kept_in_many_changes(connection: apsw.Connection) -> None:
+    capture(connection, "full")
+    rows = [(-(2**63), None, 1.0, None), *many(), (2**63 - 1, "last", 1.0, b"")]
+    connection.execute("BEGIN")
+    insert_many(connection, rows)
+    connection.execute("COMMIT")
+    found = tape(connection)
+    assert [(row[3], row[5]) for row in found[:-1]] == [(row[0], row) for row in rows]
+    assert found[-1] == commit(1)
+
+
+def test_savepoints_cut_many_changes_anywhere(connection: apsw.Connection) -> None:
+    capture(connection, "id")
+    connection.execute("BEGIN")
+    insert_many(connection, many(1, 3000))
+    connection.execute("SAVEPOINT a")
+    insert_many(connection, many(3001, 3000))
+    connection.execute("SAVEPOINT b")
+    insert_many(connection, many(6001, 3000))
+    connection.execute("RELEASE b; INSERT INTO t(id) VALUES (0); ROLLBACK TO a")
+    insert_many(connection, many(7001, 2000))
+    connection.execute("COMMIT")
+    assert [row[3] for row in tape(connection)] == [*range(1, 3001), *range(7001, 9001), None]
+
+
+@pytest.mark.parametrize(("clause", "kept"), [("", MANY - 1), ("OR FAIL", MANY - 1), ("OR ROLLBACK", 0)])
+def test_a_row_that_fails_among_many_is_not_on_the_tape(connection: apsw.Connection, clause: str, kept: int) -> None:
+    capture(connection, "id")
+    connection.execute("BEGIN")
+    rows = many()
+    rows[-1] = rows[0]
+    with pytest.raises(apsw.ConstraintError):
+        connection.executemany(f"INSERT {clause} INTO t VALUES (?, ?, ?, ?)", rows)
+    assert connection.in_transaction == bool(kept)
+    if kept:
+        connection.execute("COMMIT")
+    assert [row[3] for row in tape(connection)] == ([*range(1, kept + 1), None] if kept else [])
+    after = len(tape(connection))
+    connection.execute("INSERT INTO t(id) VALUES (-1)")
+    assert [row[3] for row in tape(connection, after=after)] == [-1, None]
+
+
+def test_every_table_enlists_again_after_many_inserts(connection: apsw.Connection) -> None:
+    capture(connection, "id")
+    sql = "SELECT count(*), count(DISTINCT name) FROM temp.sqlite_schema WHERE type = 'trigger'"
+    triggers = connection.execute(sql).fetchall()
+    for ending in ("COMMIT", "ROLLBACK"):
+        connection.execute("BEGIN")
+        insert_many(connection, many(1, 1000))
+        assert connection.execute(sql).fetchall() == triggers
+        connection.execute(ending)
+        connection.execute("INSERT INTO t(id) VALUES (NULL)")
+        assert connection.execute(sql).fetchall() == triggers
+        connection.execute("DELETE FROM t")
+    assert sum(row[1] == 2 for row in tape(connection)) == 5
+
+
+def test_triggers_of_the_application_and_open_cursors_stand_many_inserts(connection: apsw.Connection) -> None:
+    connection.execute("CREATE TABLE log(what); CREATE TEMP TABLE t2(id); INSERT INTO log VALUES (1), (2), (3)")
+    connection.execute("CREATE TRIGGER said AFTER INSERT ON t BEGIN INSERT INTO log VALUES (NEW.id); END")
+    capture(connection, "full")
+    reading = connection.execute("SELECT what FROM log ORDER BY rowid LIMIT 3")
+    assert next(reading) == (1,)
+    connection.execute("BEGIN")
+    insert_many(connection, many())
+    assert list(reading) == [(2,), (3,)]
+    connection.execute("COMMIT")
+    found = tape(connection)
+    assert [(row[2], row[3]) for row in found[:4]] == [("t", 1), ("log", 4), ("t", 2), ("log", 5)]
+    assert [row[5] for row in found[:-1:2]] == many()
+    assert [row[5] for row in found[1:-1:2]] == [(row[0],) for row in many()]
+    assert len(found) == 2 * MANY + 1
+
+
+def test_a_temporary_table_of_the_same_name_stays_out_of_many_changes(connection: apsw.Connection) -> None:
+    capture(connection, "id")
+    connection.execute("BEGIN")
+    insert_many(connection, many())
+    connection.execute("CREATE TEMP TABLE t AS SELECT * FROM main.t LIMIT 0")
+    insert_many(connection, many())
+    connection.executemany("INSERT INTO main.t VALUES (?, ?, ?, ?)", many(MANY + 1, 1000))
+    connection.execute("COMMIT")
+    assert [row[3] for row in tape(connection)] == [*range(1, MANY + 1001), None]
+
+
+@pytest.mark.parametrize("count", [1, MANY])
+@pytest.mark.parametrize("declared", ["log(what)", "log(what PRIMARY KEY) WITHOUT ROWID"])
+def test_a_trigger_on_the_tape_cannot_change_a_table_unseen(tmp_path: Path, count: int, declared: str) -> None:
+    path = str(tmp_path / "app.db")
+    with closing(apsw.Connection(path)) as one, closing(apsw.Connection(path)) as other:
+        one.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n TEXT UNIQUE, v REAL, b BLOB)")
+        capture(one, "id")
+        other.execute(f"CREATE TABLE {declared}")
+        other.execute("CREATE TRIGGER echo AFTER INSERT ON turso_cdc BEGIN INSERT INTO log VALUES (NEW.change_id); END")
+        one.execute("BEGIN")
+        insert_many(one, many(1, count))
+        with pytest.raises((apsw.LockedError, PreflightError)):
+            one.execute("COMMIT")
+        one.close()
+        assert other.execute("SELECT count(*) FROM t").fetchall() == [(0,)]
+        assert tape(other) == []
+
+
+def test_many_changes_whose_commit_meets_a_lock_are_captured_once(tmp_path: Path) -> None:
+    path = str(tmp_path / "app.db")
+    with closing(apsw.Connection(path)) as writer, closing(apsw.Connection(path)) as reader:
+        writer.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, n TEXT UNIQUE, v REAL, b BLOB)")
+        capture(writer, "full")
+        reader.execute("BEGIN; SELECT * FROM t").fetchall()
+        writer.execute("BEGIN")
+        insert_many(writer, many())
+        with pytest.raises(apsw.BusyError):
+            writer.execute("COMMIT")
+        insert_many(writer, many(MANY + 1, 1000))
+        reader.execute("ROLLBACK")
+        writer.execute("COMMIT")
+        assert [row[3] for row in tape(writer)] == [*range(1, MANY + 1001), None]
+
+
+def test_small_transactions_do_not_load_what_many_changes_need(tmp_path: Path) -> None:
+    script = """
+import sys, apsw
+from tailrace.sqlite.hook import capture
+loaded = set(sys.modules)
+connection = apsw.Connection(sys.argv[1])
+connection.execute("CREATE TABLE t(x)")
+capture(connection, "full")
+connection.execute("BEGIN")
+connection.executemany("INSERT INTO t VALUES (?)", [(n,) for n in range(100)])
+connection.execute("COMMIT; UPDATE t SET x = -x; DELETE FROM t")
+print(sorted({name.partition(".")[0] for name in set(sys.modules) - loaded} & {"numpy", "pyarrow"}))
+print("tailrace.sqlite.record_batch" in sys.modules)
+"""
+    found = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "app.db")], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert found.stdout.split() == ["[]", "False"]

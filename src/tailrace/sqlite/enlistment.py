@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import itertools
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tailrace.sqlite.layout import quoted
+from tailrace.sqlite.note import Mark, Notes
+
+if TYPE_CHECKING:
+    import apsw
 
 MODULE = "tailrace_enlistment"
 VIRTUAL_TABLE = "tailrace_enlistment"
+ENLIST = f"INSERT INTO {VIRTUAL_TABLE} VALUES (0)"  # noqa: S608 - a name of our own
+"""Enlists the virtual table in the transaction, when it is run or as a part of another statement."""
+
+_EVENTS = ("INSERT", "UPDATE", "DELETE")
+_OURS = "SELECT name, tbl_name FROM temp.sqlite_schema WHERE type = 'trigger' AND name LIKE 'tailrace:%'"
 
 
 class Participant(Protocol):
-    """Who takes part in the transaction: a list that grows, is cut back by savepoints, and is written at the end."""
+    """Who takes part in the transaction: notes that grow, are cut back by savepoints, and are written at the end."""
 
     @property
-    def noted(self) -> list[Any]: ...
+    def notes(self) -> Notes: ...
     def sync(self) -> None: ...
     def forget(self) -> None: ...
     def undo(self) -> None: ...
@@ -27,8 +40,8 @@ class Enlistment:
 
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
-        self._noted = participant.noted
-        self._marks: list[tuple[int, int]] = []
+        self._notes = participant.notes
+        self._marks: list[tuple[int, Mark]] = []
 
     def Create(self, *_: Any) -> tuple[str, Enlistment]:  # noqa: N802
         return "CREATE TABLE x(y)", self
@@ -59,8 +72,9 @@ class Enlistment:
 
     def Savepoint(self, level: int) -> None:  # noqa: N802
         # Called once or twice for every statement of a transaction: it must cost little.
-        if not self._marks or self._marks[-1][0] < level:
-            self._marks.append((level, len(self._noted)))
+        marks = self._marks
+        if not marks or marks[-1][0] < level:
+            marks.append((level, self._notes.mark()))
 
     def Release(self, level: int) -> None:  # noqa: N802
         while self._marks and self._marks[-1][0] >= level:
@@ -69,10 +83,42 @@ class Enlistment:
     def RollbackTo(self, level: int) -> None:  # noqa: N802
         while self._marks and self._marks[-1][0] > level:
             self._marks.pop()
-        # A savepoint without a mark is older than our part in the transaction: the list was empty then.
-        length = self._marks[-1][1] if self._marks and self._marks[-1][0] == level else 0
-        del self._noted[length:]
+        # A savepoint without a mark is older than our part in the transaction: there was nothing then.
+        self._notes.cut(self._marks[-1][1] if self._marks and self._marks[-1][0] == level else (0, 0))
         self._participant.undo()
 
     def UpdateInsertRow(self, _rowid: int | None, _fields: tuple[Any, ...]) -> int:  # noqa: N802
         return 0
+
+
+class TriggerSet:
+    """The temporary triggers, three for each table, that make every statement that writes it enlist the virtual table.
+
+    They never fire: being compiled into the statement is what enlists. That makes SQLite open a savepoint for each.
+    """
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count(1)
+
+    def create(self, connection: apsw.Connection, tables: Iterable[str]) -> None:
+        """Those that are missing."""
+        found = {(table, _event(name)) for name, table in self._list(connection)}
+        for table, event in itertools.product(tables, _EVENTS):
+            if (table, event) not in found:
+                connection.execute(
+                    f"CREATE TEMP TRIGGER {quoted(f'tailrace:{event}:{next(self._numbers)}')} "
+                    f"AFTER {event} ON main.{quoted(table)} WHEN 0 BEGIN {ENLIST}; END"
+                )
+
+    def drop(self, connection: apsw.Connection, table: str | None = None, event: str | None = None) -> None:
+        """All of them, or that of one table and event."""
+        for name, of in self._list(connection):
+            if table is None or (of.lower() == table.lower() and _event(name) == event):
+                connection.execute(f"DROP TRIGGER temp.{quoted(name)}")
+
+    def _list(self, connection: apsw.Connection) -> list[tuple[str, str]]:
+        return [(str(name), str(table)) for name, table in connection.execute(_OURS).fetchall()]
+
+
+def _event(name: str) -> str:
+    return name.split(":")[1]

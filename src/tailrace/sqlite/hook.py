@@ -8,21 +8,21 @@ That is how FTS keeps its index, and it is the one place where SQLite lets a com
 
 from __future__ import annotations
 
-import itertools
-import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError
 from tailrace.sqlite import layout
-from tailrace.sqlite.change import describe_update
-from tailrace.sqlite.enlistment import MODULE, VIRTUAL_TABLE, Enlistment
-from tailrace.sqlite.layout import COMMIT, DELETE, INSERT, UPDATE, quoted
+from tailrace.sqlite.enlistment import ENLIST, MODULE, VIRTUAL_TABLE, Enlistment, TriggerSet
+from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, quoted
 from tailrace.sqlite.mode import OFF, Captured, Mode, parse_mode
-from tailrace.sqlite.record import encode, split
+from tailrace.sqlite.note import LONG, Batch, Notes, Single
+from tailrace.sqlite.record import encode
 from tailrace.sqlite.schema_change import SchemaChange
 from tailrace.sqlite.statement import StatementWatch
+from tailrace.sqlite.tape_writer import TapeWriter
 
 if TYPE_CHECKING:
     import apsw
@@ -79,10 +79,6 @@ def _require_apsw(connection: object) -> None:
         )
 
 
-_Noted = tuple[int, str, int, Any, Any]
-"""A change as it was seen: type, table, rowid, the old values, the new ones. A `SchemaChange` stands for its values."""
-
-
 class ConnectionCapture:
     """The capture of one connection: the rows of the transaction under way, and how they reach the tape."""
 
@@ -90,10 +86,10 @@ class ConnectionCapture:
         self.mode = mode
         self.version = ""
         self._connection = weakref.ref(connection)
-        self.noted: list[_Noted] = []
         self._wanted: dict[str, bool] = {}
-        self._numbers = itertools.count(1)
         self._refused: dict[str, PreflightError] = {}
+        self.notes = Notes(keeps_new=mode.has_after)
+        self._triggers = TriggerSet()
         self._schema_version: Any = None
         self._statements: StatementWatch | None = None
         self._first: int | None = None
@@ -141,10 +137,7 @@ class ConnectionCapture:
         connection.preupdate_hook(None, id=self)
         connection.set_commit_hook(None, id=self)
         connection.set_rollback_hook(None, id=self)
-        for (name,) in connection.execute(
-            "SELECT name FROM temp.sqlite_schema WHERE type = 'trigger' AND name LIKE 'tailrace:%'"
-        ).fetchall():
-            connection.execute(f"DROP TRIGGER temp.{quoted(str(name))}")
+        self._triggers.drop(connection)
         connection.execute(f"DROP TABLE IF EXISTS temp.{VIRTUAL_TABLE}")
         connection.create_module(MODULE, None)
         self._schema_version = None
@@ -161,36 +154,38 @@ class ConnectionCapture:
         version = next(connection.execute("PRAGMA main.schema_version"))[0]
         if version == self._schema_version:
             return
-        sql = "SELECT tbl_name FROM temp.sqlite_schema WHERE type = 'trigger' AND name LIKE 'tailrace:%'"
-        enlisted = {str(name) for (name,) in connection.execute(sql)}
+        self.notes.close()
         self._refused.clear()
+        hookable = []
         for table in layout.list_tables(connection):
             try:
                 require_hookable(layout.read_shape(connection, table))
             except PreflightError as error:
                 self._refused[table] = error
             else:
-                if table not in enlisted:
-                    self._enlist(table)
+                hookable.append(table)
+        self._triggers.create(connection, hookable)
         self._schema_version = version
 
-    def _enlist(self, table: str) -> None:
-        """Have every statement that writes this table enlist the virtual table in its transaction."""
-        for event in ("INSERT", "UPDATE", "DELETE"):
-            # It never fires: being compiled into the statement is what enlists.
-            self.connection.execute(
-                f"CREATE TEMP TRIGGER {quoted(f'tailrace:{next(self._numbers)}')} "
-                f"AFTER {event} ON main.{quoted(table)} WHEN 0 "
-                f"BEGIN INSERT INTO {VIRTUAL_TABLE} VALUES (0); END"
-            )
+    @contextmanager
+    def enlisted(self, table: str) -> Iterator[None]:
+        """For many inserts into one table in the open transaction: enlist once, not with every one of them."""
+        connection = self.connection
+        connection.execute(ENLIST)
+        self._schema_version = None
+        self._triggers.drop(connection, table, "INSERT")
+        try:
+            yield
+        finally:
+            self.refresh()
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
         """DDL was run in the open transaction. A table that is new is captured from here on, with what it holds."""
         if not changes:
             return
-        self.connection.execute(f"INSERT INTO {VIRTUAL_TABLE} VALUES (0)")
+        self.connection.execute(ENLIST)
         for change in changes:
-            self.noted.append((change.type, layout.SCHEMA_TABLE, change.id, change, None))
+            self.notes.add_single(Single(change.type, layout.SCHEMA_TABLE, change.id, self._schema_images(change)))
             if change.before is None and change.after is not None and change.after[0] == "table":
                 self._note_rows(str(change.after[1]))
         self._exclude()
@@ -208,36 +203,48 @@ class ConnectionCapture:
         require_hookable(shape)
         columns = ", ".join(quoted(field.name) for field in shape.fields)
         for rowid, *row in self.connection.execute(f"SELECT {shape.rowid}, {columns} FROM {quoted(table)}"):
-            self.noted.append((INSERT, table, rowid, None, tuple(row) if self.mode.has_after else None))
+            self.notes.add(INSERT, table, rowid, None, row if self.mode.has_after else None)
 
     def _make_note(self) -> Callable[[apsw.PreUpdate], None]:
         """The hook itself, called once for every row: everything it needs is at hand."""
-        noted, wanted, refused = self.noted, self._wanted, self._refused
+        import apsw
+
+        notes, add, wanted, refused = self.notes, self.notes.add, self._wanted, self._refused
         keeps_before, keeps_after = self.mode.has_before, self.mode.has_after
+        inserted, deleted = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
 
         def note(update: apsw.PreUpdate) -> None:
             table = update.table_name
-            if not wanted.get(table, True) or update.database_name != "main":
-                return
+            run = notes.run
             try:
+                if table == run.inserts and update.opcode == inserted and update.database_name == "main":
+                    # As the one before it, which was wanted.
+                    run.new += update.new  # type: ignore[arg-type]
+                    rowids = run.rowids
+                    rowids.append(update.rowid_new)
+                    if len(rowids) >= LONG:
+                        notes.close()
+                    return
+                if not wanted.get(table, True) or update.database_name != "main":
+                    return
                 if table in refused:
                     raise refused[table]
-                operation = update.op
-                if operation == "INSERT":
-                    noted.append((INSERT, table, update.rowid_new, None, update.new if keeps_after else None))
+                operation = update.opcode
+                if operation == inserted:
+                    add(INSERT, table, update.rowid_new, None, update.new if keeps_after else None)
                     return
                 if update.blob_write >= 0:
                     raise PreflightError("a blob was written in place, which cannot be captured", table=table)
                 before = update.old if keeps_before else None
-                if operation == "DELETE":
-                    noted.append((DELETE, table, update.rowid, before, None))
+                if operation == deleted:
+                    add(DELETE, table, update.rowid, before, None)
                     return
                 after = update.new if keeps_after else None
                 if update.rowid == update.rowid_new:
-                    noted.append((UPDATE, table, update.rowid, before, after))
+                    add(UPDATE, table, update.rowid, before, after)
                 else:
-                    noted.append((DELETE, table, update.rowid, before, None))
-                    noted.append((INSERT, table, update.rowid_new, None, after))
+                    add(DELETE, table, update.rowid, before, None)
+                    add(INSERT, table, update.rowid_new, None, after)
             except Exception as error:  # noqa: BLE001 - whatever it is, the transaction must not commit without this row
                 self._failure = _explain(error, table)
                 raise self._failure from None
@@ -246,7 +253,7 @@ class ConnectionCapture:
 
     def forget(self) -> None:
         """The transaction is over."""
-        self.noted.clear()
+        self.notes.clear()
         self._first, self._synced, self._failure = None, 0, None
 
     def undo(self) -> None:
@@ -261,43 +268,40 @@ class ConnectionCapture:
         """Put the transaction's rows on the tape. SQLite asks before each commit; a commit that failed asks again."""
         if self._failure is not None:
             raise self._failure
+        self.notes.close()
+        if self.notes.entries or self._first is not None:
+            assert self._statements is not None
+            is_long = any(isinstance(entry, Batch) for entry in self.notes.entries)
+            with self._statements.rest(), self._unhooked() if is_long else nullcontext():
+                self._write()
+        self._synced = len(self.notes)
+
+    def _write(self) -> None:
+        writer = TapeWriter(self.connection, self.mode.table, self.version)
         if self._first is not None:
             # A commit that met a lock: the rows are there from that attempt, but may not be all.
-            self.connection.execute(f"DELETE FROM {quoted(self.mode.table)} WHERE change_id >= ?", (self._first,))
-        if self.noted:
-            self._first = self._first or self._next_id()
-            columns = layout.COLUMNS[self.version]
-            self.connection.executemany(
-                f"INSERT INTO {quoted(self.mode.table)} ({', '.join(map(quoted, columns))}) "
-                f"VALUES ({', '.join('?' * len(columns))})",
-                self._rows(self._first),
-            )
-        self._synced = len(self.noted)
+            writer.erase(self._first)
+        if self.notes.entries:
+            self._first = self._first or writer.next_id()
+            writer.write(self.notes.entries, self._first)
 
-    def _next_id(self) -> int:
+    @contextmanager
+    def _unhooked(self) -> Iterator[None]:
+        """Many rows go to the tape quicker when the hook does not look at each of them."""
+        connection = self.connection
         sql = (
-            "SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0), "
-            f"coalesce((SELECT max(change_id) FROM {quoted(self.mode.table)}), 0)) + 1"
+            "SELECT 1 FROM (SELECT type, tbl_name FROM main.sqlite_schema UNION ALL "
+            "SELECT type, tbl_name FROM temp.sqlite_schema) WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE"
         )
-        return int(next(self.connection.execute(sql, (self.mode.table,)))[0])
-
-    def _rows(self, first: int) -> Iterable[tuple[Any, ...]]:
-        now = int(time.time())
-        has_transactions = self.version != "v1"
-        middle = (first,) if has_transactions else ()
-        for change_id, (kind, table, rowid, old, new) in enumerate(self.noted, first):
-            yield change_id, now, *middle, kind, table, rowid, *self._images(old, new)
-        if has_transactions:
-            yield first + len(self.noted), now, first, COMMIT, None, None, None, None, None
-
-    def _images(self, old: Any, new: Any) -> tuple[bytes | None, bytes | None, bytes | None]:
-        if old is None:
-            return None, None if new is None else encode(new), None
-        if isinstance(old, SchemaChange):
-            return self._schema_images(old)
-        if new is None:
-            return encode(old), None, None
-        return describe_update(split(old), split(new))
+        if connection.execute(sql, (self.mode.table,)).fetchone():
+            # A trigger on the tape may touch a table that the hook refuses.
+            yield
+            return
+        connection.preupdate_hook(None, id=self)
+        try:
+            yield
+        finally:
+            connection.preupdate_hook(self._make_note(), id=self)
 
     def _schema_images(self, change: SchemaChange) -> tuple[bytes | None, bytes | None, bytes | None]:
         before = encode(change.before) if change.before and self.mode.has_before else None
@@ -306,7 +310,7 @@ class ConnectionCapture:
 
     def _guard(self) -> bool:
         """Whether to turn the commit into a rollback: it would leave changes behind that are not on the tape."""
-        return self._failure is not None or self._synced != len(self.noted)
+        return self._failure is not None or self._synced != len(self.notes)
 
 
 def require_hookable(shape: layout.Shape) -> None:

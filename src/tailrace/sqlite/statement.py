@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.errors import PreflightError
@@ -21,12 +21,22 @@ if TYPE_CHECKING:
 _COMMENT = r"(?:--[^\n]*\n|/\*.*?\*/|\s)*"
 _DDL = re.compile(rf"{_COMMENT}(?:CREATE|ALTER|DROP)\b{_COMMENT}(?!TEMP\b|TEMPORARY\b)", re.IGNORECASE | re.DOTALL)
 _MAYBE_DDL = re.compile(r"\b(?:CREATE|ALTER|DROP)\b", re.IGNORECASE)
+_NAME = r'(?:main\s*\.\s*)?(?:(\w+)\b|"([^"]+)")'
+_INSERT = re.compile(
+    rf"{_COMMENT}(?:INSERT(?:\s+OR\s+\w+)?|REPLACE)\s+INTO\s+{_NAME}\s*[(v]", re.IGNORECASE | re.DOTALL
+)
 _SAVEPOINT = "tailrace_ddl"
+_MANY = 1000
+"""Rows from which on two statements of DDL cost less than a savepoint for each row."""
 
 
 class Listener(Protocol):
     def refresh(self) -> None:
         """A statement is about to run."""
+        ...
+
+    def enlisted(self, table: str) -> AbstractContextManager[None]:
+        """Many rows are about to be inserted into this table, in the transaction that is open."""
         ...
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
@@ -54,8 +64,8 @@ class StatementWatch:
             connection.cursor_factory = self._factory_before
 
     @contextmanager
-    def untraced(self) -> Iterator[None]:
-        """For statements that are no DDL: only the application's own trace is called meanwhile."""
+    def untraced(self, sql: str, rows: object) -> Iterator[None]:
+        """For a statement that is no DDL, run for each of these rows: only the application's own trace is called."""
         if self._pending is not None and not self._resting:
             self._finish()
         if not self._resting:
@@ -64,9 +74,34 @@ class StatementWatch:
         traced = connection.exec_trace
         connection.exec_trace = self._trace_before
         try:
-            yield
+            with self._enlisted(sql, rows):
+                yield
         finally:
             connection.exec_trace = traced
+
+    def _enlisted(self, sql: str, rows: object) -> AbstractContextManager[None]:
+        # Rows that are not made yet could, while being made, end the transaction; so could a trace.
+        is_long = isinstance(rows, list | tuple) and len(rows) >= _MANY
+        if not is_long or self._resting or self._trace_before is not None or not self._open().in_transaction:
+            return nullcontext()
+        if (match := _INSERT.match(sql)) is None or ";" in sql.rstrip("; \n"):
+            return nullcontext()
+        return self._listener.enlisted(match[1] or match[2])
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """For statements of our own: nobody is told of them."""
+        connection = self._open()
+        traced, rested = connection.exec_trace, self._resting
+        connection.exec_trace, self._resting = None, True
+        try:
+            yield
+        finally:
+            connection.exec_trace, self._resting = traced, rested
+
+    @property
+    def is_resting(self) -> bool:
+        return self._resting
 
     def enter(self) -> None:
         self._depth += 1
@@ -154,9 +189,12 @@ def _watching_class(factory: Any, watch: StatementWatch) -> Any:
             return _run(watch, super().execute, args, kwargs)
 
         def executemany(self, *args: Any, **kwargs: Any) -> Any:
+            if watch.is_resting:
+                return super().executemany(*args, **kwargs)
             # The trace is called for every row; it is only there to meet DDL.
             if args and isinstance(args[0], str) and not _MAYBE_DDL.search(args[0]):
-                with watch.untraced():
+                rows = args[1] if len(args) > 1 else kwargs.get("sequenceofbindings")
+                with watch.untraced(args[0], rows):
                     return super().executemany(*args, **kwargs)
             return _run(watch, super().executemany, args, kwargs)
 

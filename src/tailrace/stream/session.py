@@ -10,6 +10,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from tailrace.java import java_home
+from tailrace.stream.archive import Archive
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -40,6 +41,11 @@ SETTINGS = {
 }
 
 
+def java_options(more: str) -> str:
+    """What the driver's Java is started with; `more` is about its archive of classes."""
+    return f"-Dlog4j2.configurationFile=file:{LOGGING} {JAVA_OPTIONS} {more}".rstrip()
+
+
 def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     """The session for a pipeline; an active one is used as it is. Binds to loopback unless `conf` says otherwise."""
     if home := java_home():
@@ -47,12 +53,13 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     # Workers must import this very package, wherever it is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
+    archive = Archive.here()
     builder = SparkSession.builder.appName(f"tailrace {name}").master(master)
     settings = {
         **SETTINGS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{LOGGING} {JAVA_OPTIONS}",
+        "spark.driver.extraJavaOptions": java_options(archive.options if archive else ""),
         **conf,
     }
     for key, value in settings.items():
