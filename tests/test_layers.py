@@ -12,7 +12,19 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
 MODEL = frozenset(
-    {"errors", "advice", "schema", "change", "key", "digest", "collapse", "failpoint", "jsontext", "plaintext"}
+    {
+        "errors",
+        "advice",
+        "schema",
+        "change",
+        "key",
+        "digest",
+        "collapse",
+        "failpoint",
+        "jsontext",
+        "plaintext",
+        "ticker",
+    }
 )
 CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})
 JOINING = frozenset({"stream", "cli", "testing"})

@@ -70,7 +70,10 @@ class Child:
         error = status.get("error") if status.get("at", 0) >= self._started else None
         if error:
             raise revive(error)
-        raise UnavailableError(f"the {self._name} ended with code {code}; its log is {self._log}")
+        raise UnavailableError(
+            f"the {self._name} ended with code {code}",
+            fix=f"see {self._log}, or {self._log_before.name} there once another one has begun",
+        )
 
     def stop(self) -> None:
         """End it, if it is ours. A repeat changes nothing."""
@@ -88,12 +91,28 @@ class Child:
     def _log(self) -> Path:
         return self._folder / f"{self._name}.log"
 
+    @property
+    def _log_before(self) -> Path:
+        """What the one before said: why it ended, perhaps."""
+        return self._folder / f"{self._name}.log.1"
+
     def _take_over(self) -> None:
         self._looked = time.monotonic()
         if self._is_busy():
             return
+        try:
+            self._start()
+        except OSError as error:
+            raise UnavailableError(
+                f"the {self._name} cannot be started in {self._folder}: {error.strerror or type(error).__name__}",
+                fix="make room on its disk, and see that this user may write there; it is tried again",
+            ) from error
+
+    def _start(self) -> None:
         self._started = time.time()
         self._folder.mkdir(parents=True, exist_ok=True)
+        if self._log.exists():
+            self._log.replace(self._log_before)
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", self._module],

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +12,12 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
+from tailrace.child import read_status
 from tailrace.config import load
+from tailrace.source.rqlite.receiver import STATUS
 from tailrace.testing.rqlite import RqliteNode
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import Run, all_ready, command, descendants
+from tailrace.testing.wait import wait_until
 from tests.source.rqlite.following import free_port
 
 # In the order in which runs reach them; each kills once.
@@ -73,6 +78,70 @@ def test_a_cluster_reaches_the_lake_whole_though_every_run_was_killed(tmp_path: 
         for table, columns in (("items", ["id", "name", "price", "data", "note"]), ("words", ["w", "n"])):
             upstream = node.rows(f"SELECT {', '.join(columns)} FROM {table}")
             assert lake_rows(tmp_path / "lake", table, columns) == sorted(upstream)
+
+
+def verify(file: Path) -> tuple[int, dict[str, Any]]:
+    """The exit code of `tailrace verify`, and what it found."""
+    done = subprocess.run(command("verify", str(file), "--json"), capture_output=True, text=True, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.timeout(600)
+def test_a_pipeline_leaves_receiving_to_the_one_that_is_there_and_takes_over_when_it_ends(tmp_path: Path) -> None:
+    port = free_port()
+    with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
+        node.execute("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL, data BLOB, at DATETIME)")
+        node.execute("CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER) WITHOUT ROWID")
+        node.execute("CREATE TABLE bag (v, n NUMERIC)")
+        node.execute("INSERT INTO items VALUES (1, 'one', 2.0, x'00FF', '2024-01-01'), (-2, NULL, 9e99, NULL, 'soon')")
+        node.execute("INSERT INTO words VALUES ('a', 1), ('ä', 9223372036854775807)")
+        node.execute("INSERT INTO bag VALUES ('x', 1.5), (x'AB', 'text'), (NULL, NULL)")
+        file = write_pipeline(tmp_path / "pipeline.yaml", port, node.url)
+        journal = tmp_path / "state" / "journal"
+        with (tmp_path / "receive.log").open("w") as log:
+            alone = subprocess.Popen(command("receive", str(file)), stdout=log, stderr=log, start_new_session=True)
+
+        def receiver() -> int | None:
+            status = read_status(journal, STATUS)
+            return status["pid"] if status.get("receiving") else None
+
+        try:
+            wait_until(lambda: receiver() == alone.pid, 30)
+            with Run(file) as run:
+                run.wait_until(all_ready, 240)
+                node.execute("UPDATE items SET name = 'two' WHERE id = -2")
+                node.settle()
+                assert receiver() == alone.pid
+                alone.send_signal(signal.SIGTERM)
+                assert alone.wait(30) == 0, (tmp_path / "receive.log").read_text()
+                node.execute("INSERT INTO items (id, name) VALUES (3, 'three')")
+                node.execute("DELETE FROM words WHERE n = 1")
+                node.settle(60)
+                wait_until(lambda: receiver() in descendants(run.pid))
+                run.terminate()
+                assert run.wait(120) == 0, run.log_tail()
+        finally:
+            if alone.poll() is None:
+                alone.kill()
+            alone.wait()
+
+        with Run(file, once=True) as run:
+            assert run.wait(240) == 0, run.log_tail()
+        code, found = verify(file)
+        assert (code, found["equal"]) == (0, True), found
+        assert {one["table"]: one["source_rows"] for one in found["tables"]} == {
+            "svc.items": 3,
+            "svc.words": 1,
+            "svc.bag": 3,
+        }
+        node.execute("UPDATE items SET price = 1 WHERE id = 3")
+        node.execute("INSERT INTO words VALUES ('new', 1)")
+        node.execute("DELETE FROM bag WHERE v = 'x'")
+        code, found = verify(file)
+        differing = {one["table"]: (one["missing"], one["extra"], one["different"]) for one in found["tables"]}
+        assert code == 8
+        assert differing == {"svc.items": (0, 0, 1), "svc.words": (1, 0, 0), "svc.bag": (0, 1, 0)}
 
 
 def test_the_example_is_understood(tmp_path: Path) -> None:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import json
 import signal
+from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tailrace.change import Position
+from tailrace.change import START, Position
+from tailrace.child import read_status
+from tailrace.destination.webhook.queue import QueueReader
+from tailrace.destination.webhook.report import STATUS
 from tailrace.destination.webhook.signature import verify
 from tailrace.status import Status
 from tailrace.testing.database import Database
 from tailrace.testing.endpoint import Endpoint, Reply, always, failing
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import Run, all_ready, descendants
 from tailrace.testing.wait import wait_until
 
+TABLES = ("orders", "items")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 
 # In the order in which runs reach them; each kills once.
@@ -31,7 +37,7 @@ STEPS = [
 ]
 
 
-def write_file(folder: Path, database: Database, endpoint: Endpoint, **more: Any) -> Path:
+def write_file(folder: Path, database: Database, endpoint: Endpoint, *, slot: str | None = None, **more: Any) -> Path:
     file = folder / "pipeline.yaml"
     destination = {
         "type": "webhook",
@@ -44,7 +50,7 @@ def write_file(folder: Path, database: Database, endpoint: Endpoint, **more: Any
     }
     content = {
         "name": "hooked",
-        "source": {"type": "postgres", "dsn": database.dsn},
+        "source": {"type": "postgres", "dsn": database.dsn, **({"slot": slot} if slot else {})},
         "destination": destination,
         "state": "state",
         "spark": {"master": "local[2]"},
@@ -58,7 +64,10 @@ def events(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 
 def replay(found: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
-    """What a careful receiver makes of the events: ids it has seen are dropped, and the rest must be in order."""
+    """What a careful receiver makes of the events: ids it has seen and copies it is past are dropped.
+
+    The rest must be in order.
+    """
     tables: dict[str, dict[int, dict[str, Any]]] = {}
     seen: set[str] = set()
     reached: dict[str, Position] = {}
@@ -71,6 +80,9 @@ def replay(found: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
         if event["type"] != "tailrace.read":
             assert position > reached.get(table, Position(0, 0)), f"{table} went back"
             reached[table] = position
+        elif position.commit < reached.get(table, Position(0, 0)).commit:
+            # A copy of another node; the changes that came before it are newer.
+            continue
         rows = tables.setdefault(table, {})
         if event["type"] == "tailrace.delete":
             rows.pop(data["key"]["id"], None)
@@ -165,3 +177,92 @@ def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(tmp_path: 
             run.terminate()
             assert run.wait(60) == 0
         assert replay(events(endpoint))["public.orders"] == rows_of(database, "orders")
+
+
+def _sender(run: Run) -> dict[str, Any]:
+    return read_status(run.file.parent / "state" / "queue", STATUS)
+
+
+def _leads(run: Run) -> bool:
+    said = _sender(run)
+    return bool(said.get("leader")) and said["pid"] in descendants(run.pid)
+
+
+@pytest.mark.timeout(90)
+def test_of_two_nodes_one_posts_and_when_it_is_killed_the_other_goes_on_without_a_loss(
+    tmp_path: Path, database: Database
+) -> None:
+    with ExitStack() as ending:
+        connection = ending.enter_context(database.connect())
+        endpoint = ending.enter_context(Endpoint())
+        for table in TABLES:
+            connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text, total bigint)")
+            connection.execute(f"INSERT INTO {table} SELECT n, 'n' || n, n FROM generate_series(1, 300) n")
+        nodes = []
+        for name in ("one", "two"):
+            (tmp_path / name).mkdir()
+            file = write_file(
+                tmp_path / name,
+                database,
+                endpoint,
+                slot=f"hooked_{name}",
+                leader={"lease": str(tmp_path / "shared"), "seconds": "2s", "interval": "200ms"},
+                headers={"X-Node": name},
+                node_id=name,
+            )
+            nodes.append(ending.enter_context(Run(file)))
+            # Whoever comes first makes the publication that both use.
+            wait_until(lambda: bool(connection.execute("SELECT FROM pg_publication").fetchall()), 30)
+        for run in nodes:
+            run.wait_until(all_ready, 60)
+        made: set[tuple[str, int, int]] = set()
+
+        def change() -> None:
+            """One transaction over all tables; every change in it can be told from all others."""
+            number = 1000 + len(made)
+            with connection.transaction():
+                for table in TABLES:
+                    for key in (number, number % 300 + 1):
+                        connection.execute(
+                            f"INSERT INTO {table} VALUES (%s, 'made', %s) ON CONFLICT (id) DO UPDATE SET total = %s",
+                            [key, number, number],
+                        )
+                        made.add((f"public.{table}", key, number))
+
+        def missing() -> set[tuple[str, int, int]]:
+            changes = (event for event in events(endpoint) if event["type"] != "tailrace.read")
+            return made - {
+                (each["subject"], each["data"]["key"]["id"], each["data"]["after"]["total"]) for each in changes
+            }
+
+        for _ in range(20):
+            change()
+        wait_until(lambda: not missing(), 30)
+        wait_until(lambda: any(map(_leads, nodes)))
+        leader, follower = sorted(nodes, key=_leads, reverse=True)
+        assert {request.headers["x-node"] for request in endpoint.requests} == {leader.file.parent.name}
+        queue = QueueReader(follower.file.parent / "state" / "queue")
+        wait_until(lambda: START < queue.released == queue.head, 20)
+        # The leader dies with a request of which it does not know that it was taken, and others that nobody took.
+        endpoint.rule = always(Reply(503))
+        endpoint.script(Reply(500, takes=True))
+        before = len(endpoint.requests)
+        for _ in range(20):
+            change()
+        wait_until(lambda: len(endpoint.requests) > before + 1, 20)
+        leader.kill()
+        endpoint.rule = always(Reply())
+        for _ in range(20):
+            change()
+        wait_until(lambda: not missing(), 30)
+        posted = [request.headers["x-node"] for request in endpoint.requests]
+        assert [name for name, _ in groupby(posted)] == [leader.file.parent.name, follower.file.parent.name]
+        wait_until(lambda: _leads(follower))
+        state = replay(events(endpoint))
+        for table in TABLES:
+            assert state[f"public.{table}"] == rows_of(database, table)
+        wait_until(lambda: queue.released == queue.head, 20)
+        follower.terminate()
+        assert follower.wait(30) == 0
+        assert endpoint.duplicates()
+        print(f"{len(made)} changes, {endpoint.duplicates()} repeats, {len(posted)} requests")

@@ -74,7 +74,7 @@ def purge(
     folder = Path(destination.queue)
     waiting = _read(folder)["pending"]
     if not yes:
-        typer.confirm(f"Never send the {waiting} events that wait in {folder}?", abort=True)
+        typer.confirm(f"Never send {_events(waiting)} in {folder}?", abort=True)
     sender = destination.sender
     with claim_queue(folder):
         with QueueWriter(
@@ -95,7 +95,11 @@ def purge(
     if as_json:
         print_json({"given_up": waiting})
     else:
-        typer.echo(f"{waiting} events are given up")
+        typer.echo(f"given up: {_events(waiting)}")
+
+
+def _events(waiting: int | None) -> str:
+    return "what waits, as far as it can be read," if waiting is None else f"the {waiting} events that wait"
 
 
 def _open(file: Path) -> WebhookDestination:
@@ -133,18 +137,23 @@ def _read(folder: Path) -> dict[str, Any]:
     from tailrace.destination.webhook.ownership import is_claimed
     from tailrace.destination.webhook.queue import QueueReader
     from tailrace.destination.webhook.report import STATUS
+    from tailrace.errors import DamagedError
 
     said, running = read_status(folder, STATUS), is_claimed(folder)
     reader = QueueReader(folder)
     error = said.get("error") or {}
+    try:
+        waiting = _waiting(reader, said.get("delivered_to"))
+    except DamagedError as damage:
+        waiting, error = None, damage.describe()
     found = {
         "queue": str(folder),
         "running": running,
         "leader": running and bool(said.get("leader")),
         "node": said.get("node"),
-        "pending": _waiting(reader, said.get("delivered_to")),
+        "pending": waiting,
         "oldest": said.get("oldest") if running else None,
-        "bytes": reader.state().bytes,
+        "bytes": reader.size(),
         "delivered": said.get("delivered"),
         "dropped": said.get("dropped"),
         "failures": said.get("failures"),
@@ -185,7 +194,20 @@ def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: boo
             with suppress(OwnedError):  # a pipeline that began a moment ago sends instead
                 Sender(destination.sender, over, until_empty=True).run()
                 break
-        elif not int(_read(folder)["pending"]):
+        elif _read(folder)["pending"] == 0:
             break
         time.sleep(_LOOK_SECONDS)
-    return int(_read(folder)["pending"])
+    return _pending(folder)
+
+
+def _pending(folder: Path) -> int:
+    """How many events wait. Raises DamagedError when they cannot be counted."""
+    from tailrace.child import read_status
+    from tailrace.destination.webhook.queue import QueueReader
+    from tailrace.destination.webhook.report import STATUS
+
+    reader = QueueReader(folder)
+    try:
+        return _waiting(reader, read_status(folder, STATUS).get("delivered_to"))
+    finally:
+        reader.close()

@@ -48,6 +48,8 @@ class Journal:
             lock = _lock(folder)
             sync_directory(folder.parent)
             found = recover(folder, origin)
+            # Several segments to a full journal: only whole ones are ever removed.
+            segment_bytes = min(segment_bytes, max(max_bytes // 4, 1))
             return JournalWriter(folder, lock, found, segment_bytes=segment_bytes, max_bytes=max_bytes)
         except BaseException as error:
             if lock is not None:

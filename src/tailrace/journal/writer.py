@@ -38,7 +38,7 @@ class JournalWriter:
         self.path = path
         self.damage: list[Damage] = found.damage
         self.max_bytes = max_bytes
-        self._segment_bytes = segment_bytes
+        self.segment_bytes = segment_bytes
         self._lock: int | None = lock
         self._segments = found.segments
         self._sizes = found.sizes
@@ -139,7 +139,7 @@ class JournalWriter:
         if not positions:
             return []
         slowest = min(positions)
-        if self._sizes[self._name] >= self._segment_bytes and slowest >= self._state.tail:
+        if self._sizes[self._name] >= self.segment_bytes and slowest >= self._state.tail:
             self._guarded_roll()
         removed: list[str] = []
         names = list(self._segments)
@@ -202,7 +202,7 @@ class JournalWriter:
         if self._lock is None:
             raise ValueError(f"the writer of journal {self.path} is closed")
         size = self._sizes[self._name]
-        if self._suspect or (size + length > self._segment_bytes and not self._is_bare()):
+        if self._suspect or (size + length > self.segment_bytes and not self._is_bare()):
             self._guarded_roll()
             size = self._sizes[self._name]
         assert self._file is not None

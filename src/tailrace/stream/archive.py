@@ -86,9 +86,7 @@ class Archive:
         options = f"{base} -XX:ArchiveClassesAtExit={folder / 'spark'} {_SILENT}"
         self._run([sys.executable, "-m", REHEARSAL, str(folder), options.strip()])
         if not (folder / "spark").exists():
-            raise PreflightError(
-                f"{self.java} keeps no archive of classes", fix=_AS_BEFORE
-            )
+            raise PreflightError(f"{self.java} keeps no archive of classes", fix=_AS_BEFORE)
         (folder / "spark").replace(self.file)
 
     def _run(self, command: list[str]) -> None:

@@ -28,12 +28,12 @@ from tailrace.stream.attendant import Attendant
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import recognise
-from tailrace.stream.lease import LeaseRenewal
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
 from tailrace.stream.sealed import Sealed
 from tailrace.stream.session import build_session
+from tailrace.ticker import Ticker
 
 BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 ONCE_ATTEMPTS = 8
@@ -131,7 +131,8 @@ class Pipeline:
             lease = self.config.store.lease
             number = store.claim_run(seconds=lease, takes_over=self.config.store.type == "sqlite")
             stack.callback(_quietly, store.release_lease)
-            stack.enter_context(LeaseRenewal(store, lease))
+            # When a later run has begun the ticking ends: the runner hears of it from its own next write.
+            stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
             self._checkpoint.require(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
             self.source.prepare()
@@ -274,7 +275,7 @@ class Pipeline:
             time.sleep(0.02)
 
 
-def _quietly(release: Callable[[], None]) -> None:
-    # A lease that cannot be given back runs out.
+def _quietly(act: Callable[[], None]) -> None:
+    # A lease that cannot be renewed now is renewed the next time; one that cannot be given back runs out.
     with suppress(UnavailableError):
-        release()
+        act()

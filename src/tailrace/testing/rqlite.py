@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import base64
 import json
+import ssl
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -59,7 +61,8 @@ class _Seen:
 class RqliteNode:
     """The leader of a cluster of its own. Any thread may call its methods; leaving the `with` block ends it.
 
-    `answers` counts what the endpoint answered, `dropped` the batches of nothing but index 0, which rqlite drops.
+    `answers` counts what the endpoint answered, `dropped` the batches of nothing but index 0, which rqlite drops. `tls`
+    makes its API HTTPS.
     """
 
     def __init__(
@@ -74,6 +77,7 @@ class RqliteNode:
         row_ids_only: bool = False,
         headers: dict[str, str] | None = None,
         pool: urllib3.PoolManager | None = None,
+        tls: ssl.SSLContext | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.service = service
@@ -96,7 +100,7 @@ class RqliteNode:
         self._columns: dict[str, list[str]] = {}
         self._captures = True
         self._connection = self._open()
-        self._api = _Server(self)
+        self._api = _Server(self, tls)
         self._threads = [
             threading.Thread(target=self._api.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True),
             threading.Thread(target=self._send_all, daemon=True),
@@ -107,7 +111,7 @@ class RqliteNode:
     @property
     def url(self) -> str:
         """The API."""
-        return f"http://127.0.0.1:{self._api.server_port}"
+        return f"{'http' if self._api.tls is None else 'https'}://127.0.0.1:{self._api.server_port}"
 
     # -- what an application does ---------------------------------------------------------------------------
 
@@ -366,9 +370,13 @@ def _shown(value: Any, declared: str) -> Any:
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
 
-    def __init__(self, node: RqliteNode) -> None:
+    def __init__(self, node: RqliteNode, tls: ssl.SSLContext | None) -> None:
         self.node = node
+        self.tls = tls
         super().__init__(("127.0.0.1", 0), _Exchange)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Clients that go away, or cannot agree on TLS, see it themselves."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -376,6 +384,18 @@ class _Exchange(BaseHTTPRequestHandler):
 
     protocol_version = "HTTP/1.1"
     server: _Server
+
+    def setup(self) -> None:
+        if self.server.tls is not None:
+            self.request = self.server.tls.wrap_socket(self.request, server_side=True)
+        super().setup()
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            super().finish()
+        # A layer of TLS is a socket of its own, which the server does not know of.
+        with suppress(OSError):
+            self.request.close()
 
     def do_GET(self) -> None:
         if self._is_over():

@@ -63,7 +63,7 @@ def numbered(first: int, count: int, tables: Sequence[str] = ("public.a", "publi
 def fill(folder: Path, *batches: pa.Table) -> None:
     """Append batches to a queue."""
     with QueueWriter(folder, segment_bytes=1 << 20, max_bytes=1 << 30) as writer:
-        first = writer._last[1] + 1
+        first = writer._last.number + 1
         for number, batch in enumerate(batches, first):
             writer.append(Batch("shop/1", number), [batch])
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.errors import DamagedError
 from tailrace.testing.endpoint import Endpoint, Reply, always
 from tailrace.testing.runner import command
 from tests.destination.webhook.test_queue import batch, ids, numbered, opened
@@ -113,6 +114,27 @@ def test_purge_is_the_way_on_after_damage(tmp_path: Path) -> None:
     with QueueWriter(queue, segment_bytes=1 << 20, max_bytes=1 << 30) as writer:
         writer.append(batch(3), [numbered(30, 1)])
     assert ids(queue, QueueReader(queue).released) == ["public.t:30:0"]
+
+
+def test_a_file_that_lost_its_header_shows_in_the_status_and_is_passed_by_purge(tmp_path: Path) -> None:
+    file = write_file(tmp_path, "stdout")
+    queue = fill(tmp_path, 10)
+    with opened(queue) as writer:
+        writer.append(batch(1), [numbered(10, 1)])
+    oldest = min(queue.glob("*.seg"))
+    data = bytearray(oldest.read_bytes())
+    data[20] ^= 1
+    oldest.write_bytes(data)
+    code, status = run("status", str(file))
+    assert (code, status["pending"]) == (0, None)
+    assert "was not delivered" in status["error"]
+    assert "queue purge" in status["fix"]
+    assert run("drain", str(file))[0] == DamagedError.exit_code
+    assert run("purge", str(file), "--yes") == (0, {"given_up": None})
+    assert run("status", str(file))[1]["pending"] == 0
+    with opened(queue) as writer:
+        writer.append(batch(2), [numbered(11, 1)])
+    assert run("status", str(file))[1]["pending"] == 1
 
 
 def test_a_pipeline_without_a_queue_says_so(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +13,14 @@ import pytest
 
 from tailrace import config
 from tailrace.change import Changes, Position
+from tailrace.child import write_status
 from tailrace.destination import Batch
 from tailrace.destination.webhook import destination as module
 from tailrace.destination.webhook.destination import WebhookDelivery, WebhookDestination
 from tailrace.destination.webhook.event import EVERY
+from tailrace.destination.webhook.ownership import claim_queue
 from tailrace.destination.webhook.queue import QueueReader
+from tailrace.destination.webhook.report import STATUS
 from tailrace.errors import UnavailableError
 from tailrace.registry import open_destination
 from tailrace.schema import Column, TableName, TableSchema
@@ -110,6 +114,33 @@ def _fail(destination: WebhookDestination, delivery: WebhookDelivery) -> None:
         raise UnavailableError("a task died")
 
 
+def test_a_table_that_failed_before_a_crash_arrives_when_the_batch_comes_again(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        for tables in ([ORDERS], [ORDERS, ITEMS], [ORDERS, ITEMS]):
+            with destination.delivering() as delivery:
+                with delivery.taking(batch(0)):
+                    for table in tables:
+                        destination.write_changes(table, changes_of(table, insert(id=1, note="a")), batch(0))
+                delivery.drain()
+        assert told(endpoint) == [("public.orders", "insert", 1), ("public.items", "insert", 1)]
+
+
+def test_what_failed_attempts_have_staged_goes_with_the_next_one(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url)
+        staged = Path(destination.queue) / "staged"
+        with destination.delivering() as delivery:
+            for _ in range(3):
+                with pytest.raises(UnavailableError, match="a task died"):
+                    _fail(destination, delivery)
+                assert len(list(staged.glob("*.arrow"))) == 1
+            with delivery.taking(batch(0)):
+                pass
+            assert not staged.exists()
+        assert not endpoint.requests
+
+
 def test_a_changed_key_is_one_event_also_when_its_halves_come_in_two_chunks(tmp_path: Path) -> None:
     whole = changes_of(ORDERS, delete(id=1), moved(id=2, note="moved"))[0]
     halves = [Changes(ORDERS, whole.batch.slice(0, 1)), Changes(ORDERS, whole.batch.slice(1, 1))]
@@ -154,6 +185,24 @@ def test_a_run_to_the_end_says_so_when_the_endpoint_takes_nothing(
                 delivery.drain()
 
 
+def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DRAIN_SECONDS", 1.0)
+    with Endpoint() as endpoint:
+        endpoint.rule = always(Reply(500))
+        destination = make(tmp_path, endpoint.url)
+        folder = Path(destination.queue)
+        folder.mkdir(parents=True)
+        # Another process has the queue, and is not heard of.
+        with claim_queue(folder), destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            write_status(folder, STATUS, {"at": time.time() - 60, "follows": True, "delivered_to": None})
+            with pytest.raises(UnavailableError, match="1 events wait"):
+                delivery.drain()
+
+
 def test_a_sender_that_was_killed_is_replaced(tmp_path: Path) -> None:
     with Endpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
@@ -162,10 +211,23 @@ def test_a_sender_that_was_killed_is_replaced(tmp_path: Path) -> None:
             assert child._process is not None
             child._process.kill()
             child._process.wait()
+            (Path(destination.queue) / "sender.log").write_text("why it ended")
             with delivery.taking(batch(0)):
                 destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
             delivery.drain()
         assert told(endpoint) == [("public.orders", "insert", 1)]
+        assert (Path(destination.queue) / "sender.log.1").read_text() == "why it ended"
+
+
+def test_a_sender_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
+    destination = make(tmp_path, "stdout")
+    log = Path(destination.queue) / "sender.log"
+    log.mkdir(parents=True)
+    (log.parent / "sender.log.1").touch()
+    with pytest.raises(UnavailableError, match="cannot be started"):
+        destination.start_sender()
+    log.rmdir()
+    destination.start_sender().stop()
 
 
 def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(

@@ -125,8 +125,6 @@ def test_watermarks_only_ever_go_forward(join: Join) -> None:
     a.persist({"t": Position(5, 10), "u": Position(2, 0)}, Position(2, 7))
     assert a.watermarks() == {"t": Position(5, 10), "u": Position(2, 0)}
     assert a.places() == {"a": Position(2, 7)}
-    a.forget_table("t")
-    assert a.watermarks() == {"u": Position(2, 0)}
 
 
 def test_who_sent_last_goes_on_at_its_own_place_and_another_by_the_watermarks(join: Join) -> None:

@@ -30,13 +30,14 @@ def test_the_contract_of_the_file_is_understood(place: Place, tmp_path: Path) ->
     options = read(
         place,
         format="rqlite",
-        batch={"max_events": 100, "max_delay": "200ms"},
+        batch={"max_events": 100, "max_bytes": "2MB", "max_delay": "200ms"},
         retry={"policy": "exponential", "min": "1s", "max": "30s", "limit": "forever"},
         tls={"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"},
         leader={"lease": "shared"},
     )
     sender = SenderOptions.of(options, name="shop")
-    assert (sender.max_events, sender.max_delay_seconds, sender.schedule.limit) == (100, 0.2, None)
+    assert (sender.max_events, sender.max_bytes, sender.max_delay_seconds) == (100, 2_000_000, 0.2)
+    assert sender.schedule.limit is None
     assert (sender.schedule.policy, sender.schedule.min_seconds, sender.schedule.max_seconds) == ("exponential", 1, 30)
     assert sender.route.tls.ca == str(tmp_path / "ca.pem")
     assert sender.lease == str(tmp_path / "shared")
@@ -73,6 +74,8 @@ def test_one_signing_secret_or_several_while_they_are_changed(place: Place) -> N
         {"retry": {"min": "10s", "max": "5s"}},
         {"retry": {"limit": 0}},
         {"batch": {"max_events": 0}},
+        {"batch": {"max_bytes": "10"}},
+        {"url": "https://example.com/a\x01b"},
         {"tls": {"key": "key.pem"}},
         {"tls": {"insecure_skip_verify": True}},
         {"headers": {"Content-Length": "1"}},

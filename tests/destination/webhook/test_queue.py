@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime
 import os
+import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -18,6 +20,7 @@ from hypothesis import strategies as st
 
 from tailrace.change import LAST_ORDINAL, START, Position
 from tailrace.destination import Batch
+from tailrace.destination.webhook import queue as module
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import FRAME_EVENTS, QueueReader, QueueWriter
 from tailrace.destination.webhook.stage import Stage, as_copied
@@ -115,7 +118,7 @@ def test_the_last_batch_is_known_although_everything_was_delivered_and_released(
         reader = QueueReader(tmp_path)
         reader.release(reader.head)
         writer.require_room()
-        assert reader.state().events < 4000
+        assert reader.count(reader.start) < 4000
     with opened(tmp_path, segment_bytes=20_000) as writer:
         writer.require_room()
         assert writer.append(batch(39), [numbered(3900, 100)]) == 0
@@ -198,7 +201,8 @@ def test_events_of_several_tables_come_in_the_order_of_their_commits_behind_what
     stage.enter(batch(0), "public.b", copied=[], log=[second], completes=False)
     stage.enter(batch(0), "public.a", copied=[], log=[first], completes=False)
     stage.enter(batch(0), "public.c", copied=[copied], log=[], completes=True)
-    found = pa.concat_tables(stage.gather(batch(0)))
+    assert stage.tables(batch(0)) == {"public.a", "public.b", "public.c"}
+    found = pa.concat_tables(stage.gather(batch(0), stage.tables(batch(0))))
     assert found.column("id").to_pylist() == [
         "public.c:5:0",
         "public.c:5:1",
@@ -210,8 +214,10 @@ def test_events_of_several_tables_come_in_the_order_of_their_commits_behind_what
     ]
     assert found.column("marker").to_pylist() == [False, False, True, False, False, False, False]
     assert found.slice(0, 3).column("ordinal").to_pylist() == [LAST_ORDINAL] * 3
-    stage.discard(batch(0))
-    assert not list(stage.gather(batch(0)))
+    only = pa.concat_tables(stage.gather(batch(0), {"public.b"}))
+    assert only.column("id").to_pylist() == ["public.b:1:2", "public.b:2:0"]
+    stage.clear()
+    assert not stage.tables(batch(0))
     assert not list(tmp_path.rglob("*.arrow"))
 
 
@@ -307,3 +313,112 @@ def test_an_error_between_staging_and_the_queue_leaves_the_batch_to_be_done_agai
         monkeypatch.delenv(VARIABLE)
         assert writer.append(batch(0), [numbered(0, 3)]) == 3
     assert len(ids(tmp_path)) == 3
+
+
+def test_a_copy_whose_last_part_is_empty_is_still_said_to_be_complete(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.enter(batch(0), "public.a", copied=[stage.write([])], log=[], completes=True)
+    found = pa.concat_tables(stage.gather(batch(0), {"public.a"})).to_pylist()
+    assert [(row["table"], row["commit"], row["marker"]) for row in found] == [("public.a", 0, True)]
+
+
+def test_a_batch_that_comes_again_brings_the_table_that_had_failed_the_first_time(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        assert writer.lacks(batch(0), {"a", "b"}) == {"a", "b"}
+        writer.append(batch(0), [numbered(0, 2)], {"a"})
+    for expected in (1, 0):
+        with opened(tmp_path) as writer:
+            lacking = writer.lacks(batch(0), {"a", "b"})
+            assert lacking == ({"b"} if expected else set())
+            assert writer.append(batch(0), [numbered(2, 1)], lacking) == expected
+            assert writer.lacks(batch(1), {"a"}) == {"a"}
+    assert ids(tmp_path) == [f"public.t:{number}:0" for number in range(3)]
+
+
+def _spoil_header(segment: Path) -> None:
+    data = bytearray(segment.read_bytes())
+    data[20] ^= 1
+    segment.write_bytes(data)
+
+
+def _segments(folder: Path) -> list[Path]:
+    """Those that hold events, oldest first."""
+    return [file for file in sorted(folder.glob("*.seg")) if file.stat().st_size > 1000]
+
+
+@pytest.mark.parametrize("which", [0, -1], ids=["the oldest file", "the newest file"])
+def test_a_file_that_lost_its_header_stops_the_queue_until_it_is_given_up(tmp_path: Path, which: int) -> None:
+    with opened(tmp_path, segment_bytes=20_000) as writer:
+        for number in range(20):
+            writer.append(batch(number), [numbered(number * 100, 100)])
+        if which == -1:
+            reader = QueueReader(tmp_path)
+            reader.release(reader.head)
+    head = QueueReader(tmp_path).head
+    _spoil_header(_segments(tmp_path)[which])
+    if which == 0:
+        with pytest.raises(DamagedError, match="was not delivered"):
+            ids(tmp_path)
+    for _ in range(3):
+        with pytest.raises(DamagedError, match="quarantine"):
+            opened(tmp_path)
+    with QueueWriter(tmp_path, segment_bytes=1 << 20, max_bytes=1 << 30, accepts_damage=True) as writer:
+        place = writer.give_up()
+    assert place > head
+    with opened(tmp_path) as writer:
+        writer.append(batch(100), [numbered(5000, 1)])
+    assert ids(tmp_path, QueueReader(tmp_path).released) == ["public.t:5000:0"]
+    assert list((tmp_path / "quarantine").iterdir())
+
+
+@contextmanager
+def _full_disk(size: int) -> Iterator[None]:
+    """No file can grow beyond this size."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_disk_that_is_full_is_an_error_that_says_so_and_passes(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    with opened(tmp_path) as writer:
+        with _full_disk(2000):
+            with pytest.raises(UnavailableError, match="cannot write to the queue") as caught:
+                stage.write(numbered(0, 5000).to_batches())
+            assert "make room" in (caught.value.fix or "")
+            with pytest.raises(UnavailableError, match="File too large"):
+                writer.append(batch(0), [numbered(0, 5000)])
+        writer.append(batch(0), [numbered(0, 10)])
+        writer.append(batch(1), [numbered(10, 10)])
+        reader = QueueReader(tmp_path)
+        assert reader.head > Position(2 + 5000 // FRAME_EVENTS, -1)  # the numbers of what failed are not used again
+        with _full_disk(0):
+            with pytest.raises(UnavailableError, match="cannot write to the queue"):
+                reader.release(reader.head)
+            with pytest.raises(UnavailableError, match="cannot write to the queue"):
+                writer.require_room()
+            with pytest.raises(UnavailableError, match="cannot write to the queue"):
+                stage.enter(batch(0), "public.t", copied=[], log=[], completes=True)
+        writer.require_room()
+    assert len(ids(tmp_path)) == 20
+
+
+def test_what_waits_is_counted_also_when_it_is_much(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "COUNT_EVENTS", 10)
+    with opened(tmp_path, segment_bytes=5000) as writer:
+        for number in range(30):
+            writer.append(batch(number), [numbered(number * 7, 7)])
+    reader = QueueReader(tmp_path)
+    assert (reader.count(START), reader.count(Position(10, 0)), reader.count(reader.head)) == (210, 140, 0)
+
+
+def test_large_events_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_BYTES", 2000)
+    with opened(tmp_path) as writer:
+        for number in range(5):
+            writer.append(batch(number), [numbered(number * 10, 10)])
+    assert len(QueueReader(tmp_path).read(START, 1000)) < 5
+    assert len(ids(tmp_path)) == 50

@@ -64,7 +64,10 @@ def test_retry_after_is_read_in_both_its_forms() -> None:
     assert asked_pause("9" * 400) == 999_999_999
 
 
-@given(st.none() | st.text())
+DATES = st.from_regex(r"Wed, [0-9]{1,20} Oct [0-9]{1,20} [0-9]{1,20}:[0-9]{2}:[0-9]{2} [+-][0-9]{1,20}", fullmatch=True)
+
+
+@given(st.none() | st.text() | DATES)
 def test_a_retry_after_that_makes_no_sense_asks_for_nothing_or_for_a_pause(text: str | None) -> None:
     asked = asked_pause(text, NOON)
     assert asked is None or asked >= 0

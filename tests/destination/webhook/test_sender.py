@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import resource
 import time
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -15,15 +17,17 @@ from hypothesis import strategies as st
 
 from tailrace.change import LAST_ORDINAL, START, Position
 from tailrace.destination.webhook.backlog import Backlog, merge
+from tailrace.destination.webhook.cloudevents import CloudEventsFormat
 from tailrace.destination.webhook.event import EVERY
 from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.destination.webhook.ownership import queue_id
-from tailrace.destination.webhook.queue import QueueReader
+from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.retry import Schedule
 from tailrace.destination.webhook.sender import GRACE_SECONDS, Sender
 from tailrace.destination.webhook.signature import verify
 from tailrace.errors import DamagedError, OwnedError
 from tailrace.state import Owner
+from tailrace.testing.database import Database
 from tailrace.testing.endpoint import Endpoint, Reply, always
 from tailrace.testing.wait import wait_until
 from tests.destination.webhook.sending import copied, drain, events, fill, numbered, options, row, sending, status
@@ -55,6 +59,92 @@ def test_events_are_posted_in_order_and_never_more_than_allowed_at_once(tmp_path
     said = status(queue)
     assert (said["delivered"], said["pending"], said["dropped"], said["error"]) == (2525, 0, 0, None)
     assert said["delivered_to"] == said["head"]
+
+
+@pytest.mark.parametrize("format_name", ["rqlite", "cloudevents", "debezium"])
+def test_requests_are_bounded_by_their_size_and_a_larger_event_goes_alone(
+    tmp_path: Path, queue: Path, format_name: str
+) -> None:
+    rows = [row("public.a", number) for number in range(1, 101)]
+    for number, each in enumerate(rows):
+        each["event"] = json.dumps({"id": each["id"], "pad": "x" * (9000 if number == 50 else 97 * number % 700)})
+    fill(queue, events(rows[:70]), events(rows[70:]))
+    with Endpoint(ids=lambda body: re.findall(r"public\.a:\d+:0", body.decode())) as e:
+        drain(options(queue, e.url, tmp_path, max_events=1000, max_bytes=3000, format=format_name, node_id="n" * 60))
+        sizes = [len(request.body) for request in e.requests]
+        assert e.ids() == [str(each["id"]) for each in rows]
+        alone = next(request for request in e.requests if len(request.body) > 3000)
+    assert sorted(sizes)[-2] <= 3000
+    assert alone.body.count(b"public.a:") == 1
+    assert len(sizes) < 30
+
+
+def test_a_follower_passes_the_frame_without_events_that_a_queue_keeps_when_it_is_emptied(
+    tmp_path: Path, queue: Path
+) -> None:
+    other = another_node(tmp_path)
+    assert other.claim()
+    other.persist({f"public.{name}": Position(10, 0) for name in "abc"}, START)
+    fill(queue, numbered(1, 10))
+    reader = QueueReader(queue)
+    with Endpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
+        wait_until(lambda: reader.released == reader.head)
+        with QueueWriter(queue, segment_bytes=1 << 20, max_bytes=1 << 30) as writer:
+            place = writer.give_up()
+        wait_until(lambda: status(queue)["delivered_to"] == str(place))
+        fill(queue, numbered(11, 3))
+        other.release()
+        wait_until(lambda: endpoint.ids() == ids(11, 3))
+    other.close()
+
+
+def test_a_follower_gives_up_what_it_copied_of_a_table_that_was_empty_for_the_leader(
+    tmp_path: Path, queue: Path
+) -> None:
+    fill(queue, events(copied("public.late", 50, 3)))
+    reader = QueueReader(queue)
+    leader = another_node(tmp_path)
+    leader.claim()
+    # What a marker without a row says, and then that all tables are level.
+    leader.persist({"public.late": START, EVERY: Position(80, 0)}, START)
+    with Endpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
+        wait_until(lambda: reader.released == Position(1, 0))
+    leader.close()
+    assert not endpoint.requests
+
+
+def test_a_queue_whose_oldest_file_is_damaged_is_not_sent_without_it(tmp_path: Path, queue: Path) -> None:
+    fill(queue, numbered(1, 10))
+    fill(queue, numbered(11, 10))
+    oldest = min(queue.glob("*.seg"))
+    data = bytearray(oldest.read_bytes())
+    data[20] ^= 1
+    oldest.write_bytes(data)
+    with Endpoint() as endpoint:
+        with pytest.raises(DamagedError, match="was not delivered"):
+            drain(options(queue, endpoint.url, tmp_path))
+        assert not endpoint.requests
+    assert "queue purge" in status(queue)["error"]["fix"]
+
+
+def test_a_full_disk_on_which_nothing_can_be_given_up_is_no_reason_to_send_nothing(
+    queue: Path, database: Database
+) -> None:
+    fill(queue, numbered(1, 100))
+    queue_id(queue)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with Endpoint() as endpoint:
+        chosen = options(queue, endpoint.url, database.dsn)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
+        try:
+            drain(chosen)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert QueueReader(queue).released == START
+        drain(chosen)
+        assert endpoint.ids() == ids(1, 100)
+    reader = QueueReader(queue)
+    assert reader.released == reader.head
 
 
 def test_what_was_delivered_is_not_sent_again_after_a_restart_and_leaves_the_queue(tmp_path: Path, queue: Path) -> None:
@@ -100,6 +190,14 @@ def test_a_request_that_failed_comes_again_as_it_was_and_signed(tmp_path: Path, 
     assert (status(queue)["failures"], status(queue)["requests"]) == (6, 2)
 
 
+def test_an_endpoint_that_asks_for_nonsense_is_asked_again(tmp_path: Path, queue: Path) -> None:
+    fill(queue, numbered(1, 1))
+    with Endpoint() as endpoint:
+        endpoint.script(Reply(503, {"Retry-After": "Wed, 21 Oct 99999999999 07:28:00 GMT"}))
+        drain(options(queue, endpoint.url, tmp_path))
+        assert endpoint.ids() == ids(1, 1)
+
+
 def test_an_endpoint_that_asks_for_a_pause_gets_it(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 1))
     with Endpoint() as endpoint:
@@ -118,6 +216,9 @@ def test_events_are_dropped_only_as_configured_counted_and_named_without_their_c
         drain(options(queue, endpoint.url, tmp_path, schedule=Schedule("linear", 0.001, 0.01, limit=3)))
         assert endpoint.ids() == ids(11, 5)
     assert (status(queue)["dropped"], status(queue)["delivered"]) == (10, 5)
+    with Endpoint() as endpoint:
+        drain(options(queue, endpoint.url, tmp_path))
+    assert status(queue)["dropped"] == 10
     assert f"dropped: table public.b at {Position(1, 0)}, event public.b:1:0" in caplog.text
     assert '"ordinal"' not in caplog.text
 
@@ -325,6 +426,7 @@ def histories(draw: st.DrawFn) -> list[list[tuple[str, str]]]:
 @given(
     histories(),
     st.integers(1, 5),
+    st.sampled_from([0, 500, 700, 1_000_000]),
     st.dictionaries(tables, st.integers(0, 20).map(lambda commit: Position(commit, 0))),
     st.integers(0, 40),
 )
@@ -332,6 +434,7 @@ def test_parcels_hold_every_event_behind_the_watermarks_once_and_can_be_taken_up
     tmp_path_factory: pytest.TempPathFactory,
     history: list[list[tuple[str, str]]],
     max_events: int,
+    max_bytes: int,
     watermarks: dict[str, Position],
     stop: int,
 ) -> None:
@@ -356,19 +459,21 @@ def test_parcels_hold_every_event_behind_the_watermarks_once_and_can_be_taken_up
             merge(reached, {each["table"]: Position(each["commit"], 0)})
 
     reader, place, found, marks = QueueReader(folder), START, [], dict[str, Position]()
-    backlog = Backlog(reader, place, watermarks, max_events=max_events)
+    backlog = Backlog(reader, place, watermarks, max_events=max_events, max_bytes=max_bytes)
     backlog.fill()
     parcels = 0
     while backlog.is_ready(0.0):
         parcel = backlog.take()
         assert len(parcel.events) <= max_events
+        body = CloudEventsFormat().body(parcel.events, service_id="", node_id="") if len(parcel.events) else b""
+        assert len(body) <= max_bytes or len(parcel.events) == 1
         assert parcel.place > place
         place = parcel.place
         found += parcel.events.column("id").to_pylist()
         merge(marks, parcel.watermarks)
         parcels += 1
         if parcels == stop:
-            backlog = Backlog(reader, place, watermarks, max_events=max_events)
+            backlog = Backlog(reader, place, watermarks, max_events=max_events, max_bytes=max_bytes)
         backlog.fill()
     reader.close()
     assert (found, marks, place) == (due, reached, Position(len(frames), 0))

@@ -29,11 +29,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def make_source(folder: Path, port: int, **options: Any) -> RqliteSource:
+def make_source(folder: Path, port: int, *, max_bytes: int = 1_000_000_000, **options: Any) -> RqliteSource:
     receiver = ReceiverOptions(
         journal=str(folder / "journal"),
         segment_bytes=50_000,
-        max_bytes=1_000_000_000,
+        max_bytes=max_bytes,
         listen=f"127.0.0.1:{port}",
         path="/cdc",
         max_body=32_000_000,

@@ -9,11 +9,17 @@ import pyarrow as pa
 import pytest
 
 from tailrace.change import START
-from tailrace.errors import PreflightError, UnavailableError
+from tailrace.errors import ConfigError, PreflightError, UnavailableError
+from tailrace.option import Place
+from tailrace.selection import TableOptions
 from tailrace.source.rqlite import catalog
-from tailrace.source.rqlite.api import Api, QueryRefusedError
+from tailrace.source.rqlite.api import Api, QueryRefusedError, Tls
+from tailrace.source.rqlite.listener import secure
+from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
+from tailrace.source.rqlite.source import RqliteSource
 from tailrace.source.sqlite.catalog import describe
+from tailrace.testing.certificate import make_authority
 from tailrace.testing.rqlite import RqliteNode
 from tests.source.rqlite.following import free_port, make_source
 
@@ -58,6 +64,52 @@ def test_rows_are_fetched_by_their_keys() -> None:
             {"a": "x", "b": b"\x00\xff", "v": 2.0, "rowid": 1},
             {"a": "y", "b": b"\x01", "v": float("inf"), "rowid": 2},
         ]
+
+
+def test_an_api_may_have_certificates_of_its_own_authority(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    files = [str(file) for file in (authority.ca_file, authority.client_cert_file, authority.client_key_file)]
+    context = secure(str(authority.cert_file), str(authority.key_file), None)
+    with RqliteNode(NOWHERE, tls=context) as node:
+        assert Api(node.url, tls=Tls(files[0])).query("SELECT 1") == [[1]]
+        with pytest.raises(UnavailableError, match="certificate is not accepted") as caught:
+            Api(node.url).query("SELECT 1")
+        assert "api_tls.ca" in (caught.value.fix or "")
+    mutual = secure(str(authority.cert_file), str(authority.key_file), str(authority.ca_file))
+    with RqliteNode(NOWHERE, tls=mutual) as node:
+        assert Api(node.url, tls=Tls(*files)).query("SELECT 1") == [[1]]
+        with pytest.raises(UnavailableError, match="does not answer"):
+            Api(node.url, tls=Tls(files[0])).query("SELECT 1")
+    expired = secure(str(authority.expired_file), str(authority.key_file), None)
+    with RqliteNode(NOWHERE, tls=expired) as node, pytest.raises(UnavailableError, match="expired"):
+        Api(node.url, tls=Tls(files[0])).query("SELECT 1")
+
+
+def test_certificates_that_cannot_be_used_are_told_as_such(tmp_path: Path) -> None:
+    authority = make_authority(tmp_path)
+    for tls in (Tls(str(tmp_path / "absent")), Tls(cert=str(authority.cert_file), key=str(authority.client_key_file))):
+        with pytest.raises(ConfigError, match="api_tls cannot be used") as caught:
+            Api("https://127.0.0.1:1", tls=tls).query("SELECT 1")
+        assert caught.value.fix is not None
+
+
+def test_the_options_for_the_api_reach_it(tmp_path: Path) -> None:
+    given = {"api": "https://n:4001", "api_tls": {"ca": "ca.pem", "cert": "c.pem", "key": "c.key"}}
+    place = Place("p", tmp_path, tmp_path / "state")
+    options = RqliteOptions.model_validate({"type": "rqlite", **given}, context=place)
+    source = RqliteSource.from_options(options, name="p", tables=TableOptions(), state_dir=tmp_path)
+    assert source.apis()[""].tls == Tls(*(str(tmp_path / name) for name in ("ca.pem", "c.pem", "c.key")))
+
+
+def test_rows_are_fetched_without_the_columns_that_are_gone() -> None:
+    sql = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, w TEXT)"
+    with RqliteNode(NOWHERE) as node:
+        node.execute(sql, "INSERT INTO t VALUES (1, 'a', 'b')", "ALTER TABLE t DROP COLUMN w")
+        table = catalog.begin(None, describe(sql), "svc", START, rowids=False)
+        keys = pa.table({"id": [1, 2]})
+        assert fetch_by_key(Api(node.url), table, keys).to_pylist() == [{"id": 1, "v": "a", "w": None}]
+        node.execute("DROP TABLE t")
+        assert fetch_by_key(Api(node.url), table, keys).num_rows == 0
 
 
 def test_neither_source_nor_api_show_a_password(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.change import START, Op, Position
-from tailrace.errors import StaleCopyError, UnfitError
+from tailrace.errors import StaleCopyError, UnavailableError, UnfitError
 from tailrace.schema import TableSchema
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api
@@ -51,6 +52,21 @@ def test_an_empty_table_has_one_chunk() -> None:
         node.execute(sql)
         assert chunk_bounds(Api(node.url), describe(sql), 10) == (0,)
         assert read(node, CopySplit(copies=table_of(sql))) == []
+
+
+class Overloaded(RqliteNode):
+    """A node that gives up on a query that takes it too long."""
+
+    def query(self, sql: str, values: Sequence[Any]) -> dict[str, Any]:
+        return {"error": "interrupted"} if "row_number" in sql else super().query(sql, values)
+
+
+def test_a_table_whose_chunks_cannot_be_found_is_not_taken_for_an_empty_one() -> None:
+    sql = "CREATE TABLE t (id INTEGER PRIMARY KEY)"
+    with Overloaded(NOWHERE) as node:
+        node.execute(sql, "INSERT INTO t VALUES (1), (2)")
+        with pytest.raises(UnavailableError, match="interrupted"):
+            chunk_bounds(Api(node.url), describe(sql), 10)
 
 
 def test_a_table_without_rowids_is_copied_by_its_key() -> None:

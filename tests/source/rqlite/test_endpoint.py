@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -18,6 +20,7 @@ import urllib3
 
 from tailrace.cli.receive import receive
 from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
+from tailrace.source.rqlite import listener
 from tailrace.source.rqlite.cluster import Cluster
 from tailrace.source.rqlite.endpoint import Lane, Pace
 from tailrace.source.rqlite.entry import Request, parse
@@ -30,6 +33,7 @@ RECEIVE = (
     "import sys; from pathlib import Path; from tailrace.cli.receive import receive; "
     "receive(Path(sys.argv[1]), as_json=True)"
 )
+JSON = {"Content-Type": "application/json"}
 CREDENTIALS = {"username": "rq", "password": "canary-of-the-endpoint"}
 
 
@@ -71,9 +75,53 @@ def test_a_body_above_the_bound_is_refused(shared: Running) -> None:
     large = body([entry(1, insert(1, v="x" * 1_000_000))], service="large")
     assert shared.post(large) == 413
     chunks = [large[at : at + 100_000] for at in range(0, len(large), 100_000)]
-    answer = shared.pool.request("POST", shared.root + "/cdc", body=iter(chunks), chunked=True)
+    answer = shared.pool.request("POST", shared.root + "/cdc", body=iter(chunks), headers=JSON, chunked=True)
     assert answer.status == 413
     assert not (shared.journal / "large").exists()
+
+
+def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
+    with running(make_options(tmp_path / "journal")) as receiver:
+        began = time.monotonic()
+        for _ in range(100):
+            assert receiver.post(b"[]") == 400
+        host, _, port = receiver.root.partition("//")[2].partition(":")
+        with socket.create_connection((host, int(port)), 10) as junk:
+            junk.sendall(b"junk\r\n\r\n")
+            assert junk.recv(100).startswith(b"HTTP/1.1 400")
+        passed = time.monotonic() - began
+        logged = receiver.log.read_text()
+        assert "Invalid HTTP" not in logged
+        assert 1 <= logged.count("was refused") <= 2 + passed
+
+
+def test_a_connection_ends_when_nobody_asks_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listener, "HEAD_SECONDS", 0.3)
+    stop = threading.Event()
+    receiver = Receiver(make_options(tmp_path / "journal"), stop.is_set)
+    thread = threading.Thread(target=receiver.run)
+    thread.start()
+    try:
+        wait_until(lambda: receiver.describe(None)["receiving"] is True)
+        address = ("127.0.0.1", receiver.port)
+        with socket.create_connection(address, 10) as idle, socket.create_connection(address, 10) as slow:
+            slow.sendall(b"POST /cdc HTTP/1.1\r\nHost: x\r\n")
+            assert (idle.recv(1), slow.recv(1)) == (b"", b"")
+        with urllib3.HTTPConnectionPool(*address, maxsize=1, retries=False) as pool:
+            assert pool.request("POST", "/cdc", body=body([entry(1, insert(1))]), headers=JSON).status == 200
+            threading.Event().wait(0.6)  # longer than a head may take: behind an answer there is more time
+            assert pool.request("POST", "/cdc", body=body([entry(2, insert(2))]), headers=JSON).status == 200
+            assert pool.num_connections == 1
+        with socket.create_connection(address, 10) as again:
+            again.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+            answer = b""
+            while not answer.endswith(b"}"):
+                answer += again.recv(1000)
+            again.sendall(b"GET /healthz HTTP/1.1\r\n")
+            assert again.recv(1) == b""
+    finally:
+        stop.set()
+        thread.join()
 
 
 def test_an_empty_payload_is_taken(shared: Running) -> None:
@@ -132,6 +180,21 @@ def test_a_rate_limit_answers_429_and_rqlite_may_try_again(tmp_path: Path) -> No
         wait_until(lambda: receiver.post(body([entry(9, insert(9))])) == 200)
 
 
+def test_strangers_do_not_use_up_what_rqlite_may_send(tmp_path: Path) -> None:
+    options = make_options(tmp_path / "journal", max_requests=0.01, username="rq", password="right")
+    with running(options) as receiver:
+        content = body([entry(1, insert(1))])
+        assert [receiver.post(content) for _ in range(3)] == [401] * 3
+        assert receiver.post(content, headers=urllib3.make_headers(basic_auth="rq:right")) == 200
+
+
+def test_only_json_is_taken_which_no_web_page_can_post_without_asking(shared: Running) -> None:
+    content = body([entry(1, insert(1))], service="page")
+    for kind in ("text/plain", "application/x-www-form-urlencoded"):
+        assert shared.post(content, headers={"Content-Type": kind}) == 415
+    assert shared.post(content, headers={"Content-Type": "application/json; charset=utf-8"}) == 200
+
+
 def test_a_pace_allows_bursts_of_a_second() -> None:
     now = 0.0
     pace = Pace(2, clock=lambda: now)
@@ -185,6 +248,13 @@ def test_a_certificate_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> No
         Receiver(options, lambda: True).run()
 
 
+def test_a_journal_that_cannot_be_made_is_told_with_a_fix(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="cannot be used") as caught:
+        Receiver(make_options(tmp_path / "file" / "journal"), lambda: True).run()
+    assert "journal.path" in (caught.value.fix or "")
+
+
 def test_only_one_process_receives_into_a_journal(tmp_path: Path) -> None:
     options = make_options(tmp_path / "journal")
     assert not is_receiving(tmp_path / "journal")
@@ -201,12 +271,8 @@ def test_only_one_process_receives_into_a_journal(tmp_path: Path) -> None:
 def test_concurrent_requests_of_several_clusters_are_all_durable(shared: Running) -> None:
     def send(cluster: int) -> list[int]:
         pool = urllib3.PoolManager(retries=False)
-        codes = [
-            pool.request(
-                "POST", shared.root + "/cdc", body=body([entry(index, insert(index))], service=f"c{cluster}")
-            ).status
-            for index in range(1, 41)
-        ]
+        bodies = [body([entry(index, insert(index))], service=f"c{cluster}") for index in range(1, 41)]
+        codes = [pool.request("POST", shared.root + "/cdc", body=one, headers=JSON).status for one in bodies]
         pool.clear()
         return codes
 
@@ -260,7 +326,8 @@ def test_receiving_alone_needs_no_spark_and_ends_with_a_signal(tmp_path: Path, n
         while not status["receiving"]:
             status = json.loads(process.stdout.readline())
         content = body([entry(4, insert(1))], service="orders")
-        assert urllib3.request("POST", f"http://{status['listen']}/cdc", body=content).status == 200
+        answer = urllib3.request("POST", f"http://{status['listen']}/cdc", body=content, headers=JSON)
+        assert answer.status == 200
         while not status["services"]:
             status = json.loads(process.stdout.readline())
         assert status["services"]["orders"]["received"] == 1

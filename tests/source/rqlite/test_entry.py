@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tailrace.option import Place
+from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.entry import NotOursError, checked_service, folder_of, parse, read_line
 from tailrace.source.rqlite.frame import build
 from tailrace.source.rqlite.option import RqliteOptions
@@ -110,6 +111,14 @@ def test_a_services_folder_lies_in_the_journals(name: str, tmp_path: Path) -> No
     assert (tmp_path / folder_of(checked_service(name))).parent == tmp_path
 
 
+def test_no_two_tables_have_the_same_name_for_orders_and_versions() -> None:
+    named = {
+        catalog.upstream_id(*parts) for parts in (("a.b", "c"), ("a", "b.c"), ('a"', "b"), ("a", '"b'), ("a", "b"))
+    }
+    assert len(named) == 5
+    assert "a.b" in named
+
+
 def test_a_frame_tells_its_shapes_by_table_in_runs_of_the_same_columns() -> None:
     window = Window()
     request = parse(
@@ -150,7 +159,7 @@ def test_options_have_defaults_for_one_machine(tmp_path: Path) -> None:
     options = made(tmp_path, api="http://127.0.0.1:4001/")
     assert (options.listen, options.path, options.api) == ("127.0.0.1:8099", "/cdc", "http://127.0.0.1:4001")
     assert options.journal.path == tmp_path / "state" / "journal"
-    assert made(tmp_path, api={"a": "http://a:4001"}).api_of("b") is None
+    assert made(tmp_path, api={"a": "http://a:4001/"}).api == {"a": "http://a:4001"}
 
 
 @pytest.mark.parametrize(
@@ -163,6 +172,9 @@ def test_options_have_defaults_for_one_machine(tmp_path: Path) -> None:
         ({"path": "/metrics"}, "neither /healthz nor /metrics"),
         ({"api": "http://user:canary@host:4001"}, "api_auth"),
         ({"api": "ftp://host"}, "must be a URL"),
+        ({"api": {"svc": "host:4001"}}, "must be a URL"),
+        ({"api": "http://host:4001", "api_tls": {"ca": "ca.pem"}}, "no `api` with https"),
+        ({"api": "https://host:4001", "api_tls": {"key": "client.key"}}, "`key` needs `cert`"),
         ({"max_requests": 0}, "greater than 0"),
     ],
 )

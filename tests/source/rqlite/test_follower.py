@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tailrace.change import Op
-from tailrace.errors import SchemaChangedError, TableError
+from tailrace.change import START, Op
+from tailrace.child import read_status
+from tailrace.errors import OwnedError, SchemaChangedError, TableError
 from tailrace.selection import TableOptions
 from tailrace.source import Orders
+from tailrace.source.history import Remembered
+from tailrace.source.rqlite.receiver import STATUS, receiving_alone
+from tailrace.source.sqlite.offset import LogOffset
 from tailrace.testing.replay import Replay
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.wait import wait_until
@@ -322,3 +328,68 @@ def test_the_source_stands_alone_with_a_cursor_of_its_own(tmp_path: Path) -> Non
             again.stop()
         source.reset()
         assert not Path(source.journal).exists()
+
+
+def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> None:
+    port = free_port()
+    with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
+        node.execute(ITEMS, "CREATE TABLE noise (v TEXT)")
+        source = make_source(tmp_path, port, api=node.url, max_bytes=1_000_000)
+        with Replay(replace(source, tables_wanted=TableOptions(include=["svc.items"])), LIMIT) as replay:
+            replay.catch_up()
+            for _ in range(40):
+                node.execute(["INSERT INTO noise VALUES (?)", "x" * 100_000])
+            wait_until(lambda: replay.step() or node.pending == 0, 30)
+
+
+class Silent(RqliteNode):
+    """A node that does not say whose changes it sends, as while it starts."""
+
+    def status(self) -> dict[str, Any]:
+        return {}
+
+
+def test_a_node_that_does_not_tell_its_service_makes_no_other_of_those_that_posted(tmp_path: Path) -> None:
+    with Silent("http://127.0.0.1:1/cdc", service="svc") as node:
+        source = make_source(tmp_path, free_port(), api=node.url)
+        assert source.services() == ["rqlite"]
+        with source.receiving():
+            post(source, body([entry(4)], service="svc"))
+        assert source.services() == ["svc"]
+        assert source.api_of("svc") is not None
+
+
+def test_a_batch_of_a_cluster_that_has_gone_silent_is_planned_again(tmp_path: Path) -> None:
+    with Silent("http://127.0.0.1:1/cdc") as node:
+        source = make_source(tmp_path, free_port(), api=node.url)
+        source.prepare()
+        follower = source.follow(Remembered())
+        try:
+            told = {"services": {"svc": LogOffset(START).to_json()}}
+            assert follower.plan({"services": {}}, told) == []
+            assert follower.done(told, told) is True
+        finally:
+            follower.stop()
+
+
+def test_a_receiver_that_was_killed_is_not_said_to_receive(tmp_path: Path) -> None:
+    source = make_source(tmp_path, free_port())
+    with source.receiving():
+        post(source)
+        wait_until(lambda: source.status()["gear"] == "receiving")
+        os.kill(read_status(Path(source.journal), STATUS)["pid"], signal.SIGKILL)
+        wait_until(lambda: source.status()["gear"] == "waiting", 5)
+
+
+def test_a_reset_keeps_receivers_away_until_everything_is_gone(tmp_path: Path) -> None:
+    source = make_source(tmp_path, free_port())
+    journal = Path(source.journal)
+    with source.receiving():
+        post(source, body([entry(4)], service="svc"))
+        with pytest.raises(OwnedError, match="receives into"):
+            source.reset()
+    with receiving_alone(journal), pytest.raises(OwnedError, match="receives into"):
+        source.reset()
+    source.reset()
+    assert not journal.exists()
+    source.reset()

@@ -281,6 +281,64 @@ def test_a_full_journal_refuses_until_its_readers_have_passed(tmp_path: Path) ->
         assert cluster.warnings() == []
 
 
+def test_a_journal_that_is_smaller_than_one_of_its_files_is_emptied_nonetheless(tmp_path: Path) -> None:
+    wide = "x" * 400_000
+    cluster = Cluster("rqlite", tmp_path, segment_bytes=64_000_000, max_bytes=2_000_000)
+    index = 0
+    while post(cluster, entry(index + 1, insert(index + 1, v=wide))) is None:
+        index += 1
+    Cursor(tmp_path / "rqlite", "reader").advance(Position(index, 1))
+    assert post(cluster, entry(index + 1, insert(index + 1, v=wide))) is None
+    cluster.close()
+
+
+def test_notes_that_cannot_be_written_do_not_keep_the_journal_from_being_emptied(tmp_path: Path) -> None:
+    with opened(tmp_path) as cluster:
+        for index in range(1, 13):
+            assert post(cluster, entry(index, insert(index, v="x" * 300_000))) is None
+        Cursor(tmp_path / "rqlite", "reader").advance(Position(11, 1))
+        (tmp_path / "rqlite" / "told").mkdir()
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            cluster.tend()
+        assert len(list((tmp_path / "rqlite").glob("*.seg"))) < 4
+
+
+def test_cursors_that_cannot_be_read_concern_their_cluster_alone(tmp_path: Path) -> None:
+    with opened(tmp_path) as cluster:
+        assert post(cluster, A) is None
+        (tmp_path / "rqlite" / "cursors" / "reader.cursor").mkdir(parents=True)
+        with pytest.raises(UnavailableError, match="cannot be used"):
+            cluster.tend()
+
+
+def test_a_stop_that_a_full_disk_kept_from_being_written_is_written_later(tmp_path: Path) -> None:
+    obstacle = tmp_path / "rqlite" / "stopped.new"
+    with opened(tmp_path) as cluster:
+        assert post(cluster, A) is None
+        obstacle.mkdir()
+        assert post(cluster, entry(4, insert(9))) is not None
+        with pytest.raises(UnavailableError, match="cannot be written"):
+            cluster.tend()
+        assert isinstance(post(cluster, C), LostError)
+        obstacle.rmdir()
+        cluster.tend()
+    with opened(tmp_path) as cluster:
+        assert isinstance(post(cluster, C), LostError)
+
+
+def test_a_cluster_whose_notes_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
+    with opened(tmp_path) as cluster:
+        assert post(cluster, A) is None
+    (tmp_path / "rqlite" / "stopped").mkdir()
+    cluster = Cluster("rqlite", tmp_path, segment_bytes=1_000_000, max_bytes=100_000_000)
+    with pytest.raises(UnavailableError, match="cannot be read"):
+        cluster.open()
+    assert isinstance(post(cluster, B), UnavailableError)
+    (tmp_path / "rqlite" / "stopped").rmdir()
+    assert post(cluster, B) is None
+    cluster.close()
+
+
 def test_a_failed_append_leaves_nothing_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(tmp_path) as cluster:
         post(cluster, A)
@@ -308,6 +366,26 @@ def test_a_journal_that_lacks_what_rqlite_was_told_stops_the_cluster(tmp_path: P
         assert isinstance(cluster.error, DamagedError)
         assert "tailrace reset" in (cluster.error.fix or "")
         assert isinstance(post(cluster, C), DamagedError)
+
+
+def test_a_restart_does_not_let_a_journal_pass_whose_damaged_file_was_set_aside(tmp_path: Path) -> None:
+    with opened(tmp_path) as cluster:
+        post(cluster, A)
+        cluster._unsaved = 0  # killed before it could take a note
+    newest = max((tmp_path / "rqlite").glob("*.seg"))
+    newest.write_bytes(bytes(16) + newest.read_bytes()[16:])
+    for _ in range(2):
+        with opened(tmp_path) as cluster:
+            assert isinstance(cluster.error, DamagedError)
+            assert isinstance(post(cluster, B), DamagedError)
+
+
+def test_a_stop_whose_reason_cannot_be_read_is_a_stop(tmp_path: Path) -> None:
+    with opened(tmp_path) as cluster:
+        post(cluster, A)
+    (tmp_path / "rqlite" / "stopped").write_bytes(b"{")
+    with opened(tmp_path) as cluster:
+        assert isinstance(post(cluster, B), DamagedError)
 
 
 class Upstream:

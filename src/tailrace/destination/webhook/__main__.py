@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from tailrace.child import BUSY, serve, write_status
@@ -23,7 +24,8 @@ def send(text: str, stopping: Callable[[], bool]) -> int:
     except OwnedError:
         return BUSY
     except TailraceError as error:
-        write_status(Path(options.queue), STATUS, {"at": time.time(), "error": error.describe()})
+        with suppress(OSError):
+            write_status(Path(options.queue), STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         sender.run()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.change import START, Position
 from tailrace.destination.webhook.event import EVERY
@@ -22,6 +23,10 @@ from tailrace.destination.webhook.queue import QueueReader
 
 _READ_EVENTS = 1000
 _READ_REQUESTS = 4
+_BODY_BYTES = 256
+"""What a body may have around its events,"""
+_EVENT_BYTES = 80
+"""and around each of them."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +53,7 @@ class Rows:
         self._ordinal: npt.NDArray[Any] = table.column("ordinal").to_numpy()
         self.marker: npt.NDArray[Any] = table.column("marker").to_numpy()
         self._copied: npt.NDArray[Any] = table.column("copied").to_numpy()
+        self.sizes: npt.NDArray[Any] = pc.binary_length(table.column("event")).to_numpy() + _EVENT_BYTES
 
     def __len__(self) -> int:
         return int(self.table.num_rows)
@@ -58,7 +64,7 @@ class Rows:
 
     def due(self, watermarks: Mapping[str, Position]) -> npt.NDArray[np.int64]:
         """Which rows are events that lie behind the watermarks of their tables."""
-        if not watermarks:
+        if not watermarks or not len(self):
             return np.flatnonzero(~self.marker)
         marks = [watermark_of(name, watermarks) for name in self._names]
         commit, ordinal = (np.array(half, np.int64)[self._codes] for half in zip(*marks, strict=True))
@@ -85,13 +91,25 @@ class _Piece:
         self.due = due[due >= before.ordinal]
         self.row = before.ordinal
         self.taken = 0
+        # Where in the events that are due each of them begins, and where the last one ends.
+        self._begin = np.concatenate([[0], np.cumsum(rows.sizes[self.due], dtype=np.int64)])
         self.read_at = time.monotonic()
 
     def __len__(self) -> int:
         return len(self.due) - self.taken
 
-    def take(self, limit: int) -> tuple[pa.Table, Position, dict[str, Position]]:
-        chosen = self.due[self.taken : self.taken + limit]
+    @property
+    def bytes(self) -> int:
+        return int(self._begin[-1] - self._begin[self.taken])
+
+    def fitting(self, events: int, size: int) -> int:
+        """How many of the next events are no more than so many, in no more than so many bytes."""
+        end = int(np.searchsorted(self._begin, self._begin[self.taken] + size, side="right")) - 1
+        return max(min(events, end - self.taken), 0)
+
+    def take(self, count: int) -> tuple[pa.Table, Position, dict[str, Position]]:
+        """The next events, together with what lies behind them and is not due."""
+        chosen = self.due[self.taken : self.taken + count]
         self.taken += len(chosen)
         end = int(self.due[self.taken]) if len(self) else len(self.rows)
         marks = self.rows.watermarks(self.row, end)
@@ -107,11 +125,18 @@ class Backlog:
     """Reads on when it runs short, and hands out parcels in the order of the queue. Never goes back."""
 
     def __init__(
-        self, reader: QueueReader, place: Position, watermarks: Mapping[str, Position], *, max_events: int
+        self,
+        reader: QueueReader,
+        place: Position,
+        watermarks: Mapping[str, Position],
+        *,
+        max_events: int,
+        max_bytes: int,
     ) -> None:
         self._reader = reader
         self._watermarks = watermarks
         self._max_events = max_events
+        self._max_bytes = max(max_bytes - _BODY_BYTES, 1)
         self._end = place
         self._pieces: deque[_Piece] = deque()
 
@@ -128,7 +153,7 @@ class Backlog:
 
     def fill(self) -> None:
         """Read on, unless there is enough for a request. Raises what reading the queue raises."""
-        if len(self) >= self._max_events:
+        if self._is_full():
             return
         limit = max(_READ_EVENTS, _READ_REQUESTS * self._max_events)
         for last, table in self._reader.read(frame_of(self._end), limit):
@@ -140,27 +165,38 @@ class Backlog:
         """Whether a parcel is full, or has waited long enough for more, or costs no request."""
         if not self._pieces:
             return False
-        if len(self) >= self._max_events or not len(self):
+        if self._is_full() or not len(self):
             return True
         first = next(piece for piece in self._pieces if len(piece))
         return time.monotonic() - first.read_at >= max_delay_seconds
 
     def take(self) -> Parcel:
-        """The next events, as many as one request may hold, together with what lies among and behind them."""
+        """The next events, as many as one request may hold, together with what lies among and behind them.
+
+        One that is larger than a request may be goes alone.
+        """
         parts: list[pa.Table] = []
-        place, marks, room = self._pieces[0].place, dict[str, Position](), self._max_events
+        place, marks = self._pieces[0].place, dict[str, Position]()
+        count, size = self._max_events, self._max_bytes
         while self._pieces:
             piece = self._pieces[0]
-            if len(piece) and not room:
-                break
-            events, place, reached = piece.take(room)
-            room -= len(events)
+            fitting = piece.fitting(count, size)
+            if len(piece) and not fitting:
+                if count < self._max_events:
+                    break
+                fitting = 1
+            before = piece.bytes
+            events, place, reached = piece.take(fitting)
+            count, size = count - len(events), size - (before - piece.bytes)
             parts.append(events)
             merge(marks, reached)
             if place != piece.last:
                 break
             self._pieces.popleft()
         return Parcel(pa.concat_tables(parts), place, marks)
+
+    def _is_full(self) -> bool:
+        return len(self) >= self._max_events or sum(piece.bytes for piece in self._pieces) >= self._max_bytes
 
 
 def watermark_of(table: str, watermarks: Mapping[str, Position]) -> Position:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,7 +103,7 @@ class WebhookDestination:
         """
         log = self._stage.write(self._encode(chunk) for chunk in _whole(changes))
         copied = [Piece(**json.loads(one.receipt)) for one in staged]
-        if copied or log.events:
+        if copied or log.events or completes:
             self._stage.enter(batch, str(table.table), copied=copied, log=[log], completes=completes)
         return Written(changes=log.events, upserts=log.events)
 
@@ -116,7 +117,6 @@ class WebhookDestination:
     def delivering(self) -> Iterator[WebhookDelivery]:
         folder = Path(self.queue)
         with QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes) as writer:
-            self._stage.clear()
             sender = self.start_sender()
             try:
                 yield WebhookDelivery(folder, writer, self._stage, sender)
@@ -151,14 +151,20 @@ class WebhookDelivery:
         self._stage = stage
         self._sender = sender
         self._levels: deque[tuple[float, Position]] = deque()
+        self._settling = threading.Lock()
+        self._began = time.time()
 
     @contextmanager
     def taking(self, batch: Batch) -> Iterator[None]:
         self.tend()
         self._writer.require_room()
+        # What is there is of attempts and tasks that failed; they may be many, and nobody else would ever remove it.
+        self._stage.clear()
         yield
-        self._writer.append(batch, chain(self._level(), self._stage.gather(batch)))
-        self._stage.discard(batch)
+        tables = self._writer.lacks(batch, self._stage.tables(batch))
+        level = [] if self._writer.holds(batch) else self._level()
+        self._writer.append(batch, chain(level, self._stage.gather(batch, tables)), tables)
+        self._stage.clear()
 
     def tend(self) -> None:
         try:
@@ -167,21 +173,22 @@ class WebhookDelivery:
             _log.warning("%s; another one is started", error.message)
 
     def settled(self, position: Position | None) -> None:
-        if position is None:
-            self._levels.clear()
-        else:
-            self._levels.append((time.monotonic(), position))
+        with self._settling:
+            if position is None:
+                self._levels.clear()
+            else:
+                self._levels.append((time.monotonic(), position))
 
-    def _level(self) -> Iterator[pa.Table]:
+    def _level(self) -> list[pa.Table]:
         """A marker for all tables, so that other nodes need not keep what they copied of a table that never changes.
 
         A table that came a moment ago may not be known yet, so only what was level for a while is said.
         """
         reached: Position | None = None
-        while self._levels and time.monotonic() - self._levels[0][0] > LEVEL_SECONDS:
-            reached = self._levels.popleft()[1]
-        if reached is not None:
-            yield markers([(EVERY, reached)])
+        with self._settling:
+            while self._levels and time.monotonic() - self._levels[0][0] > LEVEL_SECONDS:
+                reached = self._levels.popleft()[1]
+        return [] if reached is None else [markers([(EVERY, reached)])]
 
     def drain(self) -> None:
         reader = QueueReader(self._folder)
@@ -189,6 +196,8 @@ class WebhookDelivery:
         while True:
             self.tend()
             status = read_status(self._folder, STATUS)
+            if status.get("at", 0) < self._began:
+                status = {}  # what the sender of another run said
             place = status.get("delivered_to")
             if status.get("follows") or (place and Position.parse(place) >= head):
                 return

@@ -196,15 +196,6 @@ class Leadership:
             at = text_of(time_of(self._run(cursor, self._engine.clock)[0]["at"]))
             self._put_place(cursor, place, at)
 
-    def forget_table(self, table: str) -> None:
-        """Drop a table's watermark, before it is sent from the beginning. A repeat changes nothing."""
-        with self._lock, self._engine.transaction() as cursor:
-            self._run(
-                cursor,
-                'DELETE FROM sender_watermark WHERE pipeline = :pipeline AND "table" = :table',
-                table=table,
-            )
-
     def close(self) -> None:
         """Let go of the connection, not of the lease."""
         with self._lock:

@@ -83,6 +83,9 @@ class BatchOptions(Options):
     """How many events one request holds."""
 
     max_events: int = Field(default=100, ge=1, le=100_000, description="no more than these in one request")
+    max_bytes: Size = Field(
+        default=1_000_000, ge=1000, le=100_000_000, description="no larger request, unless a single event is larger"
+    )
     max_delay: Duration = Field(default=0.2, le=60, description="how long an event waits for others to join it")
 
 

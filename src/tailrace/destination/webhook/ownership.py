@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tailrace.destination.webhook.disk import writing_to
 from tailrace.errors import OwnedError
 from tailrace.journal.segment import sync_directory
 
@@ -19,8 +20,9 @@ _ID = "sender.id"
 @contextmanager
 def claim_queue(folder: Path) -> Iterator[None]:
     """Be the only sender from this queue. Raises OwnedError, at once, while another process is."""
-    folder.mkdir(parents=True, exist_ok=True)
-    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    with writing_to(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,10 +52,11 @@ def queue_id(folder: Path) -> str:
     place = folder / _ID
     if not place.exists():
         partial = place.with_suffix(".new")
-        with partial.open("w") as file:
-            file.write(uuid.uuid4().hex)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(place)
-        sync_directory(folder)
+        with writing_to(folder):
+            with partial.open("w") as file:
+                file.write(uuid.uuid4().hex)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(place)
+            sync_directory(folder)
     return place.read_text()

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +21,7 @@ import pyarrow as pa
 
 from tailrace.change import START, Position
 from tailrace.destination import Batch
+from tailrace.destination.webhook.disk import writing_to
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.errors import DamagedError, UnavailableError
 from tailrace.failpoint import reach
@@ -29,19 +31,35 @@ FRAME_EVENTS = 1000
 FRAME_BYTES = 4 << 20
 APPEND_BYTES = 32 << 20
 """How much of a large batch is gathered for one write and one sync."""
+READ_BYTES = 32 << 20
+"""How much is read at once, however few events that is."""
+COUNT_EVENTS = 200_000
+"""How many are counted at once."""
 SENDER = "sender"
 _LAST = "last"
 """The cursor that keeps the last frame."""
+_QUARANTINE = "quarantine"
+_PURGE = (
+    "tailrace queue drain FILE sends what can be read, tailrace queue purge FILE gives up the rest;"
+    " tailrace resync FILE sends the rows again"
+)
 
 
 @dataclass(frozen=True)
-class QueueState:
-    """How full a queue is. `events` counts what is kept, delivered or not."""
+class _Last:
+    """The last batch in a queue, and the tables it had something of. It stands in the batch's last frame."""
 
-    head: Position
-    start: Position
-    events: int
-    bytes: int
+    life: str
+    number: int
+    tables: frozenset[str]
+
+    @classmethod
+    def of_meta(cls, meta: bytes) -> _Last:
+        said = json.loads(meta)
+        return cls(said["life"], said["batch"], frozenset(said["tables"]))
+
+    def to_meta(self) -> bytes:
+        return json.dumps({"life": self.life, "batch": self.number, "tables": sorted(self.tables)}).encode()
 
 
 class QueueReader:
@@ -67,28 +85,35 @@ class QueueReader:
     def read(self, after: Position, limit_events: int) -> list[tuple[Position, pa.Table]]:
         """The frames behind `after`, in order, with about so many events; none when there is nothing.
 
-        Each comes with its own place in the queue. Raises DamagedError for one that is not as it was written.
+        Each comes with its own place in the queue. Raises DamagedError for one that is not as it was written, or when
+        frames are gone that nobody released.
         """
         # A large batch is listed once and read in turn.
         if not self._ahead or after != self._ahead_after:
             self._ahead = deque(self._refs(after, limit_events))
         found: list[tuple[Position, pa.Table]] = []
-        count = 0
-        while self._ahead and count < limit_events:
+        count = size = 0
+        while self._ahead and count < limit_events and size < READ_BYTES:
             ref = self._ahead.popleft()
-            found.append((ref.last, _decode(self._journal.read(ref).payload)))
+            with _damage():
+                found.append((ref.last, _decode(self._journal.read(ref).payload)))
             count += ref.count
+            size += ref.length
         self._ahead_after = found[-1][0] if found else after
         return found
 
     def count(self, after: Position) -> int:
-        """How many events lie behind `after`."""
-        return sum(ref.count for ref in self._refs(after))
+        """How many events lie behind `after`. Raises DamagedError as `read` does."""
+        total = 0
+        # Not all at once: a queue can hold millions of small frames.
+        while refs := self._refs(after, COUNT_EVENTS):
+            total += sum(ref.count for ref in refs)
+            after = refs[-1].last
+        return total
 
-    def state(self) -> QueueState:
-        """How full the queue is."""
-        size = sum(file.stat().st_size for file in self.folder.glob("*.seg"))
-        return QueueState(self.head, self.start, self.count(self.start), size)
+    def size(self) -> int:
+        """Bytes on disk."""
+        return sum(size for file in self.folder.glob("*.seg") if (size := _size_of(file)))
 
     @property
     def released(self) -> Position:
@@ -96,15 +121,27 @@ class QueueReader:
         return Cursor(self.folder, SENDER).position
 
     def release(self, upto: Position) -> None:
-        """This node needs nothing up to here any more; durable when it returns. Going back is ignored."""
-        Cursor(self.folder, SENDER).advance(min(upto, self.head))
+        """This node needs nothing up to here any more; durable when it returns. Going back is ignored.
+
+        Raises UnavailableError when the disk fails.
+        """
+        with writing_to(self.folder):
+            Cursor(self.folder, SENDER).advance(min(upto, self.head))
 
     def close(self) -> None:
         self._journal.close()
 
-    def _refs(self, after: Position, limit_events: int | None = None) -> list[FrameRef]:
+    def _refs(self, after: Position, limit_events: int) -> list[FrameRef]:
         head = self.head
-        return self._journal.frames(max(after, self.start), head, rows=limit_events) if head > START else []
+        # Only what was released is ever deleted. A file that lost its header, or is missing, shows in nothing else.
+        if after < self.start and self.released < self.start:
+            raise DamagedError(
+                f"the queue {self.folder} begins at {self.start}; what lies before is gone, and was not delivered",
+                position=str(max(after, self.released)),
+                fix=_PURGE,
+            )
+        with _damage():
+            return self._journal.frames(max(after, self.start), head, rows=limit_events) if head > START else []
 
 
 class QueueWriter:
@@ -116,22 +153,21 @@ class QueueWriter:
 
     def __init__(self, folder: Path, *, segment_bytes: int, max_bytes: int, accepts_damage: bool = False) -> None:
         self._folder = folder
-        # Several segments to a full queue: whole ones are deleted.
-        segment_bytes = min(segment_bytes, max_bytes // 4)
         self._writer = Journal.open_writer(folder, segment_bytes=segment_bytes, max_bytes=max_bytes)
-        if self._writer.damage and not accepts_damage:
-            hole = self._writer.damage[0]
+        try:
+            if not accepts_damage:
+                self._require_sound()
+            with writing_to(folder):
+                # From now on nothing goes that the sender has not passed.
+                Cursor(folder, SENDER).advance(START)
+                Cursor(folder, _LAST).advance(START)
+            # No number is ever used twice: after damage the journal may end before what was delivered, and what a
+            # failing disk took back may have been seen, and sent.
+            self._used = max(Cursor(folder, SENDER).position, Cursor(folder, _LAST).position).commit
+            self._last = self._find_last()
+        except BaseException:
             self._writer.close()
-            raise DamagedError(
-                f"segment {hole.segment} of the queue {folder} is damaged at byte {hole.offset}; a copy of it is in"
-                f" {folder / 'quarantine'}",
-                position=str(hole.after),
-                fix="tailrace queue purge FILE gives up what cannot be read; tailrace resync FILE sends the rows again",
-            )
-        # From now on nothing goes that the sender has not passed.
-        Cursor(folder, SENDER).advance(START)
-        Cursor(folder, _LAST).advance(START)
-        self._last = self._find_last()
+            raise
 
     def require_room(self) -> None:
         """Delete what the sender has passed. Raises UnavailableError while the queue is at its bound."""
@@ -147,20 +183,31 @@ class QueueWriter:
 
     def holds(self, batch: Batch) -> bool:
         """Whether the batch is in the queue already, or has been."""
-        life, number = self._last
-        return life == batch.pipeline and batch.id <= number
+        return self._last.life == batch.pipeline and batch.id <= self._last.number
 
-    def append(self, batch: Batch, events: Iterable[pa.Table]) -> int:
-        """Store the events of a batch, all or none; they are durable when this returns. A repeat does nothing.
+    def lacks(self, batch: Batch, tables: Set[str]) -> Set[str]:
+        """Of which of these tables the queue has nothing from this batch.
 
+        A batch that comes again after a crash may bring a table that had failed the first time.
+        """
+        if not self.holds(batch):
+            return tables
+        return tables - self._last.tables if batch.id == self._last.number else frozenset()
+
+    def append(self, batch: Batch, events: Iterable[pa.Table], tables: Set[str] = frozenset()) -> int:
+        """Store the events of a batch, all or none; they are durable when this returns.
+
+        A repeat does nothing, unless it brings `tables` that the queue lacks; then `events` are those of them alone.
         Says how many there were. Raises UnavailableError when the disk fails; the same call may be made again.
         """
-        if self.holds(batch):
+        if self.holds(batch) and not self.lacks(batch, tables):
             return 0
+        known = self._last.tables if self.holds(batch) else frozenset[str]()
+        last = _Last(batch.pipeline, batch.id, known | tables)
         self._writer.drop_unfinished()
         count = size = 0
         frames: list[Frame] = []
-        sequence = self._writer.mark.commit
+        sequence = self._sequence
         held: pa.Table | None = None
         for piece in _pieces(events):
             # The last piece is kept back, since its frame is the one that ends the batch.
@@ -169,34 +216,57 @@ class QueueWriter:
                 frames.append(_frame(sequence, held))
                 size += len(frames[-1].payload)
                 if size >= APPEND_BYTES:
+                    self._used = sequence
                     self._writer.append(frames)
                     frames, size = [], 0
             held = piece
             count += len(piece)
         if held is None:
             return 0
-        meta = json.dumps({"life": batch.pipeline, "batch": batch.id}).encode()
-        frames.append(_frame(sequence + 1, held, meta))
+        frames.append(_frame(sequence + 1, held, last.to_meta()))
         reach("queue.before_append")
+        self._used = sequence + 1
         self._writer.append(frames)
-        self._last = (batch.pipeline, batch.id)
+        self._last = last
         reach("queue.appended")
         return count
 
     def give_up(self) -> Position:
         """Let everything in the queue go, delivered or not; the place behind it. Batches are known as before."""
-        life, number = self._last
         self._writer.drop_unfinished()
-        meta = json.dumps({"life": life, "batch": number}).encode()
         # A frame without events: the one that is always kept.
-        self._writer.append([_frame(self._writer.mark.commit + 1, QUEUE_SCHEMA.empty_table(), meta)])
-        Cursor(self._folder, SENDER).advance(self._writer.head)
+        frame = _frame(self._sequence + 1, QUEUE_SCHEMA.empty_table(), self._last.to_meta())
+        self._writer.append([frame])
+        with writing_to(self._folder):
+            Cursor(self._folder, SENDER).advance(self._writer.head)
         self._retain()
+        with writing_to(self._folder):
+            for file in self._set_aside():
+                file.rename(file.with_suffix(".given-up"))
         return self._writer.head
 
+    @property
+    def _sequence(self) -> int:
+        return max(self._writer.mark.commit, self._used)
+
     def _retain(self) -> None:
-        Cursor(self._folder, _LAST).advance(max(Position(self._writer.head.commit - 1, 0), START))
+        with writing_to(self._folder):
+            Cursor(self._folder, _LAST).advance(max(Position(self._writer.head.commit - 1, 0), START))
         self._writer.retain()
+
+    def _set_aside(self) -> list[Path]:
+        return sorted((self._folder / _QUARANTINE).glob("*.seg"))
+
+    def _require_sound(self) -> None:
+        """A damaged queue stays so until somebody decides: what was set aside shows it however often it is opened."""
+        where = f"the queue {self._folder} is damaged"
+        kept = f"; what is left of it is in {self._folder / _QUARANTINE}"
+        if self._writer.damage:
+            hole = self._writer.damage[0]
+            message = f"{where} at byte {hole.offset} of segment {hole.segment}{kept}"
+            raise DamagedError(message, position=str(hole.after), fix=_PURGE)
+        if aside := self._set_aside():
+            raise DamagedError(f"{where} in segment {aside[0].name}{kept}", fix=_PURGE)
 
     def close(self) -> None:
         self._writer.close()
@@ -209,18 +279,33 @@ class QueueWriter:
     ) -> None:
         self.close()
 
-    def _find_last(self) -> tuple[str, int]:
+    def _find_last(self) -> _Last:
         reader = JournalReader(self._folder)
         try:
-            refs = reader.frames(reader.origin(), reader.head()) if reader.head() > START else []
+            # The frames before the cursor cannot be the last one, and there may be very many.
+            after = max(reader.origin(), Cursor(self._folder, _LAST).position)
+            refs = reader.frames(after, reader.head()) if reader.head() > START else []
         except DamagedError:
             refs = []
         finally:
             reader.close()
-        if not refs:
-            return "", -1
-        meta = json.loads(refs[-1].meta)
-        return meta["life"], meta["batch"]
+        return _Last.of_meta(refs[-1].meta) if refs else _Last("", -1, frozenset())
+
+
+@contextmanager
+def _damage() -> Iterator[None]:
+    """Damage in a journal that no upstream can send again."""
+    try:
+        yield
+    except DamagedError as error:
+        raise DamagedError(error.message, position=error.position, fix=_PURGE) from error
+
+
+def _size_of(file: Path) -> int:
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:  # gone since
+        return 0
 
 
 def _pieces(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:

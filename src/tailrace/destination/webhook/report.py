@@ -10,7 +10,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tailrace.change import START, Position
-from tailrace.child import write_status
+from tailrace.child import read_status, write_status
 from tailrace.destination.webhook.queue import QueueReader
 from tailrace.errors import TailraceError
 
@@ -22,7 +22,10 @@ _COUNTING_SHARE = 0.05
 
 
 class Report:
-    """Counts since the process began, and how things stand. Holds no event, no header and nothing secret."""
+    """Counts since the process began, and how things stand. Holds no event, no header and nothing secret.
+
+    What was dropped is counted since the queue was made: nobody may miss it because of a restart.
+    """
 
     def __init__(self, folder: Path, node: str) -> None:
         self._folder = folder
@@ -34,7 +37,8 @@ class Report:
         self._follows = False
         self._place = START
         self._oldest: datetime | None = None
-        self._delivered = self._dropped = self._requests = self._failures = self._attempts = 0
+        self._delivered = self._requests = self._failures = self._attempts = 0
+        self._dropped = int(read_status(folder, STATUS).get("dropped") or 0)
         self._error: TailraceError | None = None
         self._last_error: str | None = None
         self._published_at = 0.0

@@ -52,7 +52,7 @@ def asked_pause(retry_after: str | None, now: datetime | None = None) -> float |
         return float(text[:9])
     try:
         until = parsedate_to_datetime(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     if until.tzinfo is None:
         until = until.replace(tzinfo=UTC)

@@ -21,9 +21,9 @@ from tailrace.destination.webhook.ownership import claim_queue, queue_id
 from tailrace.destination.webhook.queue import QueueReader
 from tailrace.destination.webhook.report import STATUS, Report
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.ticker import Ticker
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
+from tailrace.ticker import Ticker
 
 __all__ = ["STATUS", "Sender", "SenderOptions"]
 
@@ -59,9 +59,9 @@ class Sender:
             self._closing.callback(self._reader.close)
             failing.pop_all()
         self._leadership: Leadership | None = None
-        self._place = max(self._reader.start, self._reader.released)
+        self._place = self._reader.released
         self._marks: dict[str, Position] = {}
-        self._stored = self._place
+        self._stored = self._released = self._place
         self._stored_at = 0.0
         self._blocked: tuple[str, Position] | None = None
         self._asked_to_stop: float | None = None
@@ -133,7 +133,13 @@ class Sender:
         _log.info("this node sends the events of %s now, in epoch %d", self._options.pipeline, standing.epoch)
         reach("sender.leading")
         self._begin(standing)
-        backlog = Backlog(self._reader, self._place, standing.watermarks, max_events=self._options.max_events)
+        backlog = Backlog(
+            self._reader,
+            self._place,
+            standing.watermarks,
+            max_events=self._options.max_events,
+            max_bytes=self._options.max_bytes,
+        )
         try:
             try:
                 self._send(backlog, leadership)
@@ -167,7 +173,8 @@ class Sender:
         if stored > head:
             _log.warning("the queue ends at %s, before the place stored for it; it is sent from its start", head)
             stored = START
-        self._place = self._stored = max(self._place, stored, self._reader.start)
+        self._place = self._stored = max(self._place, stored)
+        self._blocked = None
         self._marks.clear()
         self._stored_at = time.monotonic()
         self._report.reached(self._place)
@@ -192,19 +199,22 @@ class Sender:
     def _store(self, leadership: Leadership, *, at_once: bool = False) -> None:
         """Store how far it is, now and then, and let the queue go up to there. Raises OwnedError as a stale leader."""
         due = at_once or time.monotonic() - self._stored_at >= self._options.interval_seconds
-        if not due or self._place == self._stored:
+        if not due or (self._place == self._stored and frame_of(self._stored) == self._released):
             return
         self._stored_at = time.monotonic()
         try:
-            leadership.persist(self._marks, self._place)
+            if self._place != self._stored:
+                leadership.persist(self._marks, self._place)
+                reach("sender.stored")
+                self._marks.clear()
+                self._stored = self._place
+            # Also what was stored before a crash: a full queue would wait for ever for the next event to be sent.
+            self._reader.release(frame_of(self._stored))
+            self._released = frame_of(self._stored)
         except UnavailableError as error:
-            # The lease cannot be renewed either, so this soon ends by itself.
+            # Without the store the lease cannot be renewed either, so this soon ends by itself. Without the disk
+            # nothing can be given up, which is no reason to send nothing.
             self._report.failed(error)
-            return
-        reach("sender.stored")
-        self._marks.clear()
-        self._stored = self._place
-        self._reader.release(frame_of(self._place))
 
     def _follow(self, leadership: Leadership) -> None:
         """Give up what the leader has delivered, sent from here or not."""

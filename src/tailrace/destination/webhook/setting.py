@@ -25,6 +25,7 @@ class SenderOptions:
     schedule: Schedule = field(default_factory=Schedule)
     format: str = "cloudevents"
     max_events: int = 100
+    max_bytes: int = 1_000_000
     max_delay_seconds: float = 0.2
     lease: str = field(default="", repr=False)
     lease_seconds: float = 10.0
@@ -50,6 +51,7 @@ class SenderOptions:
             schedule=Schedule(retry.policy, retry.min, retry.max, retry.limit),
             format=options.format,
             max_events=options.batch.max_events,
+            max_bytes=options.batch.max_bytes,
             max_delay_seconds=options.batch.max_delay,
             lease=options.leader.lease.reveal(),
             lease_seconds=options.leader.seconds,

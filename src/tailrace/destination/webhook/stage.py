@@ -12,17 +12,20 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import LAST_ORDINAL, Position
+from tailrace.change import LAST_ORDINAL, START, Position
 from tailrace.destination import Batch
+from tailrace.destination.webhook.disk import writing_to
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.journal.segment import sync_directory
 
@@ -48,25 +51,33 @@ class Stage:
         self._folder = queue / _FOLDER
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Piece:
-        """Store events in a file of their own; durable when this returns."""
-        self._folder.mkdir(parents=True, exist_ok=True)
+        """Store events in a file of their own; durable when this returns. Raises UnavailableError on a full disk."""
+        # Only what is written here is the disk's fault: the batches may fail for reasons of their own.
+        guarded = partial(writing_to, self._folder.parent)
         path = self._folder / f"{uuid.uuid4().hex}.arrow"
         events, commit = 0, 0
-        with path.open("wb") as file:
-            with pa.ipc.new_file(file, QUEUE_SCHEMA) as sink:
-                for batch in batches:
-                    if batch.num_rows:
-                        sink.write_batch(batch)
-                        events += batch.num_rows
-                        commit = max(commit, pc.max(batch.column("commit")).as_py())
-            file.flush()
-            os.fsync(file.fileno())
+        with guarded():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        try:
+            sink = pa.ipc.new_file(file, QUEUE_SCHEMA)
+            for batch in filter(len, batches):
+                with guarded():
+                    sink.write_batch(batch)
+                events += batch.num_rows
+                commit = max(commit, pc.max(batch.column("commit")).as_py())
+            with guarded():
+                sink.close()
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with guarded():
+                file.close()
         return Piece(path.name, events, path.stat().st_size, commit)
 
     def enter(self, batch: Batch, table: str, *, copied: list[Piece], log: list[Piece], completes: bool) -> None:
-        """Say what a batch has for a table. Said again, the newer word counts."""
+        """Say what a batch has for a table. Said again, the newer word counts. Raises UnavailableError as `write`."""
         folder = self._of(batch)
-        folder.mkdir(parents=True, exist_ok=True)
         place = folder / f"{quote(table, safe='')}.json"
         said = {
             "table": table,
@@ -75,42 +86,37 @@ class Stage:
             "completes": completes,
         }
         partial = place.with_suffix(".new")
-        with partial.open("w") as file:
-            json.dump(said, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(place)
-        sync_directory(folder)
+        with writing_to(self._folder.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+            with partial.open("w") as file:
+                json.dump(said, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(place)
+            sync_directory(folder)
 
-    def gather(self, batch: Batch) -> Iterator[pa.Table]:
-        """The events of a batch in the order of the queue: copied rows, the ends of copies, then the log."""
-        said = [json.loads(file.read_text()) for file in sorted(self._of(batch).glob("*.json"))]
+    def tables(self, batch: Batch) -> Set[str]:
+        """What the batch has something for."""
+        return {said["table"] for said in self._said(batch)}
+
+    def gather(self, batch: Batch, tables: Set[str]) -> Iterator[pa.Table]:
+        """The events of these tables in the order of the queue: copied rows, the ends of copies, then the log."""
+        said = [table for table in self._said(batch) if table["table"] in tables]
         for table in said:
             for piece in table["copied"]:
                 yield from self._read(piece["file"])
-        ends = [
-            (table["table"], max(piece["commit"] for piece in table["copied"] if piece["events"]))
-            for table in said
-            if table["completes"] and any(piece["events"] for piece in table["copied"])
-        ]
-        if ends:
-            yield markers([(table, Position(commit, LAST_ORDINAL)) for table, commit in ends])
+        if ends := [(table["table"], _end(table["copied"])) for table in said if table["completes"]]:
+            yield markers(ends)
         log = [events for table in said for piece in table["log"] for events in self._read(piece["file"])]
         if log:
             yield pa.concat_tables(log).sort_by(_LOG_ORDER)
 
-    def discard(self, batch: Batch) -> None:
-        """Remove what a batch had staged. A repeat does nothing."""
-        folder = self._of(batch)
-        for place in folder.glob("*.json"):
-            said = json.loads(place.read_text())
-            for piece in (*said["copied"], *said["log"]):
-                (self._folder / piece["file"]).unlink(missing_ok=True)
-        shutil.rmtree(folder, ignore_errors=True)
-
     def clear(self) -> None:
-        """Remove everything: what no batch took before a restart is staged again."""
+        """Remove everything: what no batch took is staged again."""
         shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _said(self, batch: Batch) -> list[dict[str, Any]]:
+        return [json.loads(file.read_text()) for file in sorted(self._of(batch).glob("*.json"))]
 
     def _of(self, batch: Batch) -> Path:
         return self._folder / f"{quote(batch.pipeline, safe='')}-{batch.id}"
@@ -120,6 +126,12 @@ class Stage:
             table = pa.ipc.open_file(source).read_all()
             for first in range(0, len(table), _GATHERED_ROWS):
                 yield table.slice(first, _GATHERED_ROWS)
+
+
+def _end(copied: list[dict[str, Any]]) -> Position:
+    """Where the snapshot of a copy ends. Rows say it; without one it is only known that the table was copied."""
+    commits = [piece["commit"] for piece in copied if piece["events"]]
+    return Position(max(commits), LAST_ORDINAL) if commits else START
 
 
 def as_copied(events: pa.RecordBatch) -> pa.RecordBatch:

@@ -38,7 +38,7 @@ class Target:
             host, port = parts.hostname or "", parts.port
         except ValueError:
             raise ValueError("is not a URL such as https://example.com/hook") from None
-        if parts.scheme not in _PORTS or not host or not url.isascii() or any(one.isspace() for one in url):
+        if parts.scheme not in _PORTS or not host or not url.isascii() or not url.isprintable() or " " in url:
             raise ValueError("must be a URL such as https://example.com/hook, in ASCII and without spaces")
         authorization = None
         if parts.username is not None:

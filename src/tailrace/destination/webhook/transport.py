@@ -185,9 +185,14 @@ class StdoutTransport:
         self._lock = threading.Lock()
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
-        with self._lock:
-            sys.stdout.buffer.write(body + b"\n")
-            sys.stdout.buffer.flush()
+        try:
+            with self._lock:
+                sys.stdout.buffer.write(body + b"\n")
+                sys.stdout.buffer.flush()
+        except OSError:
+            raise UnavailableError(
+                "nobody reads standard output any more", fix="run it where its output goes"
+            ) from None
         return Answer(200)
 
     def abort(self) -> None:

@@ -195,7 +195,8 @@ class PostgresFollower:
         if end.log < self._journal.head():
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
-        return self._tells(now, frames, end.log) or sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+        bound = min(STEP_ASIDE_BYTES, self.source.journal_max_bytes // 4)
+        return self._tells(now, frames, end.log) or sum(ref.length for ref in frames) > bound
 
     def _tells(self, now: LogOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
         """Whether the frames up to a position hold rows, or a new version, of a table that is level with the log."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo
+from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option import Dsn, DurationOrOff, FilePath, Options, Place, Size, TypedOptions
+from tailrace.option import Dsn, DurationOrOff, Options, Place, Size, TypedOptions
+from tailrace.source.option import JournalOptions
 
 _NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word
 
@@ -24,24 +25,6 @@ def _slot(value: str, info: ValidationInfo) -> str:
     if not re.fullmatch(rf"[a-z0-9_]{{1,{_NAME_BYTES}}}", value):
         raise ValueError(f"may hold only a-z, 0-9 and _, at most {_NAME_BYTES} of them")
     return value
-
-
-def _journal_path(value: object, info: ValidationInfo) -> object:
-    return Place.of(info).state / "journal" if value is None else value
-
-
-class JournalOptions(Options):
-    """What was received and is not yet applied, on disk."""
-
-    path: Annotated[FilePath, BeforeValidator(_journal_path, json_schema_input_type=str)] = Field(
-        default=None,
-        validate_default=True,
-        description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",
-    )
-    max_bytes: Size = Field(
-        default=20_000_000_000, description="above this the receiver waits and Postgres keeps the rest"
-    )
-    segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")
 
 
 class CopyOptions(Options):

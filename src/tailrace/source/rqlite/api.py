@@ -9,6 +9,7 @@ configured) and `fifo.length`, the batches that the endpoint has not yet been gi
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -16,7 +17,7 @@ from typing import Any
 
 import urllib3
 
-from tailrace.errors import PreflightError, UnavailableError
+from tailrace.errors import ConfigError, PreflightError, UnavailableError
 
 LEVEL = "linearizable"
 """A copy must see every change that was received before it, which `none` and, around an election, `weak` do not."""
@@ -37,12 +38,25 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class Tls:
+    """PEM files: whom to trust in place of the system's authorities, and who we are. No way to trust everybody."""
+
+    ca: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+SYSTEM = Tls()
+
+
+@dataclass(frozen=True)
 class Api:
     """One cluster's API. Frozen and picklable; the password never shows in its repr."""
 
     url: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
+    tls: Tls = SYSTEM
 
     def query(self, sql: str, *parameters: Any) -> list[list[Any]]:
         """The rows of a SELECT. Raises QueryRefusedError, UnavailableError, PreflightError for wrong credentials."""
@@ -53,7 +67,7 @@ class Api:
         answer = self._ask("POST", f"/db/query?level={LEVEL}", json.dumps([list(one) for one in statements]).encode())
         results = answer.get("results")
         if not isinstance(results, list) or len(results) != len(statements):
-            raise self._unavailable(answer.get("error") or "the answer holds no results")
+            raise self.unavailable(answer.get("error") or "the answer holds no results")
         for result in results:
             if error := result.get("error"):
                 raise QueryRefusedError(error)
@@ -70,43 +84,67 @@ class Api:
             return None
         return Pending(capture.get("service_id"), int((capture.get("fifo") or {}).get("length", 0)))
 
-    def version(self) -> str:
-        """The node's release, for people."""
-        status = self._ask("GET", "/status", None)
-        return str((status.get("build") or {}).get("version", "unknown"))
-
     def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
         if self.username is not None:
             headers |= urllib3.make_headers(basic_auth=f"{self.username}:{self.password or ''}")
         try:
-            response = _pool().request(method, self.url + path, body=body, headers=headers, redirect=False)
+            response = _pool(self.tls).request(method, self.url + path, body=body, headers=headers, redirect=False)
         except urllib3.exceptions.HTTPError as error:
-            raise self._unavailable(type(error).__name__) from None
+            raise self._unreachable(error) from None
         if response.status in (401, 403):
             raise PreflightError(
                 f"rqlite at {self.url} refuses the credentials ({response.status})",
                 fix="set api_auth: {username, password} to a user with the permissions query and status",
             )
         if response.status != 200:
-            raise self._unavailable(f"it answered {response.status}")
+            raise self.unavailable(f"it answered {response.status}")
         try:
             answer = json.loads(response.data)
         except ValueError:
-            raise self._unavailable("it answered with something that is not JSON") from None
+            raise self.unavailable("it answered with something that is not JSON") from None
         if not isinstance(answer, dict):
-            raise self._unavailable("it answered with something unexpected")
+            raise self.unavailable("it answered with something unexpected")
         return answer
 
-    def _unavailable(self, why: str) -> UnavailableError:
+    def _unreachable(self, error: Exception) -> UnavailableError:
+        seen: BaseException | None = error
+        while seen is not None:
+            if isinstance(seen, ssl.SSLCertVerificationError):
+                fix = "set api_tls.ca to the authority of the node's certificate, or renew that"
+                return self.unavailable(f"its certificate is not accepted: {seen.verify_message}", fix)
+            if isinstance(seen, ssl.SSLError):
+                why = (seen.reason or type(seen).__name__).replace("_", " ").lower()
+                fix = "see that the node serves HTTPS; if it asks for a certificate, set api_tls.cert and api_tls.key"
+                return self.unavailable(f"TLS failed: {why}", fix)
+            seen = seen.__cause__ or seen.__context__
+        return self.unavailable(type(error).__name__)
+
+    def unavailable(self, why: str, fix: str | None = None) -> UnavailableError:
+        """The error for an answer that did not come, or not as it should."""
         return UnavailableError(
             f"rqlite at {self.url} does not answer: {why}",
-            fix="see that the node runs and has a leader; nothing is lost meanwhile",
+            fix=fix or "see that the node runs and has a leader; nothing is lost meanwhile",
         )
 
 
 @cache
-def _pool() -> urllib3.PoolManager:
-    """The process's connections. Nothing is tried again here: whoever asks backs off as a whole."""
+def _pool(tls: Tls) -> urllib3.PoolManager:
+    """The process's connections. Nothing is tried again here: whoever asks backs off as a whole.
+
+    Raises ConfigError for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=tls.ca)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if tls.cert is not None:
+            # An empty passphrase: without one, a locked key would ask for it on a terminal that is not there.
+            context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
+        raise ConfigError(
+            f"the files in source.api_tls cannot be used: {reason or type(error).__name__}",
+            fix="give readable PEM files: ca, and cert with its key, that without a passphrase",
+        ) from None
     timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=TIMEOUT_SECONDS)
-    return urllib3.PoolManager(retries=False, timeout=timeout, maxsize=4)
+    return urllib3.PoolManager(retries=False, timeout=timeout, maxsize=4, ssl_context=context)

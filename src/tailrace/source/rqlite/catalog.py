@@ -76,7 +76,8 @@ def is_followable(table: Described | None) -> bool:
 
 
 def upstream_id(service: str, table: str) -> str:
-    return f"{service}.{table}"
+    """Its name for orders and versions. Quoted where a part holds a dot: any text may be a service or a table."""
+    return str(TableName(service, table))
 
 
 def begin(known: TableSchema | None, table: Described, service: str, at: Position, *, rowids: bool) -> TableSchema:

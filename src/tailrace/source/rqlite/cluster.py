@@ -63,6 +63,7 @@ class Cluster:
         self.error: TailraceError | None = None
         self.counts = Counts()
         self._folder = folder / folder_of(service)
+        # Only whole files are removed, so that a journal at its bound must have finished some.
         self._segment_bytes = segment_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -72,6 +73,7 @@ class Cluster:
         self._told = START
         self._slowest = START
         self._unsaved = 0
+        self._is_stop_kept = False
 
     def open(self) -> None:
         """Take the journal, and learn what it holds. What stops the cluster is in `error` then.
@@ -102,16 +104,18 @@ class Cluster:
 
         Raises UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
         """
-        with self._lock:
+        with self._lock, self._disk("used"):
             writer, window = self._writer, self._window
             if writer is None or (window is None and self.error is None):
                 return
+            self._retain(writer)  # first: it makes the room that the notes may lack
+            self._measure(writer)
+            if self.error is not None and not self._is_stop_kept:
+                self._keep_stop(self.error)
             if window is not None and window.mark > self._told:
                 self._tell(window.mark)
-            self._retain(writer)
             if self._unsaved >= WINDOW_EVENTS:
                 self._save()
-            self._measure(writer)
 
     def close(self) -> None:
         """Give the journal up. A repeat does nothing."""
@@ -161,9 +165,11 @@ class Cluster:
                     self._folder, segment_bytes=self._segment_bytes, max_bytes=self._max_bytes
                 )
                 self._measure(self._writer)
-                self.error = self._read_stop()
+                self.error = None
             if self._window is None and self.error is None:
-                self._window = self._restore(self._writer)
+                with self._disk("read"):
+                    self.error = self._read_stop()
+                    self._window = self._restore(self._writer) if self.error is None else None
         except UnavailableError:
             raise
         except TailraceError as error:
@@ -171,9 +177,15 @@ class Cluster:
 
     def _read_stop(self) -> TailraceError | None:
         try:
-            return revive(json.loads((self._folder / "stopped").read_bytes()))
+            error = revive(json.loads((self._folder / "stopped").read_bytes()))
         except FileNotFoundError:
             return None
+        except (ValueError, KeyError, TypeError):
+            error = DamagedError(
+                f"cluster {self.service!r} was stopped, and the file that says why is damaged", fix=RESYNC
+            )
+        self._is_stop_kept = True
+        return error
 
     def _restore(self, writer: JournalWriter) -> Window:
         if writer.damage:
@@ -283,7 +295,7 @@ class Cluster:
         slowest = min(cursors(self._folder).values(), default=START)
         if slowest <= self._slowest:
             return
-        removable = writer.size() >= self._segment_bytes or len(list(list_segments(self._folder))) > 1
+        removable = writer.size() >= writer.segment_bytes or len(list(list_segments(self._folder))) > 1
         if removable and self._unsaved and self._window is not None:
             self._save()
         writer.retain()
@@ -291,29 +303,36 @@ class Cluster:
 
     def _save(self) -> None:
         if self._window is not None:
-            with self._written():
+            with self._disk("written"):
                 self._window.save(self._folder / "window")
             self._unsaved = 0
 
     def _tell(self, mark: Position) -> None:
         # Not synced: it serves to notice a journal that went back, and may itself be a little behind.
-        with self._written():
+        with self._disk("written"):
             (self._folder / "told").write_text(str(mark))
         self._told = mark
 
     def _stop(self, error: TailraceError) -> None:
         self.error = error
+        self._is_stop_kept = False
         _log.error("cluster %r stopped: %s", self.service, error)
-        if isinstance(error, LostError):
-            # Kept: what the cluster sends after a restart of ours may look as if nothing had happened.
-            with self._written():
+        self._keep_stop(error)
+
+    def _keep_stop(self, error: TailraceError) -> None:
+        """For the next start: by then it may look as if nothing had happened, to a rebuilt cluster's events or to a
+        journal whose damaged file has been set aside."""
+        if isinstance(error, LostError | DamagedError):
+            with self._disk("written"):
                 replace(self._folder / "stopped", json.dumps(error.describe()).encode())
+        self._is_stop_kept = True
 
     @contextmanager
-    def _written(self) -> Iterator[None]:
+    def _disk(self, used: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
             raise UnavailableError(
-                f"{self._folder} cannot be written: {error.strerror}", fix="make room on the journal's disk"
+                f"{self._folder} cannot be {used}: {error.strerror}",
+                fix="see that its disk is mounted, not full, and belongs to this user",
             ) from error

@@ -46,7 +46,10 @@ class CopySplit(Split):
 
 
 def chunk_bounds(api: Api, table: Described, chunk_rows: int) -> tuple[int, ...]:
-    """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound."""
+    """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound.
+
+    Raises UnavailableError when rqlite will not say, as when the table is gone since it was listed.
+    """
     if table.lacks_rowid:
         return WHOLE
     rowid, name = rowid_name([field.name for field in table.fields]), quoted(table.name)
@@ -58,8 +61,9 @@ def chunk_bounds(api: Api, table: Described, chunk_rows: int) -> tuple[int, ...]
                 (f"SELECT max(t.{rowid}) FROM {name} AS t",),
             ]
         )
-    except QueryRefusedError:
-        return WHOLE  # it is gone since it was listed; its copy will find that out
+    except QueryRefusedError as error:
+        # Not a table without rows: it may be gone since it was listed, or the node has no time for the question.
+        raise api.unavailable(f"it does not count the rows of {table.name}: {error}") from None
     last = int(ends[0][0] or 0)
     return (*(int(cut) for (cut,) in cuts if cut < last), last)
 

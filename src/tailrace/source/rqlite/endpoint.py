@@ -1,7 +1,7 @@
 """The HTTP endpoint that rqlite posts to. It answers 200 once the journal holds the events durably, and never before.
 
     POST path      200 stored, or known already       400 not what rqlite posts     401 who are you
-                   408 too slow                       413 too large                 415 compressed
+                   408 too slow                       413 too large                 415 compressed, or not JSON
                    429 too many a second              503 not now: rqlite keeps it and tries again
     GET /healthz   200, or 503 when a cluster has stopped
     GET /metrics   for Prometheus, with the endpoint's credentials if it has any
@@ -113,6 +113,7 @@ class Endpoint:
         self._make = make
         self._lanes: dict[str, Lane] = {}
         self._pace = Pace(limits.per_second) if limits.per_second else None
+        self._lines = Pace(1.0)
         self._figures = Figures(lambda: self.clusters, self.answers)
         self.application = Starlette(
             routes=[
@@ -143,10 +144,14 @@ class Endpoint:
         return counted
 
     async def _receive(self, http: HttpRequest) -> Response:
-        if self._pace is not None and not self._pace.allows():
-            return _refuse(429, "too many requests", retry=1)
         if not self._is_known(http):
             return Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="tailrace"'})
+        # Behind the credentials: strangers must not use up what rqlite may send.
+        if self._pace is not None and not self._pace.allows():
+            return _refuse(429, "too many requests", retry=1)
+        # A web page can post anything else to this machine without being allowed to.
+        if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            return _refuse(415, "only application/json is taken")
         if http.headers.get("content-encoding", "identity") != "identity":
             return _refuse(415, "compressed bodies are not taken")
         try:
@@ -155,14 +160,14 @@ class Endpoint:
         except (TimeoutError, ClientDisconnect):
             return _refuse(408, "the body did not come")
         if body is None:
-            _log.warning("a request was refused: its body is larger than max_body, %d bytes", self._limits.max_body)
-            return _refuse(413, f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size")
+            return self._turn_down(
+                413, f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size"
+            )
         try:
             # A large one must not keep other clusters waiting.
             request = parse(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(parse, body)
         except NotOursError as error:
-            _log.warning("a request was refused: %s", error)
-            return _refuse(400, str(error))
+            return self._turn_down(400, str(error))
         lane = self._lanes.get(request.service)
         if lane is None:
             if len(self._lanes) >= CLUSTERS:
@@ -172,6 +177,12 @@ class Endpoint:
         if refusal is not None:
             return _refuse(503, refusal.message, retry=_RETRY_SECONDS)
         return Response(status_code=200)
+
+    def _turn_down(self, code: int, reason: str) -> Response:
+        """A refusal that somebody should look into. Not each one is logged: there may be any number."""
+        if self._lines.allows():
+            _log.warning("a request was refused: %s", reason)
+        return _refuse(code, reason)
 
     async def _read(self, http: HttpRequest) -> bytes | None:
         """The body; None when it is too large, of which no more than the bound is read."""

@@ -40,11 +40,12 @@ class RqliteFollower:
     def done(self, start: Offset, target: Offset) -> bool:
         followers, given = self._followers(), start["services"]
         for name, goal in target["services"].items():
-            now = LogOffset.from_json(given[name]) if name in given else followers[name].start()
+            follower = followers.get(name) or self._follow(name)
+            now = LogOffset.from_json(given[name]) if name in given else follower.start()
             if "failure" in given.get(name, {}):
                 if any(entry.phase != "stopped" for entry in now.tables.values()):
                     return False
-            elif not followers[name].done(now, LogOffset.from_json(goal).log):
+            elif not follower.done(now, LogOffset.from_json(goal).log):
                 return False
         return True
 
@@ -87,7 +88,7 @@ class RqliteFollower:
         followers = self._followers()
         splits: list[Split] = []
         for name, raw in end["services"].items():
-            follower, earlier = followers[name], start["services"].get(name)
+            follower, earlier = followers.get(name) or self._follow(name), start["services"].get(name)
             if raw == earlier:
                 continue
             then = LogOffset.from_json(raw)
@@ -105,9 +106,13 @@ class RqliteFollower:
                 raise
             return self._services  # those that are known have their journals to read
         for name in names:
-            if name not in self._services:
-                self._services[name] = ServiceFollower(self.source, name, self._versions)
+            self._follow(name)
         return self._services
+
+    def _follow(self, name: str) -> ServiceFollower:
+        if name not in self._services:
+            self._services[name] = ServiceFollower(self.source, name, self._versions)
+        return self._services[name]
 
     def stop(self) -> None:
         self._receiver.stop()

@@ -1,14 +1,51 @@
-"""Where the receiver listens, and the certificate it shows there."""
+"""Where the receiver listens, the certificate it shows there, and how long it waits for a request."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
 from tailrace.errors import ConfigError, UnavailableError
 from tailrace.source.rqlite.option import split_listen
+
+HEAD_SECONDS = 30.0
+"""How long the head of a request may take to arrive."""
+
+
+class Connection(H11Protocol):
+    """Ends when the head of a request does not come in time: else those who never ask take every place there is.
+
+    The server bounds by itself how long a connection stays without a request behind an answer.
+    """
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._deadline = self.loop.call_later(HEAD_SECONDS, transport.close)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        has_begun = self.conn.their_state is h11.IDLE and bool(self.conn.trailing_data[0])
+        if not has_begun:
+            self._forget()
+        elif self._deadline is None:
+            self._deadline = self.loop.call_later(HEAD_SECONDS, self.transport.close)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget()
+        super().connection_lost(exc)
+
+    def _forget(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
 
 
 @contextmanager

@@ -6,9 +6,10 @@ import ipaddress
 from typing import Annotated, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.option import FilePath, Options, Place, Secret, Size, TypedOptions
+from tailrace.option import FilePath, Options, Secret, Size, TypedOptions
+from tailrace.source.option import JournalOptions
 
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
@@ -58,11 +59,10 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _journal_path(value: object, info: ValidationInfo) -> object:
-    return Place.of(info).state / "journal" if value is None else value
-
-
-ApiUrl = Annotated[str, AfterValidator(_url)]
+def _urls(value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+    if isinstance(value, dict):
+        return {service: _url(url) for service, url in value.items()}
+    return value if value is None else _url(value)
 
 
 class AuthOptions(Options):
@@ -82,18 +82,20 @@ class TlsOptions(Options):
     )
 
 
-class JournalOptions(Options):
-    """What was received and is not yet applied, on disk: a folder for each cluster."""
+class ApiTlsOptions(Options):
+    """Whom to trust at the API, and who we are. There is no way to trust everybody."""
 
-    path: Annotated[FilePath, BeforeValidator(_journal_path, json_schema_input_type=str)] = Field(
-        default=None,
-        validate_default=True,
-        description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",
+    ca: FilePath | None = Field(default=None, description="authorities to trust, PEM; default: the system's")
+    cert: FilePath | None = Field(
+        default=None, description="our certificate, for nodes that ask for one (-http-verify-client)"
     )
-    max_bytes: Size = Field(
-        default=20_000_000_000, description="above this a cluster's requests get 503, and rqlite keeps the rest"
-    )
-    segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")
+    key: FilePath | None = Field(default=None, description="its key, without a passphrase; default: in the same file")
+
+    @model_validator(mode="after")
+    def _paired(self) -> Self:
+        if self.key is not None and self.cert is None:
+            raise ValueError("`key` needs `cert`")
+        return self
 
 
 class CopyOptions(Options):
@@ -116,11 +118,12 @@ class RqliteOptions(TypedOptions):
     max_requests: float | None = Field(
         default=None, gt=0, description="per second; more get 429, and rqlite sends them again"
     )
-    api: ApiUrl | dict[str, ApiUrl] | None = Field(
+    api: Annotated[str | dict[str, str] | None, AfterValidator(_urls)] = Field(
         default=None,
         description="rqlite's HTTP API, for schemas, copies and missing images; one URL, or one for each service",
     )
     api_auth: AuthOptions | None = Field(default=None, description="credentials for the API")
+    api_tls: ApiTlsOptions | None = Field(default=None, description="for an API with certificates of its own")
     schema_file: FilePath | None = Field(
         default=None, alias="schema", description="a file of CREATE TABLE statements, where there is no api"
     )
@@ -139,8 +142,7 @@ class RqliteOptions(TypedOptions):
                 "listens beyond this machine without knowing who posts;"
                 " add auth: {username, password} or tls: {cert, key, client_ca}, or listen on 127.0.0.1"
             )
+        urls = self.api.values() if isinstance(self.api, dict) else [self.api or ""]
+        if self.api_tls is not None and not any(url.startswith("https:") for url in urls):
+            raise ValueError("has api_tls, but no `api` with https")
         return self
-
-    def api_of(self, service: str) -> str | None:
-        """The API of a cluster, if it is known. A single URL serves every service."""
-        return self.api.get(service) if isinstance(self.api, dict) else self.api

@@ -7,7 +7,7 @@ So every column is asked for as an expression, which has no declared type, and a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -39,12 +39,18 @@ class Selection:
     """SELECTs of a table's stored columns. Names are qualified: SQLite takes a lone unknown one for a text."""
 
     def __init__(self, table: TableSchema, *, lacks_rowid: bool, columns: Sequence[str] | None = None) -> None:
+        self.table = table
         self.columns = list(stored_names(table) if columns is None else columns)
         name = "NULL" if lacks_rowid else rowid_name(stored_names(table))
         self.rowid = name if name == "NULL" else f"t.{name}"
         letters = "||".join(f"substr(typeof({_name(column)}),1,1)" for column in self.columns) or "''"
         cells = ", ".join([self.rowid, letters, *(_cell(column) for column in self.columns)])
         self.sql = f"SELECT {cells} FROM {quoted(table.table.name)} AS t"
+
+    def only(self, names: Collection[str]) -> Selection:
+        """The selection of those of its columns that are named."""
+        kept = [name for name in self.columns if name in names]
+        return Selection(self.table, lacks_rowid=self.rowid == "NULL", columns=kept)
 
     def values(self, rows: Sequence[Row]) -> list[Sequence[Any]]:
         """The columns of these rows; blobs are bytes."""
@@ -84,7 +90,7 @@ def read_image(table: TableSchema, selection: Selection, rows: Sequence[Row]) ->
         if column.upstream_type == ROWID:
             columns.append(rowids)
             continue
-        array, unfit = read_values(column, found[column.name], encoded=False)
+        array, unfit = read_values(column, found.get(column.name, [None] * len(rows)), encoded=False)
         columns.append(array)
         if unfit is not None:
             exact[column.name] = unfit
@@ -93,20 +99,13 @@ def read_image(table: TableSchema, selection: Selection, rows: Sequence[Row]) ->
 
 def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple[dict[int, dict[str, Any]], set[str]]:
     """The rows with these rowids as they are now, by rowid, and the columns that are gone since. None found: gone."""
-    gone: set[str] = set()
     selection = Selection(table, lacks_rowid=False)
     found: dict[int, dict[str, Any]] = {}
+    gone: set[str] = set()
     for some in _pieces(sorted(set(rowids))):
         where = f" WHERE {selection.rowid} IN ({', '.join('?' * len(some))})"
-        try:
-            rows = api.query(selection.sql + where, *some)
-        except QueryRefusedError:
-            names = [name for (name,) in api.query("SELECT name FROM pragma_table_info(?)", table.table.name)]
-            if not names:
-                return {}, set()  # the table is gone, and its rows with it
-            gone = {name for name in selection.columns if name not in names}
-            selection = Selection(table, lacks_rowid=False, columns=[n for n in selection.columns if n in names])
-            rows = api.query(selection.sql + where, *some)
+        selection, rows = _ask(api, selection, where, some)
+        gone = set(stored_names(table)).difference(selection.columns)
         values = selection.values(rows)
         for at, row in enumerate(rows):
             found[row[0]] = dict.fromkeys(gone) | {
@@ -116,7 +115,10 @@ def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple
 
 
 def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now; those that are gone are left out. A null finds nothing."""
+    """The rows of these keys as they are now; those that are gone are left out. A null finds nothing.
+
+    A column that is gone is null.
+    """
     selection = Selection(table, lacks_rowid=lacks_rowid(table))
     is_rowid = rowid_column(table) is not None
     sought = [selection.rowid if is_rowid else _name(name) for name in table.key]
@@ -125,10 +127,25 @@ def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
     values = list(zip(*(keys.column(name).to_pylist() for name in table.key), strict=True))
     for some in _pieces(values):
         where = f" WHERE ({', '.join(sought)}) IN (VALUES {', '.join([group] * len(some))})"
-        rows = api.query(selection.sql + where, *(parameter(value) for key in some for value in key))
+        selection, rows = _ask(api, selection, where, [parameter(value) for key in some for value in key])
         if rows:
             batches.append(pa.RecordBatch.from_struct_array(read_image(table, selection, rows).struct(table)))
     return pa.Table.from_batches(batches, pa.schema(list(table.row_type)))
+
+
+def _ask(api: Api, selection: Selection, where: str, values: Sequence[Any]) -> tuple[Selection, list[Row]]:
+    """Rows of the columns that the table still has, and the selection of those. None of a table that is gone."""
+    try:
+        return selection, api.query(selection.sql + where, *values)
+    except QueryRefusedError:
+        names = {name for (name,) in api.query("SELECT name FROM pragma_table_info(?)", selection.table.table.name)}
+    if not names:
+        return selection, []
+    left = selection.only(names)
+    try:
+        return left, api.query(left.sql + where, *values)
+    except QueryRefusedError as error:
+        raise api.unavailable(f"it does not give rows of {selection.table.table.name}: {error}") from None
 
 
 def lacks_rowid(table: TableSchema) -> bool:

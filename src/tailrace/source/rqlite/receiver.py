@@ -11,10 +11,11 @@ import fcntl
 import json
 import logging
 import os
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -26,13 +27,14 @@ from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.source.rqlite.cluster import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
 from tailrace.source.rqlite.entry import folder_of
-from tailrace.source.rqlite.listener import listening, secure
+from tailrace.source.rqlite.listener import Connection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
 
 _log = logging.getLogger(__name__)
 
 STATUS = "receiver"
 """The name of the status file in the journal's folder."""
+LOCK = "receiver.lock"
 TEND_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 CONNECTIONS = 256
@@ -87,7 +89,7 @@ class ReceiverOptions:
 def is_receiving(journal: Path) -> bool:
     """Whether some process receives into this journal now."""
     try:
-        file = os.open(journal / "receiver.lock", os.O_RDONLY)
+        file = os.open(journal / LOCK, os.O_RDONLY)
     except FileNotFoundError:
         return False
     try:
@@ -116,8 +118,7 @@ class Receiver:
         Raises OwnedError when another process receives into the journal, UnavailableError when the address is taken
         or the disk does not answer, ConfigError when the certificate cannot be used.
         """
-        self.journal.mkdir(parents=True, exist_ok=True)
-        with _locked(self.journal):
+        with receiving_alone(self.journal):
             try:
                 with listening(self.options.listen, CONNECTIONS) as listener:
                     self.port = listener.getsockname()[1]
@@ -206,8 +207,11 @@ class Receiver:
         context = secure(cert, key, client_ca) if cert is not None else None
         return uvicorn.Config(
             self.endpoint.application,
+            http=Connection,
+            ws="none",
             lifespan="off",
             log_config=None,
+            log_level=logging.ERROR,  # below, it says what strangers do, as often as they like
             access_log=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
@@ -230,25 +234,70 @@ def _limits(options: ReceiverOptions) -> Limits:
 
 
 @contextmanager
-def _locked(journal: Path) -> Iterator[None]:
-    file = os.open(journal / "receiver.lock", os.O_RDWR | os.O_CREAT, 0o644)
+def receiving_alone(journal: Path) -> Iterator[None]:
+    """Nobody else receives into the journal, whose folder is made, while the context lasts.
+
+    Raises OwnedError while somebody does, UnavailableError when the disk does not answer.
+    """
+    lock = journal / LOCK
+    try:
+        journal.mkdir(parents=True, exist_ok=True)
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UnavailableError(
+            f"{journal} cannot be used: {error.strerror}",
+            fix="see that its disk is mounted, not full, and belongs to this user; or change source.journal.path",
+        ) from error
     try:
         # Who only looks (`is_receiving`) holds it for an instant.
         deadline = time.monotonic() + LOOK_SECONDS
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > deadline:
-                    raise OwnedError(
-                        f"another process receives into {journal}",
-                        fix="stop it first, or give this one its own journal",
-                    ) from None
-                time.sleep(LOOK_SECONDS / 5)
+        while not _lock(file):
+            if time.monotonic() > deadline:
+                raise OwnedError(
+                    f"another process receives into {journal}",
+                    fix="stop it, the pipeline or tailrace receive, or give this one its own journal",
+                )
+            time.sleep(LOOK_SECONDS / 5)
+        try:
+            is_current = os.path.samestat(os.fstat(file), lock.stat())
+        except FileNotFoundError:
+            is_current = False
+        if not is_current:
+            raise UnavailableError(f"{journal} is being reset", fix="none needed: it is tried again")
         yield
     finally:
         os.close(file)
+
+
+def _lock(file: int) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def remove_journal(journal: Path) -> None:
+    """Remove everything in it, and the folder if it may be. A repeat, also after an interruption, does the rest.
+
+    Raises OwnedError while a process receives into it, UnavailableError when something cannot be removed.
+    """
+    if not journal.exists():
+        return
+    with receiving_alone(journal):
+        try:
+            for each in journal.iterdir():
+                if each.is_dir():
+                    shutil.rmtree(each)
+                elif each.name != LOCK:
+                    each.unlink()
+            (journal / LOCK).unlink()  # last: until then nobody begins anew what is being removed
+        except OSError as error:
+            raise UnavailableError(
+                f"{journal} cannot be removed: {error.strerror}", fix="see that it belongs to this user; then try again"
+            ) from error
+    with suppress(OSError):  # another receiver may be there by now, or a disk is mounted there
+        journal.rmdir()
 
 
 def run(options: str, stopping: Callable[[], bool]) -> int:

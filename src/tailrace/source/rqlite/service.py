@@ -14,7 +14,6 @@ from tailrace.errors import LostError, TableError, TailraceError, revive
 from tailrace.journal import Cursor, FrameRef, JournalReader, cursors
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Orders, Split, Versions
-from tailrace.source.heed import heed, skips_behind
 from tailrace.source.rqlite.arrival import Arrival, arrivals
 from tailrace.source.rqlite.catalog import upstream_id
 from tailrace.source.rqlite.copy import WHOLE, CopySplit, chunk_bounds
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
     from tailrace.source.rqlite.source import RqliteSource
 
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
-"""After this much log that concerns no table, the offset moves on so that the journal may forget it."""
+"""After this much log that concerns no table, or a part of the journal's bound, the offset moves on so that the journal
+may forget it."""
 SETTLE_SECONDS = 10.0
 QUIET_SECONDS = 0.5
 """For so long a node must have nothing left to send before all of it counts as sent: it gathers batches meanwhile."""
@@ -98,7 +98,7 @@ class ServiceFollower:
             )
         self._roster.refresh()
         now = self._enrol(self.heed(given, orders))
-        end = self._read_log(now, limit)
+        end = now.read_on(self._journal.mark(), limit, self._take)
         arrived = self._arrived(now, end)
         self._schemas.scan(self._journal, now.low_water, end.log, end.tables)
         end = self._look(self._begin_anew(end))
@@ -124,14 +124,7 @@ class ServiceFollower:
         return dict(self._roster.tables)
 
     def heed(self, now: LogOffset, orders: Orders) -> LogOffset:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        heeded: dict[str, Entry] = {}
-        for name, entry in now.tables.items():
-            reached = entry.position(now.log)
-            skips = skips_behind(reached, self._id(name), orders)
-            known = entry if skips == entry.skips else replace(entry, skips=skips)
-            heeded[name] = heed(known, self._id(name), orders, reached=reached, place_of=Position.parse)
-        return now.with_tables(heeded)
+        return now.heed(orders, self._id)
 
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that are gone, or not selected any more, go. With an API, those that came wait for their copy."""
@@ -150,17 +143,7 @@ class ServiceFollower:
         return arrivals(self._journal, refs, wanted, now.log) if wanted else {}
 
     def _begin_anew(self, end: LogOffset) -> LogOffset:
-        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
-        if self._api is None:
-            return end
-        due = {
-            name: entry.restart()
-            for name, entry in end.tables.items()
-            if entry.phase not in ("init", "stopped")
-            and entry.x < self._schemas.recopies.get(name, START)
-            and self._policy(name) != "stop"
-        }
-        return end.with_tables(due)
+        return end if self._api is None else end.begin_anew(self._schemas.recopies, self._policy)
 
     def _look(self, end: LogOffset) -> LogOffset:
         """At the end of the log, find tables that were made anew with the same columns: no event shows it."""
@@ -186,25 +169,6 @@ class ServiceFollower:
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
-        """Ready tables move to the new common position; the tables behind it move towards it together."""
-        ready, late = frozenset(now.within("ready")), now.within("catchup")
-        # A busy log must not keep those behind it from ever meeting it.
-        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
-        log = self._take(now.log, self._journal.mark(), ready, share)
-        # Those that were copied at a later position than the log has reached wait for it.
-        late = {name: entry for name, entry in late.items() if entry.at is not None and entry.at <= log}
-        if not late:
-            return replace(now, log=log)
-        first = min(entry.position(log) for entry in late.values())
-        reached = self._take(first, log, frozenset(late), share)
-        changed = {
-            name: entry.join() if reached >= log else replace(entry, at=reached)
-            for name, entry in late.items()
-            if entry.position(log) <= reached
-        }
-        return replace(now.with_tables(changed), log=log)
-
     def _take(self, after: Position, upto: Position, tables: frozenset[str], limit: Limit) -> Position:
         """The furthest frame's end in (after, upto] within the limit. The first one is taken whatever its size."""
         if upto <= after or (not tables and self._api is not None):
@@ -220,7 +184,8 @@ class ServiceFollower:
         if end.log < self._journal.head():
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
-        return self._tells(now, frames) or sum(ref.length for ref in frames) > STEP_ASIDE_BYTES
+        bound = min(STEP_ASIDE_BYTES, self.source.receiver.max_bytes // 4)
+        return self._tells(now, frames) or sum(ref.length for ref in frames) > bound
 
     def _tells(self, now: LogOffset, frames: Sequence[FrameRef]) -> bool:
         """Whether the frames hold rows of a table that is level with the log, or of one that joins with them."""

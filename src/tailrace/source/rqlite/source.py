@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,20 +16,20 @@ import pyarrow as pa
 from tailrace import errors
 from tailrace.change import START, Changes
 from tailrace.child import Child, read_status
-from tailrace.errors import Finding, OwnedError, TableError
+from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
 from tailrace.schema import TableName, TableSchema
 from tailrace.selection import TableOptions, TableSettings
 from tailrace.source import Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.rqlite import catalog, preflight
-from tailrace.source.rqlite.api import Api, Pending
+from tailrace.source.rqlite.api import SYSTEM, Api, Pending, Tls
 from tailrace.source.rqlite.copy import CopySplit, read_chunk
 from tailrace.source.rqlite.entry import folder_of
 from tailrace.source.rqlite.follower import RqliteFollower
-from tailrace.source.rqlite.option import SERVICE, RqliteOptions
+from tailrace.source.rqlite.option import SERVICE, ApiTlsOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
-from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions, is_receiving
+from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions, is_receiving, remove_journal
 from tailrace.source.rqlite.roster import Roster
 from tailrace.source.rqlite.split import LogSplit, read_log
 from tailrace.source.sqlite.offset import LogOffset
@@ -53,6 +52,7 @@ class RqliteSource:
     api: str | tuple[tuple[str, str], ...] | None = None
     api_username: str | None = None
     api_password: str | None = field(default=None, repr=False)
+    api_tls: Tls = SYSTEM
     schema_file: str | None = None
     rowids: bool = False
     missing_images: str = "stop"
@@ -61,7 +61,7 @@ class RqliteSource:
 
     @classmethod
     def from_options(cls, options: RqliteOptions, *, name: str, tables: TableOptions, state_dir: Path) -> RqliteSource:
-        auth = options.api_auth
+        auth, tls = options.api_auth, options.api_tls or ApiTlsOptions()
         return cls(
             name=name,
             receiver=ReceiverOptions.of(options),
@@ -69,6 +69,7 @@ class RqliteSource:
             api=tuple(sorted(options.api.items())) if isinstance(options.api, dict) else options.api,
             api_username=auth.username if auth else None,
             api_password=auth.password.reveal() if auth else None,
+            api_tls=Tls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key))),
             schema_file=str(options.schema_file) if options.schema_file else None,
             rowids=options.rowids,
             missing_images=options.missing_images,
@@ -89,14 +90,16 @@ class RqliteSource:
     def apis(self) -> dict[str, Api]:
         """The APIs by their URLs' own words: for each service, or `""` for one whose service only itself can tell."""
         urls = {"": self.api} if isinstance(self.api, str) else dict(self.api or ())
-        return {service: Api(url, self.api_username, self.api_password) for service, url in urls.items()}
+        return {service: Api(url, self.api_username, self.api_password, self.api_tls) for service, url in urls.items()}
 
     def services(self) -> list[str]:
         """The clusters that have posted, or whose API is known. Raises UnavailableError when the API is asked first."""
         folder = Path(self.journal)
         names = [each.name for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
         posted = {unquote(name) for name in names if folder_of(unquote(name)) == name}
-        return sorted(posted | {service or _service_of(api) or SERVICE for service, api in self.apis().items()})
+        told = {name for service, api in self.apis().items() if (name := service or _service_of(api))}
+        # A node that does not tell may be one that has posted already.
+        return sorted(posted | told or ({SERVICE} if self.api else set()))
 
     def api_of(self, service: str) -> Api | None:
         """The API of a cluster, if there is one. A single URL serves its own cluster, or all if it does not tell."""
@@ -128,11 +131,7 @@ class RqliteSource:
 
     def reset(self) -> None:
         """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""
-        if is_receiving(Path(self.journal)):
-            raise OwnedError(
-                f"a receiver writes to {self.journal}", fix="stop the pipeline, or tailrace receive, first"
-            )
-        shutil.rmtree(self.journal, ignore_errors=True)
+        remove_journal(Path(self.journal))
 
     def start_receiver(self, patience_seconds: float = 0.0) -> Child:
         """The receiver as a child of this process, unless another one serves the journal already."""
@@ -217,7 +216,8 @@ class RqliteSource:
         error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
         marks = [one["mark"] for one in services if one.get("mark")]
         return {
-            "gear": "receiving" if raw.get("receiving") else "waiting",
+            # A receiver that was killed could not take back what it said.
+            "gear": "receiving" if raw.get("receiving") and is_receiving(Path(self.journal)) else "waiting",
             "received": max(marks, default=None),
             "journal_bytes": sum(one.get("journal_bytes") or 0 for one in services),
             "error": error.get("message"),

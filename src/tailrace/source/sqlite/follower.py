@@ -10,7 +10,6 @@ from tailrace.change import START, Position
 from tailrace.errors import LostError
 from tailrace.schema import TableName
 from tailrace.source import Limit, Offset, Orders, Split, Versions
-from tailrace.source.heed import heed, skips_behind
 from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
 from tailrace.source.sqlite.copy import CopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
@@ -69,13 +68,13 @@ class SqliteFollower:
             log = Log(connection, self.source.cdc_table)
             log.require_sequence(Mark(given.log.commit, given.witness))
             self._refresh(log)
-            now = self._enrol(self._heed(given, orders))
+            now = self._enrol(given.heed(orders))
             self._require_rows(log, now, orders)
             head = log.head()
             end = self._read_log(log, now, head, limit)
             self._schemas.scan(log, now.low_water.commit, end.log.commit, now.tables, lambda: self._listed)
             end = self._look(log, end, head)
-            end = self._begin_anew(end)
+            end = end.begin_anew(self._schemas.recopies, self._policy)
             end = self._copy(log, end, head, limit, orders)
             if end.tables == given.tables and not self._concerns(log, now, end, head):
                 return start
@@ -99,17 +98,6 @@ class SqliteFollower:
             if (described := found[table]) is not None and not described.lacks_rowid
         }
 
-    @staticmethod
-    def _heed(now: LogOffset, orders: Orders) -> LogOffset:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        heeded: dict[str, Entry] = {}
-        for name, entry in now.tables.items():
-            reached = entry.position(now.log)
-            skips = skips_behind(reached, name, orders)
-            known = entry if skips == entry.skips else replace(entry, skips=skips)
-            heeded[name] = heed(known, name, orders, reached=reached, place_of=Position.parse)
-        return now.with_tables(heeded)
-
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that are gone go, those that came wait for their copy."""
         tables = self._tables()
@@ -128,17 +116,6 @@ class SqliteFollower:
             ):
                 log.require_rows_behind(at.commit, str(TableName(SCHEMA, name)))
 
-    def _begin_anew(self, end: LogOffset) -> LogOffset:
-        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
-        due = {
-            name: entry.restart()
-            for name, entry in end.tables.items()
-            if entry.phase not in ("init", "stopped")
-            and entry.x < self._schemas.recopies.get(name, START)
-            and self._policy(name) != "stop"
-        }
-        return end.with_tables(due)
-
     def _policy(self, name: str) -> str:
         return self.source.tables_wanted.settings_of(str(TableName(SCHEMA, name))).schema_changes
 
@@ -156,24 +133,11 @@ class SqliteFollower:
     # -- the log ------------------------------------------------------------------------------------------
 
     def _read_log(self, log: Log, now: LogOffset, head: int, limit: Limit) -> LogOffset:
-        """Ready tables move to the new common position; the tables behind it move towards it together."""
-        ready, late = frozenset(now.within("ready")), now.within("catchup")
-        # A busy log must not keep those behind it from ever meeting it.
-        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
-        common = max(now.log, behind(self._take(log, now.log.commit, head, ready, share)))
-        # Those that were copied at a later position than the log has reached wait for it.
-        late = {name: entry for name, entry in late.items() if entry.at is not None and entry.at <= common}
-        if not late:
-            return replace(now, log=common)
-        first = min(entry.position(common) for entry in late.values())
-        reached = behind(self._take(log, first.commit, common.commit, frozenset(late), share))
-        reached = common if reached.commit >= common.commit else reached
-        changed = {
-            name: entry.join() if reached >= common else replace(entry, at=reached)
-            for name, entry in late.items()
-            if entry.position(common) <= reached
-        }
-        return replace(now.with_tables(changed), log=common)
+        def take(after: Position, upto: Position, tables: frozenset[str], share: Limit) -> Position:
+            reached = self._take(log, after.commit, upto.commit, tables, share)
+            return upto if reached >= upto.commit else behind(reached)
+
+        return now.read_on(behind(head), limit, take)
 
     def _take(self, log: Log, after: int, upto: int, tables: frozenset[str], limit: Limit) -> int:
         """The furthest transaction's end in (after, upto] within the limit.

@@ -10,13 +10,15 @@ catches up from x, the end of the tape when its copy began, and is ready once it
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.change import START, Position
-from tailrace.source import Phase
+from tailrace.source import Limit, Orders, Phase
+from tailrace.source.heed import heed, skips_behind
 
+Take = Callable[[Position, Position, frozenset[str], Limit], Position]
 FIRST_HALF, SECOND_HALF = 0, 1
 
 
@@ -139,6 +141,47 @@ class LogOffset:
 
     def only(self, names: Collection[str]) -> LogOffset:
         return replace(self, tables={name: entry for name, entry in self.tables.items() if name in names})
+
+    def heed(self, orders: Orders, id_of: Callable[[str], str] = str) -> LogOffset:
+        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        heeded: dict[str, Entry] = {}
+        for name, entry in self.tables.items():
+            reached = entry.position(self.log)
+            skips = skips_behind(reached, id_of(name), orders)
+            known = entry if skips == entry.skips else replace(entry, skips=skips)
+            heeded[name] = heed(known, id_of(name), orders, reached=reached, place_of=Position.parse)
+        return self.with_tables(heeded)
+
+    def begin_anew(self, recopies: Mapping[str, Position], policy: Callable[[str], str]) -> LogOffset:
+        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
+        due = {
+            name: entry.restart()
+            for name, entry in self.tables.items()
+            if entry.phase not in ("init", "stopped") and entry.x < recopies.get(name, START) and policy(name) != "stop"
+        }
+        return self.with_tables(due)
+
+    def read_on(self, head: Position, limit: Limit, take: Take) -> LogOffset:
+        """Ready tables move to the new common position; the tables behind it move towards it together.
+
+        `take` says how far a batch goes that reads the log between two positions for some tables, within a limit.
+        """
+        ready, late = frozenset(self.within("ready")), self.within("catchup")
+        # A busy log must not keep those behind it from ever meeting it.
+        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
+        common = max(self.log, take(self.log, head, ready, share))
+        # Those that were copied at a later position than the log has reached wait for it.
+        late = {name: entry for name, entry in late.items() if entry.at is not None and entry.at <= common}
+        if not late:
+            return replace(self, log=common)
+        first = min(entry.position(common) for entry in late.values())
+        reached = take(first, common, frozenset(late), share)
+        changed = {
+            name: entry.join() if reached >= common else replace(entry, at=reached)
+            for name, entry in late.items()
+            if entry.position(common) <= reached
+        }
+        return replace(self.with_tables(changed), log=common)
 
 
 @dataclass(frozen=True)
