@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from tailrace.errors import Finding, PreflightError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
+from tailrace.source.postgres.census import Census
 from tailrace.source.postgres.copy import Round
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.database import Database
@@ -54,6 +57,30 @@ def test_keys_follow_the_replica_identity(database: Database, source: PostgresSo
         "CREATE TABLE keyless (v text)",
     )
     assert keys(source) == {"by_primary": ("a", "b"), "by_index": ("code",), "by_full": ("id",), "keyless": ()}
+
+
+def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
+    database: Database, source: PostgresSource, tmp_path: Path
+) -> None:
+    database.run("CREATE TABLE first (id int PRIMARY KEY)")
+    nodes = [
+        replace(source, slot=f"{source.slot}_{number}", journal=str(tmp_path / f"journal {number}"))
+        for number in range(4)
+    ]
+    together = threading.Barrier(len(nodes))
+
+    def prepare(node: PostgresSource) -> None:
+        together.wait()
+        node.prepare()
+
+    def look(node: PostgresSource) -> list[str]:
+        together.wait()
+        return sorted(str(one.schema.table) for one in Census(node).tables.values())
+
+    with ThreadPoolExecutor(len(nodes)) as pool:
+        list(pool.map(prepare, nodes))
+        database.run("CREATE TABLE second (id int PRIMARY KEY)")
+        assert list(pool.map(look, nodes)) == [["public.first", "public.second"]] * len(nodes)
 
 
 def test_a_partitioned_table_is_one_table_and_its_partitions_are_none(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -114,8 +114,13 @@ def publication_exists(session: Session, publication: str) -> bool:
 def create_publication(
     session: Session, publication: str, tables: Sequence[TableName], *, via_root: bool, mark: PublicationMark
 ) -> None:
-    """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace made it."""
-    with session.transaction():
+    """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace made it.
+
+    Does nothing when another process made it a moment ago.
+    """
+    with _alone(session, publication):
+        if publication_exists(session, publication):
+            return
         session.execute(publication_sql(publication, tables, via_root=via_root))
         session.execute(mark.comment_sql(publication))
 
@@ -149,11 +154,27 @@ def read_mark(session: Session, publication: str) -> PublicationMark | None:
 
 
 def extend_publication(session: Session, publication: str, tables: Sequence[TableName], mark: PublicationMark) -> None:
-    """Add tables, and remember what was looked at."""
-    with session.transaction():
-        if tables:
-            session.execute(addition_sql(publication, tables))
+    """Add tables, and remember what was looked at. Tables that another process added a moment ago are in already."""
+    with _alone(session, publication):
+        members = session.execute(_MEMBERS, [publication]).fetchall()
+        new = [table for table in tables if (table.schema, table.name) not in members]
+        if new:
+            session.execute(addition_sql(publication, new))
         session.execute(mark.comment_sql(publication))
+
+
+_MEMBERS = (
+    "SELECT n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid"
+    " JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s"
+)
+
+
+@contextmanager
+def _alone(session: Session, publication: str) -> Iterator[None]:
+    """A transaction in which no other process of ours makes or extends the publication."""
+    with session.transaction():
+        session.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tailrace {publication}"])
+        yield
 
 
 def addition_sql(publication: str, tables: Sequence[TableName]) -> sql.Composed:
