@@ -200,6 +200,18 @@ def test_a_table_without_rowid_is_refused(connection: apsw.Connection) -> None:
     assert not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'w'").fetchall()
 
 
+def test_a_write_to_a_virtual_table_is_refused_with_its_reason(connection: apsw.Connection) -> None:
+    connection.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
+    capture(connection, "full")
+    with pytest.raises(PreflightError, match="virtual table") as caught:
+        connection.execute("INSERT INTO words VALUES ('a')")
+    assert "tailrace sqlite enable" in str(caught.value.fix)
+    assert not connection.in_transaction
+    connection.execute("INSERT INTO t(id) VALUES (1)")
+    assert [row[2] for row in tape(connection)] == ["t", None]
+    assert connection.execute("SELECT count(*) FROM words").fetchall() == [(0,)]
+
+
 def test_a_refused_capture_leaves_the_connection_as_it_was(connection: apsw.Connection) -> None:
     capture(connection, "id")
     connection.execute("CREATE TABLE mine(x)")
@@ -318,6 +330,57 @@ def test_files_captured_by_triggers_are_not_captured_twice(tmp_path: Path) -> No
 def test_a_standard_library_connection_is_told_what_to_use_instead() -> None:
     with closing(sqlite3.connect(":memory:")) as plain, pytest.raises(ConfigError, match="no hooks"):
         capture(plain, "full")  # type: ignore[arg-type]
+
+
+def test_ddl_run_while_rows_of_many_are_made_is_captured(connection: apsw.Connection) -> None:
+    def rows() -> Iterator[tuple[int]]:
+        yield (1,)
+        connection.execute("CREATE TABLE u(a)")
+        yield (2,)
+
+    capture(connection, "id")
+    connection.execute("BEGIN")
+    connection.executemany("INSERT INTO t(id) VALUES (?)", rows())
+    connection.execute("INSERT INTO u VALUES (1); COMMIT")
+    changed = [row[2] for row in tape(connection)]
+    assert changed == ["t", "sqlite_schema", "t", "u", None]
+
+
+def test_a_trace_that_is_set_later_hides_no_ddl(connection: apsw.Connection) -> None:
+    seen: list[str] = []
+
+    def trace(_cursor: object, sql: str, _bindings: object) -> bool:
+        seen.append(sql)
+        return True
+
+    capture(connection, "id")
+    connection.exec_trace = trace
+    connection.execute("CREATE TABLE u(a)")
+    assert [row[2] for row in tape(connection)] == ["sqlite_schema", None]
+    connection.executemany("INSERT INTO u VALUES (?)", [(1,)])
+    assert {"CREATE TABLE u(a)", "INSERT INTO u VALUES (?)"} <= set(seen)
+    cursor = connection.cursor()
+    cursor.exec_trace = trace
+    found: Any = connection.exec_trace
+    connection.exec_trace = lambda *args: found(*args)
+    connection.execute("DROP TABLE u; CREATE TABLE u(a)")
+    assert [row[2] for row in tape(connection)[4:]] == ["sqlite_schema", None, "sqlite_schema", None]
+    with pytest.raises(PreflightError, match="trace of its own"):
+        cursor.execute("CREATE TABLE w(a)")
+    cursor.execute("INSERT INTO u VALUES (2)")
+    capture(connection, "off")
+    cursor.execute("CREATE TABLE w(a)")
+    connection.execute("CREATE TABLE x(a)")
+    assert len(tape(connection)) == 10
+
+
+def test_many_changes_keep_to_the_connections_limit(connection: apsw.Connection) -> None:
+    capture(connection, "full")
+    connection.limit(apsw.SQLITE_LIMIT_LENGTH, 100_000)
+    connection.execute("BEGIN")
+    insert_many(connection, many())
+    connection.execute("COMMIT")
+    assert [row[5] for row in tape(connection)[:-1]] == many()
 
 
 def test_the_applications_own_trace_and_hooks_go_on(connection: apsw.Connection) -> None:

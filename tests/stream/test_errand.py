@@ -133,6 +133,28 @@ def test_keys_that_polls_brought_are_shared_out_when_they_are_many(
     assert sorted(gone) == list(range(100, 135, 2))
 
 
+def test_a_table_that_was_empty_when_it_was_copied_is_compared_by_several_tasks_when_it_has_grown(
+    replay: Replay, run: Callable[..., None], tmp_path: Path
+) -> None:
+    replay.source = replace(replay.source, tables_wanted=_every(3))  # type: ignore[type-var]
+    replay.crash()
+    run("DELETE FROM t")
+    assert replay.offset is not None
+    [table] = replay.offset["tables"]
+    replay.orders = Orders(resync={table: 1})
+    replay.catch_up()
+    run(*(f"INSERT INTO t VALUES ({key}, 'new', datetime('now'))" for key in range(35)))
+    while True:
+        _, partitions = partitions_of(replay, tmp_path / "lake")
+        assert replay.planned is not None
+        if replay.planned["tables"][table]["reading"]["kind"] == "diff":
+            break
+        replay.write()
+        replay.commit()
+    assert len(partitions) > 2
+    assert all(isinstance(each, ErrandPartition) for each in partitions)
+
+
 def test_a_small_table_is_compared_by_the_task_that_writes_it(
     replay: Replay, run: Callable[..., None], tmp_path: Path
 ) -> None:

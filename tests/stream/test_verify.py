@@ -251,3 +251,5 @@ def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, 
     assert "public.a: it has no key" in result.output
     with pytest.raises(ConfigError, match="has no key"):
         list(verify(load(file), "public.a"))
+    database.run("DROP TABLE b")
+    assert CliRunner().invoke(app, ["verify", str(file)]).exit_code == ConfigError.exit_code

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli.report import Debug, Json, print_json, reported
-from tailrace.errors import TableError
+from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     from tailrace.stream.verify import Verdict
@@ -36,6 +36,8 @@ def verify(
         verdicts.append(verdict)
         if not as_json:
             _print(verdict)
+    if not any(verdict.compared for verdict in verdicts):
+        raise ConfigError("no table has a key by which its rows could be compared", fix="give one of them a key")
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
         tables = [{**asdict(verdict), "equal": verdict.equal if verdict.compared else None} for verdict in verdicts]

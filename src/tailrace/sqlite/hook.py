@@ -27,6 +27,7 @@ from tailrace.sqlite.tape_writer import TapeWriter
 if TYPE_CHECKING:
     import apsw
 
+_SHADOWS = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'shadow'"
 _captures: weakref.WeakKeyDictionary[Any, ConnectionCapture] = weakref.WeakKeyDictionary()
 
 
@@ -164,20 +165,28 @@ class ConnectionCapture:
                 self._refused[table] = error
             else:
                 hookable.append(table)
+        for (table,) in connection.execute(_SHADOWS):
+            self._refused[table] = PreflightError(
+                "what a virtual table keeps cannot be captured",
+                fix="write it on another connection, or capture the ordinary tables: tailrace sqlite enable FILE",
+                table=table,
+            )
         self._triggers.create(connection, hookable)
         self._schema_version = version
 
     @contextmanager
     def enlisted(self, table: str) -> Iterator[None]:
         """For many inserts into one table in the open transaction: enlist once, not with every one of them."""
-        connection = self.connection
-        connection.execute(ENLIST)
-        self._schema_version = None
-        self._triggers.drop(connection, table, "INSERT")
+        assert self._statements is not None
+        with self._statements.rest():
+            self.connection.execute(ENLIST)
+            self._schema_version = None
+            self._triggers.drop(self.connection, table, "INSERT")
         try:
             yield
         finally:
-            self.refresh()
+            with self._statements.rest():
+                self.refresh()
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
         """DDL was run in the open transaction. A table that is new is captured from here on, with what it holds."""
@@ -234,7 +243,11 @@ class ConnectionCapture:
                     add(INSERT, table, update.rowid_new, None, update.new if keeps_after else None)
                     return
                 if update.blob_write >= 0:
-                    raise PreflightError("a blob was written in place, which cannot be captured", table=table)
+                    raise PreflightError(
+                        "a blob was written in place, which cannot be captured",
+                        fix="roll back, and write it by UPDATE",
+                        table=table,
+                    )
                 before = update.old if keeps_before else None
                 if operation == deleted:
                     add(DELETE, table, update.rowid, before, None)

@@ -53,6 +53,7 @@ class StatementWatch:
         self._pending: tuple[str, dict[int, Entry]] | None = None
         self._depth = 0
         self._resting = False
+        self._asking: apsw.Cursor | None = None
         self._trace_before = connection.exec_trace
         self._factory_before = connection.cursor_factory
         connection.cursor_factory = _watching_class(self._factory_before, self)
@@ -62,6 +63,8 @@ class StatementWatch:
         if (connection := self._connection()) is not None:
             connection.exec_trace = self._trace_before
             connection.cursor_factory = self._factory_before
+        # Cursors and a trace of the application may still call us.
+        self._resting = True
 
     @contextmanager
     def untraced(self, sql: str, rows: object) -> Iterator[None]:
@@ -69,6 +72,7 @@ class StatementWatch:
         if self._pending is not None and not self._resting:
             self._finish()
         if not self._resting:
+            self._attach()
             self._refresh()
         connection = self._open()
         traced = connection.exec_trace
@@ -103,8 +107,23 @@ class StatementWatch:
     def is_resting(self) -> bool:
         return self._resting
 
-    def enter(self) -> None:
+    def enter(self, cursor: apsw.Cursor, sql: object) -> None:
+        """`execute` of a cursor is about to begin. Raises PreflightError for DDL that the cursor hides from us."""
+        if not self._resting:
+            if cursor.exec_trace is not None and any(map(_DDL.match, str(sql).split(";"))):
+                raise PreflightError(
+                    "a cursor with a trace of its own hides a statement that changes the schema",
+                    fix="run it on a cursor without one, or set the trace on the connection",
+                )
+            self._attach()
         self._depth += 1
+
+    def _attach(self) -> None:
+        """The application may have set a trace since, or make the rows of an `executemany` as it runs."""
+        connection = self._open()
+        if (trace := connection.exec_trace) != self._trace:
+            self._trace_before = trace
+            connection.exec_trace = self._trace
 
     def leave(self, *, failed: bool) -> None:
         """`execute` of a cursor is about to return or raise. Raises what kept the DDL from being captured."""
@@ -113,16 +132,27 @@ class StatementWatch:
             self._abandon() if failed else self._finish()
 
     def _trace(self, cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
-        if self._resting:
+        # The application's own trace may call the one that it found, which is this one.
+        if self._resting or cursor is self._asking:
             return True
         if self._pending is not None:
             self._finish()
-        if self._trace_before is not None and not self._trace_before(cursor, sql, bindings):
+        if not self._ask(cursor, sql, bindings):
             return False
         self._refresh()
         if _DDL.match(sql):
             self._begin(sql)
         return True
+
+    def _ask(self, cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
+        """Whether the application's own trace lets the statement run."""
+        if self._trace_before is None:
+            return True
+        asking, self._asking = self._asking, cursor
+        try:
+            return bool(self._trace_before(cursor, sql, bindings))
+        finally:
+            self._asking = asking
 
     def _refresh(self) -> None:
         self._resting = True
@@ -186,7 +216,7 @@ def _watching_class(factory: Any, watch: StatementWatch) -> Any:
 
     class WatchedCursor(factory):  # type: ignore[misc]
         def execute(self, *args: Any, **kwargs: Any) -> Any:
-            return _run(watch, super().execute, args, kwargs)
+            return _run(watch, self, super().execute, args, kwargs)
 
         def executemany(self, *args: Any, **kwargs: Any) -> Any:
             if watch.is_resting:
@@ -196,13 +226,13 @@ def _watching_class(factory: Any, watch: StatementWatch) -> Any:
                 rows = args[1] if len(args) > 1 else kwargs.get("sequenceofbindings")
                 with watch.untraced(args[0], rows):
                     return super().executemany(*args, **kwargs)
-            return _run(watch, super().executemany, args, kwargs)
+            return _run(watch, self, super().executemany, args, kwargs)
 
     return WatchedCursor
 
 
-def _run(watch: StatementWatch, execute: Any, args: Any, kwargs: Any) -> Any:
-    watch.enter()
+def _run(watch: StatementWatch, cursor: apsw.Cursor, execute: Any, args: Any, kwargs: Any) -> Any:
+    watch.enter(cursor, args[0] if args else kwargs.get("statements"))
     try:
         result = execute(*args, **kwargs)
     except BaseException:

@@ -46,6 +46,13 @@ class TapeWriter:
         self._now = int(time.time())
         self._packed: tuple[str, dict[str, Any]] | None = None
 
+    @property
+    def _longest(self) -> int:
+        """The octets that one value may have here."""
+        import apsw
+
+        return self._connection.limit(apsw.SQLITE_LIMIT_LENGTH)
+
     def next_id(self) -> int:
         """The id of the next change: one that no change ever had."""
         sql = (
@@ -82,7 +89,7 @@ class TapeWriter:
 
     def _pack(self, batch: Batch) -> tuple[str, dict[str, Any]] | None:
         """The statement that writes this batch, and its bindings; None if it cannot be had."""
-        if not _has_arrays() or (places := _place(batch)) is None:
+        if not _has_arrays() or (places := _place(batch)) is None or len(places["records"]) > self._longest:
             return None
         terms = {
             "change_id": "rowid + :change",

@@ -46,13 +46,14 @@ def test_another_package_adds_a_connector_by_an_entry_point(tmp_path: Path, monk
     told.mkdir()
     (told / "METADATA").write_text("Metadata-Version: 2.1\nName: far-away\nVersion: 1.0\n")
     (told / "entry_points.txt").write_text(
-        "[tailrace.connectors]\nfaraway = far_away:FarAway\nbroken = nowhere:Missing\n"
+        "[tailrace.connectors]\nfaraway = far_away:FarAway\nbroken = nowhere:Missing\nempty = far_away:Missing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
     found = connect("faraway:///app.duckdb", OPTIONS)
     assert type(found).__name__ == "FarAway"
-    with pytest.raises(ConfigError, match="broken"):
-        connect("broken:///x", OPTIONS)
+    for scheme in ("broken", "empty"):
+        with pytest.raises(ConfigError, match=scheme):
+            connect(f"{scheme}:///x", OPTIONS)
     sys.modules.pop("far_away")
 
 
@@ -95,3 +96,9 @@ def test_without_a_bound_nothing_waits() -> None:
     for _ in range(10_000):
         Pace(None).wait()
     assert time.monotonic() - started < 1.0
+
+
+def test_a_connection_string_with_slashes_in_its_password_is_that_of_postgres_and_shows_nowhere() -> None:
+    made = connect("host=localhost dbname=shop password=s3cret://x", ConnectorOptions())
+    assert type(made).__name__ == "PostgresConnector"
+    assert "s3cret" not in repr(made)

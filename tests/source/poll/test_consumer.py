@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import DamagedError
+from tailrace.errors import DamagedError, TableError
 from tailrace.selection import TableOptions
 from tailrace.source.poll.consumer import PollConsumer
 from tailrace.source.poll.source import PollSource
@@ -78,6 +78,32 @@ def test_without_a_stored_watermark_everything_is_copied(source: PollSource, run
         with PollConsumer(source, MemoryWatermarks()) as consumer:
             assert take(consumer) == [1]
             consumer.commit()
+
+
+def test_what_was_not_taken_cannot_be_committed(source: PollSource, run: Callable[..., None]) -> None:
+    run(insert(1, 2, 3))
+    store = MemoryWatermarks()
+    with PollConsumer(replace(source, page_rows=1), store) as consumer:
+        next(consumer.poll())
+        with pytest.raises(RuntimeError, match="not read to its end"):
+            consumer.commit()
+        assert store.load("shop") is None
+        assert take(consumer) == [1, 2, 3]
+        consumer.commit()
+        assert take(consumer) == []
+
+
+def test_after_an_error_the_tables_are_looked_at_anew(source: PollSource, run: Callable[..., None]) -> None:
+    run(insert(1))
+    with PollConsumer(source, MemoryWatermarks()) as consumer:
+        assert take(consumer) == [1]
+        run("ALTER TABLE t RENAME TO away")
+        with pytest.raises(TableError, match="no longer there"):
+            take(consumer)
+        consumer.commit()
+        run("ALTER TABLE away RENAME TO t", insert(2))
+        assert take(consumer) == [1, 2]
+        consumer.commit()
 
 
 @pytest.mark.parametrize("what", ["torn", "flipped", "foreign"])

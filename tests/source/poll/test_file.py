@@ -342,3 +342,14 @@ def test_values_that_arrow_has_no_type_for_come_as_text_and_endless_times_as_exa
         app.run("DELETE FROM t")
         replay.catch_up()
         assert replay.contents()["main.t"].total() == 0
+
+
+@pytest.mark.parametrize("name", ["wanted", "source", "a0"])
+def test_a_table_may_have_any_name(name: str, app: App) -> None:
+    app.run(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT, updated_at {app.moment})")
+    app.run(f"INSERT INTO {name} VALUES (1, 'v', '2001-01-01 00:00:00'), (2, 'v', '2001-01-01 00:00:00')")
+    with Replay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+        replay.catch_up()
+        app.run(f"DELETE FROM {name} WHERE id = 1", f"UPDATE {name} SET v = 'unseen' WHERE id = 2")
+        replay.catch_up()
+    assert [row[:2] for row in replay.contents()[f"main.{name}"]] == [(2, "unseen")]

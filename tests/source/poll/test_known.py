@@ -72,6 +72,28 @@ def test_many_files_become_one_that_says_the_same(tmp_path: Path) -> None:
     assert told(known.polled(0, 1000)) == before
 
 
+def test_files_that_become_one_while_they_are_read_are_read_again(tmp_path: Path) -> None:
+    class Gathered(Known):
+        def _polled(self, after: int, upto: int) -> list[Path]:
+            listed = super()._polled(after, upto)
+            Known(self.folder).gather(after, upto)
+            return listed
+
+    for folder in ("counted", "read"):
+        for step in range(MOST_POLLED + 1):
+            Known(tmp_path / folder).put_polled(step, given(step, {step: step}))
+    assert Gathered(tmp_path / "counted").count_polled(0, 1000) == MOST_POLLED + 1
+    assert len(told(Gathered(tmp_path / "read").polled(0, 1000))) == MOST_POLLED + 1
+
+
+def test_attempts_at_one_share_of_a_step_need_not_know_keys_of_another(tmp_path: Path) -> None:
+    known = Known(tmp_path / "t")
+    known.put_polled(5, given(5, {1: 10, 2: None}), "0of2")
+    known.put_polled(5, given(5, {3: 30, 4: None}), "1of2")
+    known.put_polled(5, given(5, {3: 30}), "1of2")
+    assert told(known.polled(4, 9)) == {1: 10, 2: "gone", 3: 30, 4: "unsure"}
+
+
 def test_a_base_is_whole_or_none(tmp_path: Path) -> None:
     known = Known(tmp_path / "t")
     known.put_base(3, Stretch((), ("5",)), with_part(given(0, {1: 10})))
@@ -114,6 +136,9 @@ def test_what_no_step_needs_is_forgotten(tmp_path: Path) -> None:
     assert known.bases(3) is None
     assert known.bases(4) is not None
     assert told(known.polled(0, 9)) == {4: 4, 5: 5}
+    (known.folder / f".found-{4:016}-00.arrow").touch()  # its writer was killed
+    known.prune(window=5, base=4, applied=5)
+    assert not list(known.folder.glob(".*"))
     known.forget(4)
     assert told(known.polled(0, 9)) == {4: 4}
     assert not len(known.window(5))

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import IO, Any
 
 import pytest
 
@@ -119,6 +120,26 @@ def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, 
                 time.sleep(0.01)
             other.process.kill()
             assert rows(waiting.result(30)) == expected
+
+
+def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
+    tmp_path: Path, crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(_answers: IO[bytes]) -> list[Any]:
+        raise KeyboardInterrupt
+
+    with Writer(tmp_path / "store") as writer:
+        for key in (b"a", b"b", b"c"):
+            writer.put(key, b"1")
+        source = writer.source(tmp_path / "state")
+        _, here, there, other = splits_of(source)
+        with monkeypatch.context() as patch:
+            patch.setattr(crews, "hear", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                read_two(crew, source, here, there)
+        assert not crew._busy
+        pieces = read_two(crew, source, here, other)
+        assert [key for piece in pieces for key in piece.row.field("key").to_pylist()] == [b"a", b"c"]
 
 
 def test_errors_of_another_process_are_raised_here(tmp_path: Path, crew: Crew) -> None:

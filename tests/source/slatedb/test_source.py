@@ -17,6 +17,7 @@ from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.keep import kept_numbers
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
+from tailrace.source.slatedb.split import ExpirySplit, WalSplit
 from tailrace.source.slatedb.store import Database, Store, binding, run
 from tailrace.testing.replay import Replay
 from tests.source.slatedb.writing import Writer
@@ -180,6 +181,22 @@ def test_a_row_that_is_read_after_its_time_never_arrives(tmp_path: Path) -> None
         assert keys(replay) == []
 
 
+def test_keys_that_were_written_and_expire_together_leave_at_places_of_their_own(tmp_path: Path) -> None:
+    with Writer(tmp_path / "store") as writer:
+        source = writer.source(tmp_path / "state")
+        [table] = source.tables()
+        index = ExpiryIndex(source.expiry_folder, TABLE)
+        gone = pa.array([b"%d" % number for number in range(50)], pa.binary())
+        index.note("wal-1-1", pa.array([9] * 50, pa.int64()), gone, pa.array([7] * 50, pa.int64()))
+        split = ExpirySplit(table=table, since=0, clock=10)
+        [left], [again] = (list(source.read(split)) for _ in range(2))
+        places = list(zip(left.numpy("commit"), left.numpy("ordinal"), strict=True))
+        assert len(set(places)) == 50
+        assert places == sorted(places)
+        assert sorted(left.row.field("key").to_pylist()) == sorted(gone.to_pylist())
+        assert again.batch.equals(left.batch)
+
+
 def test_the_expiry_index_forgets_and_stays_small(tmp_path: Path) -> None:
     index = ExpiryIndex(tmp_path, "slatedb.db1")
     for batch in range(100):
@@ -324,6 +341,36 @@ def test_a_paused_table_waits_and_goes_on(tmp_path: Path) -> None:
         replay.orders = Orders()
         replay.catch_up()
         assert keys(replay) == [b"a", b"b"]
+
+
+def test_files_between_a_table_that_is_behind_and_the_others_are_not_read(tmp_path: Path) -> None:
+    tables = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"prefix": "t:"}}}})
+    with (
+        Writer(tmp_path / "store", tables) as writer,
+        Replay(writer.source(tmp_path / "state", tables), Limit(8, 1 << 30)) as replay,
+    ):
+        writer.write((b"a", b""), (b"t:a", b""))
+        replay.catch_up()
+        replay.orders = Orders(paused=["slatedb.text"])
+        replay.step()
+        for number in range(40):
+            writer.put(b"%d" % number, b"")
+        while len(replay.tables[TABLE].rows) < 41:
+            replay.step()
+        replay.orders = Orders()
+        writer.write((b"b", b""), (b"t:b", b""))
+        assert replay.plan()
+        assert replay.offset is not None
+        assert replay.planned is not None
+        splits = [one for one in replay.follower.plan(replay.offset, replay.planned) if isinstance(one, WalSplit)]
+        assert all(split.wanted for split in splits)
+        files = [number for split in splits for number in range(split.first, split.last + 1)]
+        wanted = {one for split in splits for one in split.wanted.values()}
+        assert len(wanted) == 2
+        assert files == [n for n in range(99) if any(one.after.wal < n <= one.upto.wal for one in wanted)]
+        replay.catch_up()
+        assert sorted(replay.tables["slatedb.text"].rows) == [(b"a",), (b"b",)]
+        assert len(keys(replay)) == 42
 
 
 def test_a_large_table_is_copied_in_ranges_and_a_crash_goes_on_with_the_next(

@@ -101,3 +101,5 @@ def test_an_option_that_is_wrong_is_named_and_its_value_is_not(buckets: Buckets)
         read_head(Database("db1", Store("s3", "ledger", {**buckets.options, "allow_http": "CANARY"})))
     assert "CANARY" not in str(caught.value)
     assert caught.value.__cause__ is None
+    with pytest.raises(ConfigError, match=r'failed to parse "[*]+" as Duration'):
+        read_head(Database("db1", Store("s3", "ledger", {"region": "A", "connect_timeout": "CANARY"})))

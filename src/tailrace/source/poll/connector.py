@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -197,7 +198,9 @@ GROUP: Final = "tailrace.connectors"
 
 def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
     """The connector for a dsn's scheme; `host=… dbname=…` is Postgres. Raises ConfigError for one nobody provides."""
-    scheme = dsn.partition("://")[0].lower() if "://" in dsn else "postgresql"
+    # Only what looks like a scheme is shown: what is before `://` may be part of a password.
+    found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", dsn)
+    scheme = found[0].lower() if found else "postgresql"
     others = {point.name: point for point in entry_points(group=GROUP)}
     point = EntryPoint(scheme, BUILT_IN[scheme], GROUP) if scheme in BUILT_IN else others.get(scheme)
     if point is None:
@@ -207,7 +210,7 @@ def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
         )
     try:
         made = point.load()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise ConfigError(
             f"the connector for {scheme}:// cannot be loaded: {error}",
             fix=f"pip install 'tailrace[{scheme}]'" if scheme in BUILT_IN else f"install what {point.value} needs",

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Self
 
 from tailrace.change import Changes
-from tailrace.errors import DamagedError
+from tailrace.errors import DamagedError, TailraceError
 from tailrace.source import Limit, Offset, Orders
 from tailrace.source.poll.follower import PollFollower
 from tailrace.source.poll.source import PollSource
@@ -35,6 +35,7 @@ class PollConsumer:
         self._follower: PollFollower | None = None
         self._offset: Offset = {}
         self._planned: Offset | None = None
+        self._given = False
 
     def __enter__(self) -> Self:
         """Go on behind the stored watermark. Raises DamagedError for one of no use, unless the source rewinds it."""
@@ -61,21 +62,33 @@ class PollConsumer:
         """What is new in the tables that are due: rows of a copy as `read`, and changes. Nothing, when none is due.
 
         Until `commit` is called, the same again, as far as the rows did not change since. Raises TableError for a table
-        that cannot go on, UnavailableError while the database does not answer; both may be tried again.
+        that cannot go on, UnavailableError while the database does not answer; both may be tried again, and the tables
+        are looked at anew then.
         """
         assert self._follower is not None
+        self._given = False
         if self._planned is None:
             end = self._follower.latest(self._offset, self._limit, Orders())
             if end == self._offset:
                 return
             self._planned = end
-        for split in self._follower.plan(self._offset, self._planned):
-            yield from self._source.read(split)
+        try:
+            for split in self._follower.plan(self._offset, self._planned):
+                yield from self._source.read(split)
+        except TailraceError:
+            self._planned = None
+            raise
+        self._given = True
 
     def commit(self) -> None:
-        """Everything that `poll` gave is applied: the watermark moves. Without anything new it stays."""
+        """Everything that `poll` gave is applied: the watermark moves. Without anything new it stays.
+
+        Raises RuntimeError when `poll` was not read to its end: what is left of it would never come.
+        """
         if self._planned is None:
             return
+        if not self._given:
+            raise RuntimeError("poll() was not read to its end; read it again, then commit")
         self._store.save(self._source.name, self._planned)
         self._offset, self._planned = self._planned, None
         self._source.release(self._offset)

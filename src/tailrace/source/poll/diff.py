@@ -3,6 +3,7 @@
 Each stretch of keys is compared on its own, by a task of its own. Only rows that are new or differ are read whole; keys
 that are known and not there any more become deletes. Keys that came with a poll since the last diff belong to no
 stretch yet, as only the database knows the order of its keys: those that are gone again are looked for by themselves.
+That is another moment than that of their stretch, earlier or later; so what was seen is noted for the next diff.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tailrace.errors import TableError
 from tailrace.source import Errand, Split
 from tailrace.source.poll.connector import Query, Session
 from tailrace.source.poll.found import keep_found
-from tailrace.source.poll.known import GONE, HASH, PART, Base, read_keys, record
+from tailrace.source.poll.known import GONE, HASH, PART, STEP, Base, read_keys, record
 from tailrace.source.poll.mark import Mark
 from tailrace.source.poll.split import RefusedSplit, Task, pages
 
@@ -90,7 +91,7 @@ def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
     else:
         assert isinstance(split, StretchSplit)
         assert split.base is not None
-        found = _compare_stretch(session, task, split.base, polled)
+        found = _compare_stretch(session, task, split.base, _since(polled, split.since))
     first = ordinal = split.number * _ORDINALS
     for op, rows, exact in found:
         if len(rows):
@@ -120,18 +121,42 @@ def _compare_newcomers(session: Session, task: Task, split: NewcomerSplit, polle
         pa.Table.from_batches([pa.RecordBatch.from_struct_array(page.rows)])
         for page in session.fetch(task.table, there, task.key_columns)
     ]
+    missing = np.ones(there.num_rows, bool)
     if left:
-        there = there.filter(
-            pa.array(keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0)
-        )
-    gone = _only_keys(task, there)
-    # Should one come back before its stretch is read, the base will hold it; that it was deleted must stay known. Also
-    # when none is gone: what a repeat finds was not given.
-    task.known.put_polled(task.step, record(task.keys_of(gone), None, task.step))
+        missing = keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0
+    gone = _only_keys(task, there.filter(pa.array(missing)))
+    kept = task.keys_of(_only_keys(task, there.filter(pa.array(~missing))))
+    # Should one come back before its stretch is read, the base will hold it; that it was deleted must stay known.
+    # Should one go before that, no base will hold it; that it was given must. Also when there is none: what a repeat
+    # finds was not given.
+    notes = [record(task.keys_of(gone), None, task.step), record(kept, np.zeros(len(kept), np.int64), task.step)]
+    task.known.put_polled(task.step, pa.concat_tables(notes), f"{split.share}of{split.shares}")
     yield Op.DELETE, gone, None
 
 
-def _compare_stretch(session: Session, task: Task, base: Base, polled: pa.Table | None) -> _Found:
+@dataclass(frozen=True)
+class _Since:
+    """What is known of keys apart from their base: the last hash given, none where a row may not be there.
+
+    `gone` are those that certainly are not.
+    """
+
+    rows: pa.Table
+    gone: pa.Table
+
+
+def _since(polled: pa.Table | None, since: int) -> _Since | None:
+    if polled is None:
+        return None
+    noted = pc.equal(polled.column(STEP), since)
+    # Its stretch was compared in that same diff, and so the base says what was given. Of a row that was gone nobody can
+    # tell whether its stretch gave it again.
+    there = pc.and_(noted, pc.is_valid(polled.column(HASH)))
+    gone = pc.and_not(polled.column(GONE), noted)
+    return _Since(polled.filter(pc.invert(there)), polled.filter(gone))
+
+
+def _compare_stretch(session: Session, task: Task, base: Base, since: _Since | None) -> _Found:
     """One stretch of the table as it is now against its base and what was polled since."""
     now, cuts = _read_stretch(session, task, base)
     known = base.read()
@@ -139,12 +164,10 @@ def _compare_stretch(session: Session, task: Task, base: Base, polled: pa.Table 
     at = keys.positions(current, before)
     differs = (at < 0) | ~_equal(now, known, at)
     missing = keys.positions(before, current) < 0
-    if polled is not None and polled.num_rows:
-        later = _comparable(task, polled)
-        at = keys.positions(current, later)
-        differs = np.where(at < 0, differs, ~_equal(now, polled, at))
-        gone = polled.filter(polled.column(GONE))
-        missing &= keys.positions(before, _comparable(task, gone)) < 0
+    if since is not None and since.rows.num_rows:
+        at = keys.positions(current, _comparable(task, since.rows))
+        differs = np.where(at < 0, differs, ~_equal(now, since.rows, at))
+        missing &= keys.positions(before, _comparable(task, since.gone)) < 0
     yield Op.DELETE, _only_keys(task, known.filter(pa.array(missing))), None
     wanted = now.filter(pa.array(differs)).select(list(_key_names(task)))
     for page in session.fetch(task.table, wanted, task.table.schema):

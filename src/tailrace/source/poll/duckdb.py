@@ -32,6 +32,8 @@ from tailrace.source.postgres.exact import combine
 FETCH_KEYS: Final = 50_000
 RETRY_SECONDS: Final = 0.05
 INTERRUPT_SECONDS: Final = 0.005
+_WANTED: Final = "_tailrace_wanted"
+"""Hides a table of that name, so that it should be nobody's."""
 
 _TYPES: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
@@ -116,15 +118,16 @@ class DuckDbSession:
             time.sleep(RETRY_SECONDS)
 
     def _ask(self, query: str, table: str = "", wanted: pa.Table | None = None) -> pa.Table:
-        """The answer as Arrow. `wanted` are rows that the query calls by that name."""
+        """The answer as Arrow. `wanted` are rows that the query calls _WANTED."""
         self._pace.wait()
         connection = self._open()
         done = threading.Event()
-        threading.Thread(target=self._limit, args=(connection, done), daemon=True).start()
+        limit = threading.Thread(target=self._limit, args=(connection, done), daemon=True)
+        limit.start()
         try:
             connection.execute("SET TimeZone = 'UTC'; SET enable_progress_bar = false")
             if wanted is not None:
-                connection.register("wanted", wanted)
+                connection.register(_WANTED, wanted)
             return connection.sql(query).to_arrow_table()
         except (duckdb.CatalogException, duckdb.BinderException) as error:
             raise SchemaChangedError(
@@ -139,9 +142,14 @@ class DuckDbSession:
                 table=table or None,
             ) from error
         except duckdb.Error as error:
-            raise UnavailableError(f"{self._path} could not be read: {type(error).__name__}") from error
+            raise UnavailableError(
+                f"{self._path} could not be read: {type(error).__name__}",
+                fix="see whether `duckdb -readonly` can read the file, and whether its disk and memory suffice",
+                table=table or None,
+            ) from error
         finally:
             done.set()
+            limit.join()  # what is closed cannot be interrupted
             connection.close()
 
     def _limit(self, connection: duckdb.DuckDBPyConnection, done: threading.Event) -> None:
@@ -243,8 +251,10 @@ class DuckDbSession:
         for start in range(0, keys.num_rows, FETCH_KEYS):
             some = keys.select(list(table.schema.key)).slice(start, FETCH_KEYS)
             wanted = some.rename_columns([f"k{at}" for at in range(len(table.schema.key))])
-            same = [f"{_shown(table.schema.column(name))} = wanted.k{at}" for at, name in enumerate(table.schema.key)]
-            rest = f"SEMI JOIN wanted ON {' AND '.join(same)} {_where(_alive(table, False))}"
+            same = [
+                f"{_shown(table.schema.column(name))} = {_WANTED}.k{at}" for at, name in enumerate(table.schema.key)
+            ]
+            rest = f"SEMI JOIN {_WANTED} ON {' AND '.join(same)} {_where(_alive(table, False))}"
             yield self._select(Query(table, None, Stretch(), columns, FETCH_KEYS), rest, wanted)
 
     def count_unversioned(self, table: Polled) -> int:

@@ -201,6 +201,8 @@ class PollFollower:
                 stops = known.phase in ("ready", "copy")
                 reading = Reading("refuse", reason=finding.message, fix=finding.fix or "")
                 tables[each] = known.read(now.step + 1, reading) if stops else known
+        for each in now.tables.keys() - tables.keys():
+            Known.of(self.source.folder, each).leave()
         return replace(now, tables=tables, damaged=())
 
     @property
@@ -320,6 +322,8 @@ class PollFollower:
             mark=sweep.settled if sweep else entry.mark,
             soft=soft.settled if soft else entry.soft,
             window=step,
+            # Rows that are given and not written down are unknown to any later diff.
+            base=entry.base if self.source.keeps_keys(table) else 0,
             bounds=(),
         )
 

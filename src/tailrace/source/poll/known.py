@@ -1,7 +1,9 @@
 """What is known of a table's rows downstream: files in the pipeline's state folder, written by the tasks that read.
 
     window-<step>-<attempt>.npy      hashes of the rows that a poll gave and that the next poll will see again
-    polled-<step>-<attempt>.parquet  keys and hashes a poll gave, deletes without a hash
+    polled-<step>-<attempt>.parquet  keys and hashes a poll gave, deletes without a hash; of a full diff, the keys that
+                                     came with polls before it: those it found gone, and those that were still there;
+                                     -<share>of<shares> behind the attempt says which of the tasks that look for them
     base-<step>-<attempt>.parquet    keys and hashes of one stretch of keys, as a copy or a full diff left it
     found-<step>-<attempt>.arrow     changes that one task of a full diff found, until they are applied
 
@@ -15,12 +17,13 @@ from __future__ import annotations
 import json
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 import numpy as np
@@ -34,6 +37,7 @@ from tailrace.source.poll import mark
 from tailrace.source.poll.file import creating
 from tailrace.source.poll.mark import Mark, Stretch
 
+T = TypeVar("T")
 Hashes = npt.NDArray[np.int64]
 
 HASH: Final = "_tailrace_hash"
@@ -70,9 +74,12 @@ class Known:
 
     # -- keys and hashes ----------------------------------------------------------------------------------
 
-    def put_polled(self, step: int, rows: pa.Table) -> None:
-        """What `record` made of the rows of one attempt, also when there were none."""
-        self._put("polled", step, rows)
+    def put_polled(self, step: int, rows: pa.Table, share: str = "") -> None:
+        """What `record` made of the rows of one attempt, also when there were none.
+
+        Only attempts at the same `share` of a step should have the same keys.
+        """
+        self._put("polled", step, rows, share)
 
     def put_base(self, step: int, stretch: Stretch, rows: pa.Table, cuts: Sequence[Mark] = ()) -> None:
         """What `record` made of a stretch, and PART: between which of the cuts a key lies, for when it has grown."""
@@ -83,15 +90,24 @@ class Known:
     def polled(self, after: int, upto: int) -> pa.Table | None:
         """The last thing known of every key that came with steps from the base `after` to `upto`.
 
-        Its columns, HASH and GONE. HASH is null where attempts disagree, and for a key that was deleted, of which GONE
-        is true. None without polls.
+        Its columns, HASH, GONE and STEP. HASH is null where attempts disagree, and for a key that was deleted, of which
+        GONE is true. None without polls.
         """
-        files = self._polled(after, upto)
-        return _fold_files(tuple(files)) if files else None
+        return self._while_gathered(lambda: _fold_files(tuple(self._polled(after, upto))))
 
     def count_polled(self, after: int, upto: int) -> int:
         """About how many keys `polled` has: those that came more than once are counted each time."""
-        return sum(pq.read_metadata(path).num_rows for path in self._polled(after, upto))
+        return self._while_gathered(
+            lambda: sum(int(pq.read_metadata(path).num_rows) for path in self._polled(after, upto))
+        )
+
+    def _while_gathered(self, read: Callable[[], T]) -> T:
+        """What `read` gives; again if files that it found were made one by `gather` meanwhile."""
+        while True:
+            try:
+                return read()
+            except FileNotFoundError:
+                continue
 
     def _polled(self, after: int, upto: int) -> list[Path]:
         return [path for path in sorted(self.folder.glob("polled-*.parquet")) if after <= _step(path) <= upto]
@@ -122,6 +138,13 @@ class Known:
             if _step(path) < first[_kind(path)]:
                 path.unlink(missing_ok=True)
 
+    def leave(self) -> None:
+        """Forget everything, of a table that is not followed any more. Repeating it is harmless."""
+        for path in self._files():
+            path.unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
+
     def forget(self, after: int) -> None:
         """Forget what later steps put down: they failed, and nothing of them was applied."""
         for path in self._files():
@@ -137,8 +160,7 @@ class Known:
         if len(files) <= MOST_POLLED:
             return
         last = max(map(_step, files))
-        folded = _fold([pq.read_table(path) for path in files], [_step(path) for path in files])
-        self._put("polled", last, folded)
+        self._put("polled", last, _fold([pq.read_table(path) for path in files], [_made_at(path) for path in files]))
         for path in files:
             path.unlink(missing_ok=True)
 
@@ -146,11 +168,11 @@ class Known:
         """Where one attempt of a comparison can put what it found."""
         return self._new("found", step, "arrow")
 
-    def _new(self, kind: str, step: int, ending: str) -> Path:
-        return self.folder / f"{kind}-{step:016}-{uuid.uuid4().hex}.{ending}"
+    def _new(self, kind: str, step: int, ending: str, share: str = "") -> Path:
+        return self.folder / f"{kind}-{step:016}-{uuid.uuid4().hex}{share and f'-{share}'}.{ending}"
 
-    def _put(self, kind: str, step: int, rows: pa.Table) -> None:
-        with creating(self._new(kind, step, "parquet")) as file:
+    def _put(self, kind: str, step: int, rows: pa.Table, share: str = "") -> None:
+        with creating(self._new(kind, step, "parquet", share)) as file:
             pq.write_table(rows, file, compression="zstd")
 
 
@@ -158,11 +180,17 @@ _KINDS = frozenset({"window", "polled", "base", "found"})
 
 
 def _kind(path: Path) -> str:
-    return path.name.partition("-")[0]
+    # What a process left unfinished that ended while it wrote is of the same kind.
+    return path.name.lstrip(".").partition("-")[0]
 
 
 def _step(path: Path) -> int:
     return int(path.name.split("-")[1])
+
+
+def _made_at(path: Path) -> tuple[int, str]:
+    """The step of a file, and its share of that."""
+    return _step(path), "".join(path.stem.split("-")[3:])
 
 
 @dataclass(frozen=True)
@@ -178,7 +206,7 @@ class Base:
         """Key columns and HASH, null where attempts disagree."""
         filters = [(PART, "=", self.part)] if self.part is not None else None
         tables = [pq.read_table(path, filters=filters).drop_columns([PART]) for path in self.files]
-        return tables[0] if len(tables) == 1 else _fold(tables, [0] * len(tables)).select(tables[0].schema.names)
+        return tables[0] if len(tables) == 1 else _fold(tables, [(0, "")] * len(tables)).select(tables[0].schema.names)
 
 
 def read_keys(file: str, names: Sequence[str]) -> pa.Table:
@@ -199,16 +227,16 @@ def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Mark]]]) -> 
 
 
 @lru_cache(maxsize=1)
-def _fold_files(files: tuple[Path, ...]) -> pa.Table:
+def _fold_files(files: tuple[Path, ...]) -> pa.Table | None:
     """Kept for the next piece of the same diff, as every one of them needs it. A file is never written twice."""
-    return _fold([pq.read_table(path) for path in files], [_step(path) for path in files])
+    return _fold([pq.read_table(path) for path in files], [_made_at(path) for path in files]) if files else None
 
 
-def _fold(attempts: Sequence[pa.Table], at: Sequence[int]) -> pa.Table:
+def _fold(attempts: Sequence[pa.Table], at: Sequence[tuple[int, str]]) -> pa.Table:
     """One row per key: that of its last step. Where the attempts at that step differ it has no hash, and is not gone.
 
-    Each attempt has key columns, HASH, GONE and STEP, and was made `at` a step also when it has no rows. A key that one
-    of them lacks differs, too.
+    Each attempt has key columns, HASH, GONE and STEP, and was made `at` a share of a step also when it has no rows. A
+    key that one of them lacks differs, too.
     """
     # A key's type may have become a wider one since.
     rows = pa.concat_tables(attempts, promote_options="permissive")
@@ -232,12 +260,15 @@ def _fold(attempts: Sequence[pa.Table], at: Sequence[int]) -> pa.Table:
     filled = np.asarray(pc.fill_null(hashes, 0).to_numpy(zero_copy_only=False), np.int64)[order]
     gone = np.asarray(rows.column(GONE).to_numpy(), bool)[order]
     made = Counter(
-        step for own, each in zip(at, attempts, strict=True) for step in {own, *pc.unique(each[STEP]).to_pylist()}
+        (step, share)
+        for (own, share), each in zip(at, attempts, strict=True)
+        for step in {own, *pc.unique(each[STEP]).to_pylist()}
     )
     first_of_attempt = np.append(True, (attempt[order][1:] != attempt[order][:-1]))[: len(order)]
     first_of_attempt[begins] = True
     present = np.add.reduceat(first_of_attempt.astype(np.int64), begins) if len(begins) else sizes
-    whole = present == np.array([made[step] for step in last_step.tolist()], np.int64)
+    places = zip(last_step.tolist(), attempt[order][begins].tolist(), strict=True)
+    whole = present == np.array([made[step, at[one][1]] for step, one in places], np.int64)
     sure = agree(filled) & agree(valid) & agree(gone) & whole
     kept = rows.take(pa.array(order[begins])).select(names)
     kept = kept.append_column(HASH, pa.array(filled[begins], mask=~(valid[begins] & sure)))

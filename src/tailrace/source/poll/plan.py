@@ -50,7 +50,7 @@ class Planner:
             self.source.folder,
             self.source.page_rows,
             self.source.chunk_rows,
-            self.source.keeps_keys(table),
+            entry.base > 0,
         )
         log: dict[str, Any] = {"weights": {table.name: reading.rows * ROW_BYTES}, "schemas": {table.name: schema}}
         policy = self.source.tables_wanted.settings_of(table.name).schema_changes
@@ -104,5 +104,5 @@ class Planner:
         ]
         found += [StretchSplit(**shared, number=number, base=base) for number, base in enumerate(bases, shares)]
         # A small table is compared by the task that writes it, beside others: a thousand of them are no thousand tasks.
-        alone = len(bases) > 1
+        alone = len(found) > 2
         yield from [DiffErrand(weights=one.weights, schemas=schemas, piece=one) for one in found] if alone else found

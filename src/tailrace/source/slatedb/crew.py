@@ -16,6 +16,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from tailrace.change import Changes
+from tailrace.errors import TailraceError
 from tailrace.source.slatedb.hand import ask, hear
 from tailrace.source.slatedb.split import WalSplit, read_wal
 
@@ -47,6 +48,13 @@ class Hand:
         except (EOFError, BrokenPipeError):
             self.dismiss()
             return None
+        except TailraceError:
+            raise
+        except BaseException:
+            # Whoever asks next would take what is left of the answer for theirs.
+            self.process.kill()
+            self.dismiss()
+            raise
         return [Changes(split.wanted[name].schema, batch) for name, batch in answer]
 
     def dismiss(self) -> None:
@@ -62,7 +70,8 @@ class Crew:
     """The further processes of this one. Threads share it."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        # A reading that was left alone ends when its garbage is collected, which may be within `_take`.
+        self._lock = threading.RLock()
         self._here = 0
         self._idle: list[Hand] = []
         self._busy: set[Hand] = set()

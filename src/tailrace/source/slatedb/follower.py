@@ -372,6 +372,11 @@ class SlateDbFollower:
         for begin in range(first, last + 1, files):
             end = min(last, begin + files - 1)
             own = {name: one for name, one in log.items() if one.after.wal < end and one.upto.wal >= begin}
+            if not own:
+                continue
+            # Nobody wants what lies between a table that is behind and the others, and it may be gone.
+            begin = max(begin, min(one.after.wal for one in own.values()) + 1)
+            end = min(end, max(one.upto.wal for one in own.values()))
             whole = size * (end - begin + 1)
             splits.append(
                 WalSplit(

@@ -10,7 +10,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import LAST_ORDINAL, Changes, Position
+from tailrace.change import Changes, Position
+from tailrace.digest import row_digests
 from tailrace.errors import StaleCopyError, TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
@@ -25,6 +26,10 @@ from tailrace.source.slatedb.wal import MERGE, ROWS, TOMBSTONE, VALUE, read_file
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
+
+
+_BEHIND_WRITES = 2**62
+"""Ordinals from here on lie behind those of all rows of a write batch."""
 
 
 @dataclass(frozen=True)
@@ -167,7 +172,8 @@ def _replaced(values: pa.Array[Any], mask: pa.Array[Any], new: Any) -> pa.Array[
 def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]:
     """Deletes for the keys that SlateDB no longer has, or whose rows have expired by the split's clock.
 
-    Each stands where the row was last written, before anything newer. A row with operands is read again: an expired
+    Each stands where the row was last written, before anything newer, and at a place of its own: keys that were written
+    in one batch may expire together. A row with operands is read again: an expired
     operand may have changed it.
     """
     if split.table is None:
@@ -191,8 +197,10 @@ def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]
         ],
         schema=ROWS,
     )
-    commit = seq.to_numpy()
-    rows = Rows(batch, commit, np.full(len(commit), LAST_ORDINAL, np.int64))
+    commit, ordinal = seq.to_numpy(), _BEHIND_WRITES | row_digests([keys]) & (_BEHIND_WRITES - 2)
+    order = np.lexsort((ordinal, commit))
+    rows = Rows(batch.take(pa.array(order)), commit[order], ordinal[order])
+    alive = alive.take(pa.array(order))
     if rule.folds:
         note(source, rule, rows, f"again-{split.clock}")
     else:

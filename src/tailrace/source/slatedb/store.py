@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -75,9 +76,9 @@ class Store:
                 builder.with_config(name, value)
             return builder.build()
         except api.Error as error:
-            text = str(error.message)
-            for value in filter(None, self.options.values()):
-                text = text.replace(value, "***")
+            # The longest first: a value may be a part of another.
+            values = sorted(filter(None, self.options.values()), key=len, reverse=True)
+            text = re.sub("|".join(map(re.escape, values)) or "(?!)", "***", str(error.message))
             # Without its cause: that one quotes values.
             raise ConfigError(
                 f"the {self.type} store cannot be opened: {text}", fix="look at `store` and its `options` in the file"

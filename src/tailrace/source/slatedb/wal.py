@@ -59,7 +59,10 @@ async def _read(database: Database, first: int, last: int) -> list[pa.RecordBatc
         # The files were there when the range was chosen: past the end the iterator would wait for ever.
         file = await in_time(iterator.next())
         if file.last_consumed_wal_file_id != number:
-            raise LostError(f"WAL file {number} is missing; {file.last_consumed_wal_file_id} came in its place")
+            raise LostError(
+                f"WAL file {number} is missing; {file.last_consumed_wal_file_id} came in its place",
+                fix="put the file back, or tailrace resync FILE every table",
+            )
         found.append(columns(file.rows))
     return found
 
