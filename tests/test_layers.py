@@ -21,6 +21,7 @@ MODEL = frozenset(
         "digest",
         "collapse",
         "failpoint",
+        "filelock",
         "jsontext",
         "plaintext",
         "ticker",

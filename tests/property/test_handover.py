@@ -166,23 +166,9 @@ def run(seed: int, connection: psycopg.Connection[Any], source: PostgresSource) 
         for _ in range(40):
             for _ in range(chance.randint(0, 4)):
                 writer.transaction()
-            live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+            replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             if chance.random() < 0.1 and replay.offset and replay.offset["tables"]:
                 requests += 1
                 replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
         replay.catch_up()
     assert not differences(replay.contents(), contents(connection))
-
-
-def live_and_crash(replay: Replay, crash_at: str) -> None:
-    """One batch, with a crash at one of its steps or none."""
-    if replay.plan():
-        if crash_at == "plan":
-            return replay.crash()
-        replay.write(0.5 if crash_at == "half" else 1.0)
-        if crash_at in ("half", "write"):
-            return replay.crash()
-        replay.commit()
-    if crash_at == "commit":
-        replay.crash()
-    return None

@@ -56,20 +56,6 @@ def make_source(dsn: str, folder: Path, tables: dict[str, Any], **options: Any) 
     )
 
 
-def live_and_crash(replay: Replay, crash_at: str) -> None:
-    """One batch, with a crash at one of its steps or none."""
-    if replay.plan():
-        if crash_at == "plan":
-            return replay.crash()
-        replay.write(0.5 if crash_at == "half" else 1.0)
-        if crash_at in ("half", "write"):
-            return replay.crash()
-        replay.commit()
-    if crash_at == "commit":
-        replay.crash()
-    return None
-
-
 def counted(rows: Iterable[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
     return Counter(tuple(row) for row in rows)
 
@@ -153,7 +139,7 @@ def follow_file(operations: list[tuple[Any, ...]], deletes: dict[str, Any] | Non
         with closing(writer.connection), Replay(source, Limit(rows=rows, bytes=1 << 30)) as replay:
             for operation in operations:
                 if operation[0] == "step":
-                    live_and_crash(replay, operation[1])
+                    replay.live(operation[1])
                 else:
                     writer.do(operation)
             writer.do(("end", True))
@@ -221,7 +207,7 @@ def test_a_file_that_is_shut_between_writes_is_followed_as_well(operations: list
         with Replay(source, Limit(rows=1000, bytes=1 << 30)) as replay:
             for operation in operations:
                 if operation[0] == "step":
-                    live_and_crash(replay, operation[1])
+                    replay.live(operation[1])
                 else:
                     writer.do(operation)
             for _ in range(2):
@@ -319,7 +305,7 @@ def run_server(seed: int, database: Database, folder: Path, *, wild: bool) -> No
         for _ in range(30):
             for _ in range(chance.randrange(5)):
                 application.act()
-            live_and_crash(replay, chance.choice(CRASHES))
+            replay.live(chance.choice(CRASHES))
         application.finish()
         for _ in range(3 if wild else 1):
             replay.catch_up()

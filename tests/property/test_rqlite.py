@@ -147,7 +147,7 @@ def test_cluster_and_destination_are_equal_after_crashes_failovers_and_new_colum
                     writer.alter()
                 if chance.random() < 0.15:
                     node.fail_over(back=chance.randint(0, 20))
-                live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 6]))
+                replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 6]))
                 if chance.random() < 0.1:
                     requests += 1
                     replay.orders = Orders(resync={f"svc.{chance.choice(NAMES)}": requests})
@@ -178,7 +178,7 @@ def test_tables_of_which_only_events_are_known_are_equal_as_well(seed: int, tmp_
                     writer.request()
                 if chance.random() < 0.2:
                     node.fail_over(back=chance.randint(0, 20))
-                live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+                replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             _ = replay.follower
             node.settle()
             replay.catch_up()
@@ -196,17 +196,3 @@ def loose(value: Any) -> str | None:
     """A value as text: where nothing but values is known, a number may stand in a column of texts."""
     whole = isinstance(value, float) and value == int(value)
     return None if value is None else str(int(value) if whole else value)
-
-
-def live_and_crash(replay: Replay, crash_at: str) -> None:
-    """One batch, with a crash at one of its steps or none."""
-    if replay.plan():
-        if crash_at == "plan":
-            return replay.crash()
-        replay.write(0.5 if crash_at == "half" else 1.0)
-        if crash_at in ("half", "write"):
-            return replay.crash()
-        replay.commit()
-    if crash_at == "commit":
-        replay.crash()
-    return None

@@ -104,19 +104,6 @@ def contents(replays: list[Replay]) -> State:
     return state
 
 
-def live_and_crash(replay: Replay, crash_at: str) -> None:
-    if replay.plan():
-        if crash_at == "plan":
-            return replay.crash()
-        replay.write(0.5 if crash_at == "half" else 1.0)
-        if crash_at in ("half", "write"):
-            return replay.crash()
-        replay.commit()
-    if crash_at == "commit":
-        replay.crash()
-    return None
-
-
 def settle(replay: Replay) -> None:
     replay.catch_up()
     while replay.step():
@@ -169,7 +156,7 @@ def test_tables_equal_a_scan_after_crashes_at_random_steps(
                 traffic.change()
             traffic.pass_time()
             for replay in replays:
-                live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+                replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             if "collect" in options and replays[0].planned is None and chance.random() < 0.2:
                 writer.collect()
             if chance.random() < 0.1 and replays[0].offset and replays[0].offset["tables"]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
-import time
 from pathlib import Path
 
 from tailrace.change import START, Position
 from tailrace.errors import OwnedError, UnavailableError
+from tailrace.filelock import is_locked, try_lock
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
 from tailrace.journal.segment import sync_directory
@@ -17,8 +16,6 @@ from tailrace.journal.writer import JournalWriter
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
-_ATTEMPTS = 5
-_PAUSE_SECONDS = 0.02
 
 
 class Journal:
@@ -64,17 +61,7 @@ class Journal:
     @staticmethod
     def is_written(path: str | Path) -> bool:
         """Whether some process is the journal's writer now."""
-        try:
-            file = os.open(Path(path) / "lock", os.O_RDONLY)
-        except FileNotFoundError:
-            return False
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        finally:
-            os.close(file)
-        return False
+        return is_locked(Path(path) / "lock")
 
     @classmethod
     def open_reader(cls, path: str | Path) -> JournalReader:
@@ -84,7 +71,7 @@ class Journal:
 
 def _lock(folder: Path) -> int:
     file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    if not _try_lock(file):
+    if not try_lock(file):
         owner = os.pread(file, 200, 0).decode(errors="replace").strip()
         os.close(file)
         raise OwnedError(
@@ -94,15 +81,3 @@ def _lock(folder: Path) -> int:
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return file
-
-
-def _try_lock(file: int) -> bool:
-    # Who only looks (`is_written`) holds the lock for an instant; only who holds it for longer is a writer.
-    for _ in range(_ATTEMPTS):
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            time.sleep(_PAUSE_SECONDS)
-        else:
-            return True
-    return False

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import socket
-import time
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -14,10 +12,9 @@ from types import TracebackType
 from typing import Any, Self
 
 from tailrace.errors import OwnedError
+from tailrace.filelock import is_locked, try_lock
 
 _FILE = "runner.lock"
-_ATTEMPTS = 5
-_PAUSE_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -71,7 +68,7 @@ class RunnerLock:
     def acquire(self) -> Self:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        if not _try_lock(descriptor):
+        if not try_lock(descriptor):
             os.close(descriptor)
             who = _read(self._path)
             held = f"process {who.pid} on {who.host} since {who.started:%Y-%m-%d %H:%M:%S} UTC" if who else "a process"
@@ -104,34 +101,10 @@ class RunnerLock:
         self.release()
 
 
-def _try_lock(descriptor: int) -> bool:
-    # `find_owner` holds the lock for an instant; only who holds it for longer is a runner.
-    for attempt in range(_ATTEMPTS):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if attempt < _ATTEMPTS - 1:
-                time.sleep(_PAUSE_SECONDS)
-        else:
-            return True
-    return False
-
-
 def find_owner(state_dir: Path) -> Owner | None:
     """Who runs the pipeline now; None when nobody does. Changes nothing and needs no right to write."""
     path = Path(state_dir) / _FILE
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        # Shared, so that two readers who look at once do not take each other for the runner.
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return _read(path)
-    finally:
-        os.close(descriptor)
-    return None
+    return _read(path) if is_locked(path) else None
 
 
 def _read(path: Path) -> Owner | None:

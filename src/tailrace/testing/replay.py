@@ -215,6 +215,19 @@ class Replay:
         self.commit()
         return True
 
+    def live(self, crash_at: str) -> None:
+        """One batch, with a crash behind one of its steps (`plan`, `half` the writing, `write`, `commit`) or none."""
+        if self.plan():
+            if crash_at == "plan":
+                return self.crash()
+            self.write(0.5 if crash_at == "half" else 1.0)
+            if crash_at in ("half", "write"):
+                return self.crash()
+            self.commit()
+        if crash_at == "commit":
+            self.crash()
+        return None
+
     def catch_up(self, seconds: float = 30.0) -> None:
         """Run batches until everything that is committed upstream now has arrived."""
         target, deadline = self.follower.target(), time.monotonic() + seconds

@@ -37,7 +37,7 @@ def run(seed: int, kind: Kind, folder: Path, *, mode: str = "full", ddl: bool = 
         for _ in range(30):
             for _ in range(chance.randint(0, 3)):
                 traffic.transaction()
-            live_and_crash(replay, chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
+            replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             settled = replay.planned is None and not replay.stale
             if chance.random() < 0.1 and settled and replay.offset and replay.offset["tables"]:
                 requests += 1
@@ -45,17 +45,3 @@ def run(seed: int, kind: Kind, folder: Path, *, mode: str = "full", ddl: bool = 
         replay.catch_up()
         assert not differences(held(replay.tables), application.contents())
     application.close()
-
-
-def live_and_crash(replay: Replay, crash_at: str) -> None:
-    """One batch, with a crash at one of its steps or none."""
-    if replay.plan():
-        if crash_at == "plan":
-            return replay.crash()
-        replay.write(0.5 if crash_at == "half" else 1.0)
-        if crash_at in ("half", "write"):
-            return replay.crash()
-        replay.commit()
-    if crash_at == "commit":
-        replay.crash()
-    return None

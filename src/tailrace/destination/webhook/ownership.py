@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from collections.abc import Iterator
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from tailrace.destination.webhook.disk import writing_to
 from tailrace.errors import OwnedError
+from tailrace.filelock import is_locked, try_lock
 from tailrace.journal.segment import sync_directory
 
 _LOCK = "sender.lock"
@@ -19,17 +19,15 @@ _ID = "sender.id"
 
 @contextmanager
 def claim_queue(folder: Path) -> Iterator[None]:
-    """Be the only sender from this queue. Raises OwnedError, at once, while another process is."""
+    """Be the only sender from this queue. Raises OwnedError while another process is."""
     with writing_to(folder):
         folder.mkdir(parents=True, exist_ok=True)
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not try_lock(file):
             raise OwnedError(
                 f"another process sends from the queue {folder}", fix="let it run, or stop its pipeline first"
-            ) from None
+            )
         yield
     finally:
         os.close(file)
@@ -37,11 +35,7 @@ def claim_queue(folder: Path) -> Iterator[None]:
 
 def is_claimed(folder: Path) -> bool:
     """Whether a process sends from this queue now."""
-    try:
-        with claim_queue(folder):
-            return False
-    except OwnedError:
-        return True
+    return is_locked(folder / _LOCK)
 
 
 def queue_id(folder: Path) -> str:

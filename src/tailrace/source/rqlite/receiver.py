@@ -7,7 +7,6 @@ process ends only when nothing can be received at all. It leaves its status in t
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import logging
 import os
@@ -24,6 +23,7 @@ import uvicorn
 
 from tailrace.child import BUSY, write_status
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
+from tailrace.filelock import is_locked, try_lock
 from tailrace.source.rqlite.cluster import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
 from tailrace.source.rqlite.entry import folder_of
@@ -88,17 +88,7 @@ class ReceiverOptions:
 
 def is_receiving(journal: Path) -> bool:
     """Whether some process receives into this journal now."""
-    try:
-        file = os.open(journal / LOCK, os.O_RDONLY)
-    except FileNotFoundError:
-        return False
-    try:
-        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(file)
-    return False
+    return is_locked(journal / LOCK)
 
 
 class Receiver:
@@ -249,15 +239,13 @@ def receiving_alone(journal: Path) -> Iterator[None]:
             fix="see that its disk is mounted, not full, and belongs to this user; or change source.journal.path",
         ) from error
     try:
-        # Who only looks (`is_receiving`) holds it for an instant.
         deadline = time.monotonic() + LOOK_SECONDS
-        while not _lock(file):
+        while not try_lock(file):
             if time.monotonic() > deadline:
                 raise OwnedError(
                     f"another process receives into {journal}",
                     fix="stop it, the pipeline or tailrace receive, or give this one its own journal",
                 )
-            time.sleep(LOOK_SECONDS / 5)
         try:
             is_current = os.path.samestat(os.fstat(file), lock.stat())
         except FileNotFoundError:
@@ -267,14 +255,6 @@ def receiving_alone(journal: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
-
-
-def _lock(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def remove_journal(journal: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -219,15 +218,7 @@ class ServiceFollower:
                     changed[name] = entry.begin(x, bounds, requests[name])
         elif due:
             changed |= {name: entry.begin(end.log, WHOLE, requests[name]) for name, entry in due.items()}
-        budget = limit.rows
-        for name, entry in sorted({**end.within("copy"), **changed}.items()):
-            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows)) if budget > 0 else 0
-            budget -= take * self.source.chunk_rows
-            entry = replace(entry, next=entry.next + take)
-            if entry.next == entry.chunks:
-                entry = replace(entry, phase="catchup", at=entry.x)
-            changed[name] = entry
-        return end.with_tables(changed)
+        return end.copy_on(changed, limit.rows, self.source.chunk_rows)
 
     def _join(self, end: LogOffset, arrived: dict[str, Arrival]) -> dict[str, Entry]:
         """Tables with their first events: an empty copy before those, and then the log."""

@@ -195,15 +195,7 @@ class SqliteFollower:
                 bounds = chunk_bounds(log.connection, name, self.source.chunk_rows)
                 self._schemas.begin(tables[name], x)
                 changed[name] = entry.begin(x, bounds, request)
-        budget = limit.rows
-        for name, entry in sorted({**end.within("copy"), **changed}.items()):
-            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows)) if budget > 0 else 0
-            budget -= take * self.source.chunk_rows
-            entry = replace(entry, next=entry.next + take)
-            if entry.next == entry.chunks:
-                entry = replace(entry, phase="catchup", at=entry.x)
-            changed[name] = entry
-        return end.with_tables(changed)
+        return end.copy_on(changed, limit.rows, self.source.chunk_rows)
 
     # -- splitting ----------------------------------------------------------------------------------------
 

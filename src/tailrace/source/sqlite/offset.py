@@ -161,6 +161,21 @@ class LogOffset:
         }
         return self.with_tables(due)
 
+    def copy_on(self, begun: Mapping[str, Entry], rows: int, chunk_rows: int) -> LogOffset:
+        """Tables that copy, those just begun included, move on by as many chunks as so many rows allow.
+
+        The first is given a chunk whatever its size. One that is copied to its end catches up from there.
+        """
+        moved: dict[str, Entry] = {}
+        for name, entry in sorted({**self.within("copy"), **begun}.items()):
+            take = min(entry.chunks - entry.next, max(1, rows // chunk_rows)) if rows > 0 else 0
+            rows -= take * chunk_rows
+            entry = replace(entry, next=entry.next + take)
+            if entry.next == entry.chunks:
+                entry = replace(entry, phase="catchup", at=entry.x)
+            moved[name] = entry
+        return self.with_tables(moved)
+
     def read_on(self, head: Position, limit: Limit, take: Take) -> LogOffset:
         """Ready tables move to the new common position; the tables behind it move towards it together.
 
