@@ -131,7 +131,7 @@ def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     archive = Archive.here()
     assert archive is not None
-    archive.file.parent.mkdir(parents=True)
+    archive.file.parent.mkdir(parents=True, exist_ok=True)
     archive.file.write_bytes(b"not an archive" * 1000)
     if archive.base is not None:
         archive.base.write_bytes(b"neither")

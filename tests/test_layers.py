@@ -32,7 +32,8 @@ JOINING = frozenset({"stream", "cli", "testing"})
 
 MAY_IMPORT = {
     **dict.fromkeys(MODEL, MODEL),
-    "java": MODEL,
+    "cache": MODEL,
+    "java": MODEL | {"cache"},
     "child": MODEL,
     "option": MODEL,
     "document": MODEL,
@@ -49,7 +50,7 @@ MAY_IMPORT = {
     "view": MODEL | {"state", "status"},
     "stream": MODEL
     | CONFIGURATION
-    | {"preflight", "java", "sqlite", "journal", "state", "source", "destination", "status"},
+    | {"preflight", "cache", "java", "sqlite", "journal", "state", "source", "destination", "status"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
     | CONFIGURATION

@@ -9,10 +9,10 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
 from functools import cache
 from pathlib import Path
 
+from tailrace.cache import cache_folder, made_once
 from tailrace.errors import PreflightError
 
 MINIMUM_VERSION = 17
@@ -56,11 +56,6 @@ def find_java() -> Path | None:
     return _bundled_java()
 
 
-def cache_folder() -> Path:
-    """Where things are kept that can be made again."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
-
-
 def _system_java() -> str | None:
     """The `java` that Spark's launcher would take: JAVA_HOME goes over the PATH, even when it leads nowhere."""
     home = os.environ.get("JAVA_HOME")
@@ -88,24 +83,17 @@ def _bundled_java() -> Path | None:
 
 def _wrap(runtime: Path) -> Path:
     text = _WRAPPER.format(java=shlex.quote(str(runtime)))
-    cache = cache_folder()
-    home = cache / f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
-    if home.exists():
-        return home
+
+    def make(home: Path) -> None:
+        java = home / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(text, encoding="utf-8")
+        java.chmod(0o755)
+
     try:
-        cache.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=cache) as unfinished:
-            java = Path(unfinished) / "home" / "bin" / "java"
-            java.parent.mkdir(parents=True)
-            java.write_text(text, encoding="utf-8")
-            java.chmod(0o755)
-            try:
-                (Path(unfinished) / "home").rename(home)
-            except OSError:
-                if not home.exists():  # else another process was first; its home is the same
-                    raise
+        return made_once(f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}", make)
     except OSError as error:
         raise PreflightError(
-            f"cannot make a Java home in {cache}: {error}", fix="set XDG_CACHE_HOME to a directory you may write to"
+            f"cannot make a Java home in {cache_folder()}: {error}",
+            fix="set XDG_CACHE_HOME to a directory you may write to",
         ) from error
-    return home

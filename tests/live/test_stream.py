@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from decimal import Decimal
 from typing import Any
 
+import pyspark
 import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -32,6 +33,11 @@ CHANGES = [
     "UPDATE orders SET id = 30 WHERE id = 3",
     "INSERT INTO events VALUES ('search', 'infinity')",
 ]
+
+
+def test_workers_load_modules_of_spark_that_are_compiled_already(spark: SparkSession) -> None:
+    loaded = spark.range(1).rdd.map(lambda _: str(__import__("pyspark").__file__)).first()
+    assert loaded == pyspark.__file__
 
 
 @contextmanager

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import pyspark
 
+from tailrace.cache import cache_folder
 from tailrace.errors import PreflightError, UnavailableError
-from tailrace.java import cache_folder, find_java
+from tailrace.java import find_java
+from tailrace.stream.home import spark_home
 
 REHEARSAL = "tailrace.stream.rehearsal"
 _SECONDS = 300.0
@@ -43,7 +45,10 @@ class Archive:
         if java is None:
             return None
         home = java.parent.parent
-        made_of = [pyspark.__file__, pyspark.__version__, str(home), str((home / "lib" / "modules").stat().st_mtime_ns)]
+        made_of = [
+            *(str(spark_home()), pyspark.__file__, pyspark.__version__),
+            *(str(home), str((home / "lib" / "modules").stat().st_mtime_ns)),
+        ]
         name = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
         folder = cache_folder()
         has_base = (home / "lib" / "server" / "classes.jsa").exists()

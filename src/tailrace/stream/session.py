@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from tailrace.java import java_home
 from tailrace.stream.archive import Archive
+from tailrace.stream.home import spark_home
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -50,6 +51,11 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     """The session for a pipeline; an active one is used as it is. Binds to loopback unless `conf` says otherwise."""
     if home := java_home():
         os.environ["JAVA_HOME"] = home
+    # YARN sends Spark's zipped Python to its machines, and takes it from the home that has it.
+    if not master.startswith("yarn"):
+        os.environ["SPARK_HOME"] = str(spark_home())
+    # numpy's threads for linear algebra take as long to start as all else it loads, and nothing here is linear algebra.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # Workers must import this very package, wherever it is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)

@@ -1,0 +1,33 @@
+"""The user's cache folder, where things are kept that can be made again."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
+
+
+def made_once(name: str, make: Callable[[Path], None]) -> Path:
+    """The folder of this name in the cache, filled by `make` where it is not there yet.
+
+    Calls from several processes at a time are safe; none sees it half filled. Raises OSError.
+    """
+    cache = cache_folder()
+    folder = cache / name
+    if folder.exists():
+        return folder
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as unfinished:
+        (Path(unfinished) / name).mkdir()
+        make(Path(unfinished) / name)
+        try:
+            (Path(unfinished) / name).rename(folder)
+        except OSError:
+            if not folder.exists():  # else another process was first; its folder is the same
+                raise
+    return folder
