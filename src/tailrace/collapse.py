@@ -91,7 +91,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     with `Op.DELETE`, and `deletes` is empty. Pure. Raises TableError for a merge operand, which only its source can
     fold, and SchemaChangedError for a value of an older version that the newer type cannot hold.
     """
-    chunks = [_slim(fit(chunk, table)) for chunk in changes if len(chunk)]
+    chunks = [slim(fit(chunk, table)) for chunk in changes if len(chunk)]
     count = sum(len(chunk) for chunk in chunks)
     chunks, truncate_marks = _after_truncate(chunks)
     chunks = [_rows_only(chunk) for chunk in chunks]
@@ -183,6 +183,12 @@ def fit(changes: Changes, table: TableSchema) -> Changes:
         exact=renamed_exact(batch.column("exact"), _new_names(theirs, found, table)),
         before=None if before.null_count == len(before) else _fitted(changes, before, found, table, before.is_valid()),
     )
+
+
+def slim(changes: Changes) -> Changes:
+    """The changes without what `collapse` does not look at: old images, as large as the rows, and transactions."""
+    spare = [name for name in ("before", "txn") if name in changes.batch.schema.names]
+    return Changes(changes.table, changes.batch.drop_columns(spare)) if spare else changes
 
 
 def _key_columns(table: TableSchema) -> list[int]:
@@ -322,11 +328,6 @@ def _after_truncate(chunks: list[Changes]) -> tuple[list[Changes], Marks]:
             rest = Changes(chunk.table, chunk.batch.slice(int(at[-1]) + 1))
             return [rest, *chunks[number + 1 :]] if len(rest) else chunks[number + 1 :], _marks([chunk], at[-1:])
     return chunks, _NO_MARKS
-
-
-def _slim(chunk: Changes) -> Changes:
-    """Without the old images, which are as large as the rows and not needed here."""
-    return Changes(chunk.table, chunk.batch.drop_columns(["before", "txn"]))
 
 
 def _rows_only(chunk: Changes) -> Changes:

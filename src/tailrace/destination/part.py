@@ -8,8 +8,9 @@ from collections.abc import Iterable, Iterator
 import pyarrow as pa
 
 from tailrace.change import Changes, Position
+from tailrace.collapse import fit, slim
 from tailrace.errors import TableError
-from tailrace.schema import TableName
+from tailrace.schema import TableName, TableSchema
 
 POSITION = "_tailrace_position"
 OP = "_tailrace_op"
@@ -24,13 +25,17 @@ METADATA = {
 }
 
 
-def parts(changes: Iterable[Changes], part_bytes: int) -> Iterator[list[Changes]]:
-    """The changes in pieces that fit into memory together with what is made of them."""
+def parts(changes: Iterable[Changes], table: TableSchema, part_bytes: int) -> Iterator[list[Changes]]:
+    """The changes, as those of `table`, in pieces that fit into memory together with what is made of them.
+
+    A table with a key is written once for every piece, so what it does not need is left out before it is weighed.
+    """
     part: list[Changes] = []
     size = 0
     for chunk in changes:
         if not len(chunk):
             continue
+        chunk = slim(fit(chunk, table)) if table.key else fit(chunk, table)
         if size >= part_bytes and not _belong_together(part[-1], chunk):
             yield part
             part, size = [], 0

@@ -141,7 +141,7 @@ class DeltaDestination:
                 if completes:
                     copy.give_up(place, batch)
                 return Written(repeated=True)
-            pieces = parts(changes, PART_BYTES)
+            pieces = parts(changes, table, PART_BYTES)
             part = next(pieces, [])
             receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in staged]
             goes_on = before is not None and not starts and (completes or bool(receipts))
@@ -187,7 +187,7 @@ class DeltaDestination:
     def _work(self, chunks: list[Changes], table: TableSchema) -> _Log | Collapsed:
         if table.key:
             return collapse(chunks, table, keep_deleted=self.deletes == "soft")
-        return _Log([fit(chunk, table) for chunk in chunks])
+        return _Log(chunks)
 
     def _write(
         self,

@@ -100,7 +100,7 @@ class SqliteDestination:
             if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
                 stage.discard(self._file, staged)
                 return Written(repeated=True)
-            pieces = parts(changes, PART_BYTES)
+            pieces = parts(changes, table, PART_BYTES)
             # Read and collapsed before the lock is taken; other lanes write meanwhile.
             first = [self._work(part, table) for _, part in zip(range(1), pieces, strict=False)]
             if not (starts or completes or staged or first) and not _evolves(connection, layout):
