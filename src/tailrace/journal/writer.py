@@ -66,6 +66,11 @@ class JournalWriter:
         """The highest position, of a complete frame or a note, that is durable. The upstream may forget up to it."""
         return self._state.mark
 
+    @property
+    def within_transaction(self) -> bool:
+        """True while frames of a transaction are durable and its end is not: nobody reads them yet."""
+        return self._state.tail != self._state.head
+
     def append(self, frames: Sequence[Frame]) -> None:
         """Store frames with one write and one sync; they are durable when this returns.
 
@@ -94,7 +99,7 @@ class JournalWriter:
         if position <= self.mark:
             return
         tail, head, _ = self._state
-        if tail != head:
+        if self.within_transaction:
             raise ValueError(f"a note at {position} inside the unfinished transaction that stands at {tail}")
         frame = Frame(position, position, True, 0)
         length = frame_bytes(frame)
@@ -171,7 +176,7 @@ class JournalWriter:
 
         Called whenever the receiver connects again; costs nothing between transactions. `mark` stays.
         """
-        if self._state.tail != self._state.head:
+        if self.within_transaction:
             self.cut_back(self.mark)
 
     def close(self) -> None:

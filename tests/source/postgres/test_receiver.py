@@ -15,8 +15,8 @@ import pytest
 
 from tailrace.change import START, Position
 from tailrace.child import read_status
-from tailrace.errors import LostError, OwnedError, TailraceError
-from tailrace.journal import Cursor, Journal, JournalReader
+from tailrace.errors import LostError, OwnedError, TailraceError, UnavailableError
+from tailrace.journal import Cursor, Journal, JournalReader, JournalWriter
 from tailrace.selection import TableOptions
 from tailrace.source.postgres import framing, receiver
 from tailrace.source.postgres.connection import Replication
@@ -277,7 +277,7 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
 
         def cut_now_and_then(self: Receiver, messages: Any) -> None:
             append(self, messages)
-            if self.framer.within_transaction and next(cuts, None) is not None:
+            if self.writer.within_transaction and next(cuts, None) is not None:
                 proxy.cut()
 
         monkeypatch.setattr(Receiver, "receive", cut_now_and_then)
@@ -286,6 +286,31 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
             arrived(session, source)
     assert next(cuts, None) is None
     assert ids(source) == list(range(20_000))
+
+
+@pytest.mark.parametrize("gear", ["streaming", "backlog"])
+def test_what_a_full_disk_refused_is_received_again(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch, gear: str
+) -> None:
+    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 0 if gear == "backlog" else 1 << 30)
+    monkeypatch.setattr(receiver, "READ_BYTES", 20_000)
+    append, refusals = JournalWriter.append, iter([True, False, True])
+
+    def append_or_refuse(self: JournalWriter, frames: Any) -> None:
+        if next(refusals, False):
+            raise UnavailableError("no space left on device")
+        append(self, frames)
+
+    monkeypatch.setattr(JournalWriter, "append", append_or_refuse)
+    for number in range(200):
+        session.execute("INSERT INTO t VALUES (%s, repeat('x', 1000))", [number])
+    with receiving(source.receiver_options()):
+        arrived(session, source)
+        for number in range(200, 300):
+            session.execute("INSERT INTO t VALUES (%s, repeat('x', 1000))", [number])
+        arrived(session, source)
+    assert next(refusals, None) is None
+    assert ids(source) == list(range(300))
 
 
 def test_what_the_journal_has_is_not_received_twice_after_a_restart(session: Session, source: PostgresSource) -> None:

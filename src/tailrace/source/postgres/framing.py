@@ -89,7 +89,7 @@ def messages_of(payload: pa.Buffer | memoryview | bytes) -> pa.Array[Any]:
 
 
 class Framer:
-    """Cuts a stream of messages into frames. One per receiver; `abandon` when the connection it reads breaks."""
+    """Cuts a stream of messages into frames. A stream that broke off needs another one, from what is durable."""
 
     def __init__(self, skip_below: int) -> None:
         self.durable_end = skip_below
@@ -102,16 +102,6 @@ class Framer:
     def idle(self) -> bool:
         """True between transactions."""
         return self._transaction is None and self._carry is None
-
-    @property
-    def within_transaction(self) -> bool:
-        """True while pieces of a large transaction are handed out and its end is not."""
-        return self._transaction is not None
-
-    def abandon(self) -> None:
-        """Forget an unfinished transaction: the upstream sends it again, with its relations."""
-        self._transaction = self._carry = None
-        self._relations.clear()
 
     def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
         """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from tailrace.change import START
 from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
-from tailrace.journal import Journal, cursors
+from tailrace.journal import Frame, Journal, cursors
 from tailrace.source.postgres.connection import (
     BoundedConnection,
     Replication,
@@ -117,7 +118,8 @@ class Receiver:
 
     def _wait(self, error: TailraceError) -> None:
         self._close_session()
-        self.framer.abandon()
+        # What the server sent and the journal did not take, it sends again, with its relations.
+        self.framer = Framer(self.durable)
         self.writer.drop_unfinished()
         self.gear = "waiting"
         self.publish(error)
@@ -173,11 +175,8 @@ class Receiver:
         with bulk(self.options.dsn, "reading the slot in bulk") as connection, connection.cursor() as cursor:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
             cursor.execute(query.as_string())
-            for batch in cursor.fetch_record_batch():
-                if self.stopping() or not self._make_room():
-                    return
-                self.receive(batch.column(0))
-                self._look()
+            if not self._receive_all(cursor.fetch_record_batch()):
+                return
         if upto > self.durable:
             self.writer.note(before(upto))
             self.durable = upto
@@ -188,6 +187,29 @@ class Receiver:
                 connection.execute(
                     "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
                 )
+
+    def _receive_all(self, reader: pa.RecordBatchReader) -> bool:
+        """Receive what a step sends: one piece comes in while the next one is looked at and the one before it stored.
+
+        False when stopped meanwhile.
+        """
+        with ThreadPoolExecutor(2) as pool:
+            coming: Future[pa.RecordBatch | None] = pool.submit(next, reader, None)
+            storing: Future[None] | None = None
+            while (batch := coming.result()) is not None:
+                coming = pool.submit(next, reader, None)
+                frames = self.framer.feed(batch.column(0))
+                end = self.framer.durable_end
+                if storing is not None:
+                    storing.result()
+                # From here on nobody else uses the journal.
+                if self.stopping() or not self._make_room():
+                    return False
+                self._look()
+                storing = pool.submit(self._store, frames, end)
+            if storing is not None:
+                storing.result()
+        return True
 
     def _stream(self) -> None:
         """The replication protocol, until stopped or so far behind that the other gear is better."""
@@ -219,13 +241,17 @@ class Receiver:
     def receive(self, messages: pa.Array[Any]) -> None:
         """Put messages into the journal: whole transactions when they fit, pieces of very large ones."""
         frames = self.framer.feed(messages)
+        self._store(frames, self.framer.durable_end)
+
+    def _store(self, frames: Sequence[Frame], end: int) -> None:
+        """Make frames durable; `end` is the LSN up to which they are whole."""
         if frames:
             reach("receiver.before_append")
             self.writer.append(frames)
             reach("receiver.appended")
-        elif self.framer.durable_end > self.durable:
-            self.writer.note(before(self.framer.durable_end))
-        self.durable = max(self.durable, self.framer.durable_end)
+        elif end > self.durable:
+            self.writer.note(before(end))
+        self.durable = max(self.durable, end)
 
     def _acknowledged(self) -> int:
         if self.options.acknowledge == "journal":
@@ -239,7 +265,7 @@ class Receiver:
 
         Not within a transaction that is larger than a frame: nobody can read it, and so make room, before its end.
         """
-        while not self.framer.within_transaction and not self.writer.room():
+        while not self.writer.within_transaction and not self.writer.room():
             if self.stopping():
                 return False
             self.gear = "full"
