@@ -3,6 +3,7 @@
 PYTHON ?= $(shell for name in python3.11 python3; do \
 	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
 BIN := .venv/bin
+WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
@@ -24,8 +25,9 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py
 
+# Tests wait for servers half of the time, so two at once take little more than one.
 test: setup
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 demo: setup
 	$(BIN)/tailrace demo --seconds 30

@@ -49,6 +49,8 @@ STEP_BYTES = 512 * 1024 * 1024
 """How much WAL one backlog step decodes; the server keeps a step's messages on disk until they are sent."""
 READ_BYTES = 4 * 1024 * 1024
 LOOK_SECONDS = 1.0
+WAIT_SECONDS = 0.05
+"""How often a quiet stream looks up: as long as that, its owner waits for it to end."""
 PATIENCE_SECONDS = 15.0
 """How long a slot may look taken (a dead reader's walsender) before its reader counts as alive."""
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
@@ -218,7 +220,7 @@ class Receiver:
         with Replication(self.options.dsn) as replication:
             stream = ReplicationStream(replication, self.options.slot, self.options.publication, self.durable)
             while not self.stopping():
-                arrived = stream.receive(0.25)
+                arrived = stream.receive(WAIT_SECONDS)
                 if arrived is not None:
                     self.receive(arrived)
                 elif stream.position > self.durable and self.framer.idle:
