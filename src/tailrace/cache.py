@@ -9,7 +9,13 @@ from pathlib import Path
 
 
 def cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tailrace"
+    """Where the cache is, or would be. Raises OSError for a user without a home who names no other place."""
+    if named := os.environ.get("XDG_CACHE_HOME"):
+        return Path(named) / "tailrace"
+    try:
+        return Path.home() / ".cache" / "tailrace"
+    except RuntimeError as error:
+        raise OSError("this user has no home directory") from error
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:

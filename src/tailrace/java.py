@@ -12,7 +12,7 @@ import subprocess
 from functools import cache
 from pathlib import Path
 
-from tailrace.cache import cache_folder, made_once
+from tailrace.cache import made_once
 from tailrace.errors import PreflightError
 
 MINIMUM_VERSION = 17
@@ -94,6 +94,6 @@ def _wrap(runtime: Path) -> Path:
         return made_once(f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}", make)
     except OSError as error:
         raise PreflightError(
-            f"cannot make a Java home in {cache_folder()}: {error}",
+            f"cannot make a Java home in the cache: {error}",
             fix="set XDG_CACHE_HOME to a directory you may write to",
         ) from error

@@ -7,6 +7,7 @@ from pathlib import Path
 import pyspark
 import pytest
 
+from tailrace.stream.archive import Archive
 from tailrace.stream.home import spark_home
 
 PACKAGE = Path(pyspark.__file__).parent
@@ -42,3 +43,14 @@ def test_without_a_cache_spark_starts_from_where_it_is_installed(
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert spark_home() == PACKAGE
+
+
+@pytest.mark.usefixtures("no_home")
+def test_a_user_without_a_home_starts_spark_from_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def nowhere() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "home", nowhere)
+    assert spark_home() == PACKAGE
+    assert Archive.here() is None

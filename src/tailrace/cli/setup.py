@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 import typer
 
 from tailrace.cli.report import print_json
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, PreflightError
 
 if TYPE_CHECKING:
     from tailrace.config import PipelineConfig
@@ -74,7 +74,9 @@ def warm_up(*, as_json: bool) -> None:
     archive = Archive.here()
     if archive is None:
         java_home()
-    assert archive is not None
+        raise PreflightError(
+            "there is no place to keep the archive", fix="set XDG_CACHE_HOME to a folder you may write to"
+        )
     archive.make()
     if as_json:
         print_json({"archive": str(archive.file), "bytes": archive.file.stat().st_size})

@@ -40,8 +40,12 @@ class Archive:
 
     @classmethod
     def here(cls) -> Archive | None:
-        """The one for this machine; None without a Java."""
+        """The one for this machine; None without a Java or a place to keep it."""
         java = find_java()
+        try:
+            folder = cache_folder()
+        except OSError:
+            return None
         if java is None:
             return None
         home = java.parent.parent
@@ -50,7 +54,6 @@ class Archive:
             *(str(home), str((home / "lib" / "modules").stat().st_mtime_ns)),
         ]
         name = hashlib.sha256("\n".join(made_of).encode()).hexdigest()[:16]
-        folder = cache_folder()
         has_base = (home / "lib" / "server" / "classes.jsa").exists()
         return cls(java, folder / f"spark-{name}.jsa", None if has_base else folder / f"base-{name}.jsa")
 
