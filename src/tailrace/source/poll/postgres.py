@@ -22,7 +22,7 @@ from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
 from tailrace.source.poll.pace import pace_of
 from tailrace.source.poll.version import Kind, Scale, kind_of, tick_of
 from tailrace.source.postgres.catalog import describe, list_tables
-from tailrace.source.postgres.connection import connection_string, row_settings, session, translated
+from tailrace.source.postgres.connection import connect_adbc, connection_string, row_settings, session, translated
 from tailrace.source.postgres.mapping import Converter, select_list
 
 FETCH_KEYS = 1000
@@ -114,10 +114,8 @@ class PostgresSession:
 
     @cached_property
     def _bulk(self) -> Any:
-        from adbc_driver_postgresql import dbapi as adbc
-
         with translated("opening a session"):
-            made = adbc.connect(connection_string(self._dsn, self._settings), autocommit=True)
+            made = connect_adbc(connection_string(self._dsn, self._settings))
         self._opened.callback(made.close)
         return made
 
