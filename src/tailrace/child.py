@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,6 @@ class Child:
         self._is_busy = is_busy
         self._shows_output = shows_output
         self._looked = time.monotonic() + patience_seconds
-        self._started = 0.0
         self._process: subprocess.Popen[str] | None = None
         if not patience_seconds:
             self._take_over()
@@ -66,9 +66,7 @@ class Child:
             return
         self.stop()
         self._process, self._looked = None, time.monotonic()
-        status = read_status(self._folder, self._name)
-        error = status.get("error") if status.get("at", 0) >= self._started else None
-        if error:
+        if error := read_status(self._folder, self._name).get("error"):
             raise revive(error)
         raise UnavailableError(
             f"the {self._name} ended with code {code}",
@@ -80,7 +78,8 @@ class Child:
         if self._process is None:
             return
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(OSError):  # it died before it had read its options
+            self._process.stdin.close()
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
@@ -109,8 +108,9 @@ class Child:
             ) from error
 
     def _start(self) -> None:
-        self._started = time.time()
         self._folder.mkdir(parents=True, exist_ok=True)
+        # What the one before said of itself must not be taken for this one's.
+        status_file(self._folder, self._name).unlink(missing_ok=True)
         if self._log.exists():
             self._log.replace(self._log_before)
         with self._log.open("w") as log:
@@ -148,9 +148,13 @@ def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
     return run(options, stopping)
 
 
+def status_file(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
+
+
 def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
     """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting."""
-    place = folder / f"{name}.json"
+    place = status_file(folder, name)
     partial = place.with_suffix(".tmp")
     partial.write_text(json.dumps(status))
     partial.replace(place)
@@ -159,7 +163,7 @@ def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
 def read_status(folder: Path, name: str) -> dict[str, Any]:
     """The child's last status; empty when it never wrote one."""
     try:
-        status: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
+        status: dict[str, Any] = json.loads(status_file(folder, name).read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return status

@@ -157,7 +157,7 @@ def fit(changes: Changes, table: TableSchema) -> Changes:
             "the key is no longer made of the same columns",
             table=str(table.table),
             position=str(changes.first),
-            fix=f"tailrace resync {table.table}",
+            fix=f"tailrace resync FILE {table.table}",
         )
     if found == list(range(len(theirs))) and changes.table.row_type.equals(table.row_type):
         return Changes(table, changes.batch)
@@ -214,7 +214,7 @@ def _fitted(
                     f"a {fields[at].type} of another version does not fit column {column.name} of type {column.type}",
                     table=str(table.table),
                     position=str(changes.first),
-                    fix=f"tailrace resync {table.table}",
+                    fix=f"tailrace resync FILE {table.table}",
                 ) from error
         elif column.initial is not None and changes.table.version <= table.version:
             nothing = pa.scalar(None, column.type)

@@ -5,6 +5,7 @@ Two rows have the same key exactly when their comparable keys are equal, whateve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -119,6 +120,10 @@ def _is_text(kind: pa.DataType) -> bool:
 def _text(array: pa.Array[Any]) -> Any:
     if _is_text(array.type):
         return array.cast(pa.large_binary())
+    if pa.types.is_nested(array.type):
+        # Keys that are arrays are rare: row by row is fine here.
+        texts = [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()]
+        return pa.array(texts, pa.large_string()).cast(pa.large_binary())
     if pa.types.is_floating(array.type):
         wide = array.cast(pa.float64())
         # Upstreams hold -0 and 0 for one key, and all NaNs for one.

@@ -9,9 +9,10 @@ import psycopg
 import pytest
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
-from tailrace.state import BatchRecord, Owner, StoreAddress
+from tailrace.state import BatchRecord, Owner, StoreAddress, TableState
 from tailrace.status import Status
 from tailrace.testing.database import Database
+from tailrace.testing.wait import wait_until
 
 CANARY = "c4nary-Pa55"
 
@@ -104,6 +105,47 @@ def test_a_server_that_dies_within_a_write_leaves_memory_and_store_the_same(
         assert table is not None
         assert table.paused_at is None
         store.pause_table("1")
+
+
+@pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
+def test_a_write_that_the_server_gave_up_because_the_process_slept_can_be_tried_again(
+    address: StoreAddress, database: Database, setting: str
+) -> None:
+    backends = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'tailrace state'"
+    with address.open() as store:
+        store.claim_run()
+
+        def sleep_within_a_write() -> None:
+            with store._session.write() as tx:
+                tx.run(f"SET LOCAL {setting} = '100ms'")
+                wait_until(lambda: database.rows(f"{backends} AND datname = current_database()") == [])
+                tx.run("SELECT 1")
+
+        with pytest.raises(UnavailableError):
+            sleep_within_a_write()
+        store.renew_lease()
+
+
+def test_a_skip_leaves_either_both_the_letter_and_the_table_or_neither(
+    address: StoreAddress, database: Database
+) -> None:
+    with address.open() as store:
+        store.claim_run()
+        store.add_table("1", "public.a")
+        store.fail_table("1", "no")
+        letter = store.keep_letter("1", "public.a", "0", kind="UnfitError", reason="no")
+        database.run(
+            "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+            " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
+            "CREATE TRIGGER die BEFORE UPDATE ON tailrace.table_state FOR EACH ROW EXECUTE FUNCTION die()",
+        )
+        with pytest.raises(UnavailableError):
+            store.skip_letters("1", [letter.id])
+        database.run("DROP TRIGGER die ON tailrace.table_state")
+        assert [(each.id, each.status) for each in store.letters()] == [(letter.id, "waiting")]
+        store.skip_letters("1", [letter.id])
+        assert [(each.id, each.status) for each in store.letters()] == [(letter.id, "skipped")]
+        assert [table.state for table in store.tables()] == [TableState.INIT]
 
 
 def test_a_writer_waits_for_the_one_before_and_is_fenced_behind_a_new_run(

@@ -118,6 +118,10 @@ class StoreMachine(RuleBasedStateMachine):
         if table is None:
             return
         self.store.recover_table(upstream_id)
+        self._recover(upstream_id)
+
+    def _recover(self, upstream_id: str) -> None:
+        table = self.tables[upstream_id]
         if table["state"] is TableState.ERRORED:
             attempts = table["attempts"]
             self._walk(upstream_id, [table["failed_in"]])
@@ -158,7 +162,9 @@ class StoreMachine(RuleBasedStateMachine):
         self.batch += 1
         table = self.tables[upstream_id]
         table |= {"rows": table["rows"] + rows, "position": position}
-        table["attempts"] = 0 if rows else table["attempts"]
+        # What a copy has brought so far counts for nothing if it begins again.
+        if rows and table["state"] is not TableState.DATA_SYNC:
+            table["attempts"] = 0
 
     # Versions
 
@@ -221,6 +227,16 @@ class StoreMachine(RuleBasedStateMachine):
             letter = letters[index % len(letters)]
             self.store.settle_letter(letter.id, status)
             self.letters[letter.upstream_id, Position.parse(letter.position).commit][1] = status
+
+    @rule(upstream_id=IDS, count=st.integers(1, 2))
+    def skip(self, upstream_id: str, count: int) -> None:
+        if upstream_id not in self.tables:
+            return
+        letters = [each for each in self.store.letters(status="waiting") if each.upstream_id == upstream_id][:count]
+        self.store.skip_letters(upstream_id, [letter.id for letter in letters])
+        for letter in letters:
+            self.letters[upstream_id, Position.parse(letter.position).commit][1] = "skipped"
+        self._recover(upstream_id)
 
     # Runs
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from tailrace.errors import TailraceError
 from tailrace.selection import TableOptions
 from tailrace.state import StateStore, TableRecord, TableState
 from tailrace.state.machine import WAY
@@ -156,6 +159,34 @@ def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
     assert scene.ask("skip", argument=str(second)) == "no change of it waits to be skipped"
     assert scene.ask("skip") == "skipped 2"
     assert [letter.id for letter in scene.store.letters(status="skipped")] == [first, second, third]
+
+
+def test_a_skip_that_is_broken_off_has_done_nothing_and_is_done_the_next_time(scene: Scene, tmp_path: Path) -> None:
+    scene.store.keep_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
+    scene.fail(retry="manual")
+    request = scene.store.ask("skip", "public.a")
+    with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as file:
+        file.execute("CREATE TRIGGER broken BEFORE UPDATE ON table_state BEGIN SELECT RAISE(ABORT, 'broken off'); END")
+        with pytest.raises(TailraceError, match="broken off"):
+            scene.attendant.tend()
+        file.execute("DROP TRIGGER broken")
+    assert (scene.state(), scene.store.skips()) == (TableState.ERRORED, {})
+    scene.attendant.tend()
+    done = scene.store.request(request.id)
+    assert done is not None
+    assert (scene.state(), done.outcome) == (TableState.FINISHED_COPY, "skipped 1")
+
+
+def test_a_skip_that_leads_to_a_new_copy_leaves_no_other_change_waiting(scene: Scene) -> None:
+    scene.store.reset_table("1")
+    scene.fail(retry="manual")
+    first, _ = (
+        scene.store.keep_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
+        for number in (6, 7)
+    )
+    assert scene.ask("skip", argument=str(first)) == "skipped 1"
+    assert scene.state() is TableState.INIT
+    assert [(letter.id, letter.status) for letter in scene.store.letters()] == [(first, "skipped")]
 
 
 def test_a_resync_is_left_to_the_follower(scene: Scene) -> None:

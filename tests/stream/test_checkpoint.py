@@ -36,7 +36,9 @@ def log(checkpoint: Checkpoint, batch_id: int, *, done: bool) -> None:
 def test_a_new_pipeline_and_one_that_goes_on_are_let_through(store: StateStore, checkpoint: Checkpoint) -> None:
     checkpoint.require(store)
     log(checkpoint, 0, done=True)
-    store.apply_batch(BatchRecord(0, {}))
+    store.apply_batch(BatchRecord(0, {"at": 0}))
+    checkpoint.require(store)
+    log(checkpoint, 1, done=True)
     checkpoint.require(store)
 
 
@@ -55,6 +57,35 @@ def test_a_checkpoint_of_another_life_is_noticed_once_it_has_batches(store: Stat
     store.forget_pipeline()
     with pytest.raises(LostError, match="the store does not have"):
         checkpoint.require(store)
+
+
+@pytest.mark.parametrize("again", ["not yet", "planned", "done with another range"])
+def test_a_checkpoint_older_than_the_state_is_noticed(store: StateStore, checkpoint: Checkpoint, again: str) -> None:
+    log(checkpoint, 0, done=True)
+    for batch_id in (0, 1):
+        store.apply_batch(BatchRecord(batch_id, {"at": batch_id * 10}))
+    if again != "not yet":
+        log(checkpoint, 1, done=again != "planned")
+    with pytest.raises(LostError, match="older than the state: batch 1 is not in it") as raised:
+        checkpoint.require(store)
+    assert "tailrace reset FILE" in (raised.value.fix or "")
+
+
+@pytest.mark.parametrize(("name", "last"), [("offsets", 2), ("commits", 1)])
+def test_an_entry_that_a_power_cut_left_empty_is_none(
+    store: StateStore, checkpoint: Checkpoint, name: str, last: int
+) -> None:
+    for batch_id in range(last + 1):
+        log(checkpoint, batch_id, done=batch_id < last or name == "commits")
+    store.apply_batch(BatchRecord(0, {"at": 0}))
+    entry, sum_ = (checkpoint.folder / name / each for each in (str(last), f".{last}.crc"))
+    entry.write_bytes(b"")
+    sum_.touch()
+    checkpoint.require(store)
+    assert not entry.exists()
+    assert not sum_.exists()
+    assert checkpoint.last_commit() == (last - 1, {"at": last - 1})
+    assert {int(kept.name) for kept in (checkpoint.folder / "offsets").glob("[0-9]*")} == set(range(2))
 
 
 def test_the_last_batch_that_is_done_is_told_with_its_offset(checkpoint: Checkpoint) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tailrace.errors import LostError, PreflightError, UnavailableError
 from tailrace.stream.failure import recognise
 
@@ -17,6 +19,15 @@ org.apache.spark.SparkException
     at org.apache.spark.sql.Foo.bar(Foo.scala:1)
 """
 
+FULL_CHECKPOINT = """[STREAM_FAILED] Query [id = 5d1c, runId = 0b7e] terminated with exception: No space left on device
+JVM stacktrace:
+org.apache.spark.sql.streaming.StreamingQueryException
+    at org.apache.spark.sql.execution.streaming.StreamExecution.runStream(StreamExecution.scala:367)
+Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on device
+    at org.apache.hadoop.fs.RawLocalFileSystem$LocalFSFileOutputStream.write(RawLocalFileSystem.java:428)
+Caused by: java.io.IOException: Stream closed
+"""
+
 
 def test_an_error_of_ours_keeps_its_kind_message_and_fix() -> None:
     found = recognise(RuntimeError(THROUGH_SPARK))
@@ -27,6 +38,21 @@ def test_an_error_of_ours_keeps_its_kind_message_and_fix() -> None:
 
 def test_a_worker_that_died_is_something_to_try_again() -> None:
     assert isinstance(recognise(RuntimeError("Python worker exited unexpectedly (crashed)")), UnavailableError)
+
+
+@pytest.mark.parametrize(
+    "text", [FULL_CHECKPOINT, "java.io.IOException: Disk quota exceeded", "[Errno 28] No space left on device: 'a'"]
+)
+def test_a_full_disk_is_something_to_try_again_and_says_where_to_make_room(text: str) -> None:
+    found = recognise(RuntimeError(text))
+    assert isinstance(found, UnavailableError)
+    assert "a disk is full" in found.message
+    assert "make room" in (found.fix or "")
+
+
+def test_an_error_of_ours_about_a_full_disk_is_told_as_it_is() -> None:
+    text = THROUGH_SPARK.replace("the slot is gone", "No space left on device")
+    assert isinstance(recognise(RuntimeError(text)), LostError)
 
 
 def test_anything_else_stays_what_it_is() -> None:

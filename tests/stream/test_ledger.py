@@ -273,6 +273,50 @@ def test_a_copy_that_fails_again_when_its_batch_is_done_again_still_begins_anew(
         assert scene.table().resume is None
 
 
+@pytest.mark.parametrize("resync", [False, True])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_copy_that_fails_in_the_batch_it_begins_with_stays_in_error(
+    scene: Scene, resync: bool, restarts: bool
+) -> None:
+    request = 0
+    if resync:
+        scene.follow("1")
+        request = scene.store.ask("resync", "public.a").id
+    else:
+        scene.place("1", "init")
+        scene.batch()
+    released = list(scene.source.released)
+    scene.place("1", "copy", 20, copy=7, request=request, chunks_done=1, chunks_total=3)
+    number = scene.ledger.last_batch + 1
+    scene.ledger.applied(number, [failed(TableError("no", table="public.a"), copying=True)])
+    if restarts:
+        scene.open()
+    scene.ledger.committed(number, scene.at, 0.1)
+    assert (scene.state(), scene.table().reason) == (TableState.ERRORED, "no")
+    assert scene.source.released == released
+
+
+def test_a_copy_that_always_fails_after_its_first_batch_waits_for_somebody_in_the_end(store: StateStore) -> None:
+    scene = Scene(store, {"attempts": 3})
+    for attempt, retry in enumerate(["timed", "timed", "manual"], 1):
+        scene.place("1", "init")
+        scene.batch()
+        scene.place("1", "copy", 9, copy=attempt, chunks_done=1, chunks_total=3)
+        scene.batch(copied())
+        scene.place("1", "copy", 9, copy=attempt, chunks_done=2, chunks_total=3)
+        scene.batch(failed(TableError("no", table="public.a"), copying=True))
+        assert (scene.state(), scene.table().retry, scene.table().attempts) == (TableState.ERRORED, retry, attempt)
+        scene.place("1", "stopped", 9)
+        scene.batch()
+        store.recover_table("1")
+    scene.place("1", "copy", 9, copy=4, chunks_done=1, chunks_total=2)
+    scene.batch(copied())
+    assert scene.table().attempts == 3
+    scene.place("1", "catchup", 9, copy=4, chunks_done=2, chunks_total=2)
+    scene.batch(copied())
+    assert scene.table().attempts == 0
+
+
 def test_a_change_that_cannot_be_read_is_a_dead_letter_until_it_is_applied_after_all(scene: Scene) -> None:
     scene.follow("1")
     for tries in (1, 2):

@@ -234,6 +234,25 @@ def test_an_rqlite_cluster_is_compared_through_its_api(tmp_path: Path) -> None:
         assert found == {"svc.items": (0, 1, (("6",),)), "svc.words": (1, 0, (("w5",),))}
 
 
+def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(tmp_path: Path, database: Database) -> None:
+    database.run(
+        "CREATE TABLE parent (id int PRIMARY KEY)",
+        "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)",
+        "INSERT INTO parent VALUES (1)",
+        "INSERT INTO child VALUES (2)",
+        "CREATE TABLE split (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF split FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE high PARTITION OF split FOR VALUES FROM (10) TO (20)",
+        "INSERT INTO split VALUES (3), (13)",
+    )
+    source = open_source(load(configure(tmp_path, {"type": "postgres", "dsn": database.dsn})))
+    found = {
+        table.table.name: sorted(n for batch in source_rows(source, table) for n in batch.column("id").to_pylist())
+        for table in source.tables()
+    }
+    assert found == {"parent": [1], "child": [2], "split": [3, 13]}
+
+
 def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, database: Database) -> None:
     database.run("CREATE TABLE a (v int)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1), (2)")
     write_deltalake(str(tmp_path / "lake" / "public" / "b"), pa.table({"id": pa.array([1, 2], pa.int32())}))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import pyarrow as pa
@@ -23,10 +23,15 @@ Refetch = Callable[[TableSchema, pa.Table], pa.Table]
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op."""
+    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op.
+
+    `written` has the upstream ids of tables that batches before this one put rows into: where one of them is gone from
+    the destination, its rows are, and a batch that made it anew would pass over that.
+    """
 
     pipeline: str
     id: int
+    written: frozenset[str] = field(default=frozenset(), compare=False)
 
 
 @dataclass(frozen=True)

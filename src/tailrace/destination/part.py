@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Iterable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Position
+from tailrace.change import Changes, Op, Position
 from tailrace.collapse import fit, slim
+from tailrace.destination import Batch
 from tailrace.errors import TableError
 from tailrace.schema import TableName, TableSchema
 
@@ -25,30 +29,72 @@ METADATA = {
 }
 
 
-def parts(changes: Iterable[Changes], table: TableSchema, part_bytes: int) -> Iterator[list[Changes]]:
+@dataclass(frozen=True)
+class Part:
+    """Some changes of a batch, in order, and whether no others come after them."""
+
+    chunks: list[Changes]
+    is_last: bool
+
+
+def parts(
+    changes: Iterable[Changes],
+    table: TableSchema,
+    part_bytes: int,
+    *,
+    row_bytes: Callable[[], int],
+    keep_deleted: bool = False,
+) -> Iterator[Part]:
     """The changes, as those of `table`, in pieces that fit into memory together with what is made of them.
 
-    A table with a key is written once for every piece, so what it does not need is left out before it is weighed.
+    A table with a key is written once for every piece, so what it does not need is left out before it is weighed. A row
+    whose change left values out is weighed with the row at the destination that has them: `row_bytes` on the average,
+    asked for when it is needed.
     """
+    mean = cache(row_bytes)
     part: list[Changes] = []
     size = 0
     for chunk in changes:
         if not len(chunk):
             continue
         chunk = slim(fit(chunk, table)) if table.key else fit(chunk, table)
-        if size >= part_bytes and not _belong_together(part[-1], chunk):
-            yield part
-            part, size = [], 0
-        part.append(chunk)
-        size += chunk.batch.nbytes
+        partial = _partial(chunk, keep_deleted) if table.key else 0
+        weight = chunk.batch.nbytes + (partial * mean() if partial else 0)
+        slices = max(1, math.ceil(weight / part_bytes)) if partial else 1
+        step = math.ceil(len(chunk) / slices)
+        for start in range(0, len(chunk), step):
+            piece = Changes(table, chunk.batch.slice(start, step))
+            if size >= part_bytes and not _belong_together(part[-1], piece):
+                yield Part(part, is_last=False)
+                part, size = [], 0
+            part.append(piece)
+            size += weight * len(piece) // len(chunk)
     if part:
-        yield part
+        yield Part(part, is_last=True)
+
+
+def _partial(chunk: Changes, keep_deleted: bool) -> int:
+    """How many changes lack values that only the row of before has. With `keep_deleted` a delete is such a change."""
+    left_out: int = len(chunk) - chunk.batch.column("unchanged").null_count
+    return left_out + (int((chunk.numpy("op") == Op.DELETE).sum()) if keep_deleted else 0)
 
 
 def _belong_together(before: Changes, after: Changes) -> bool:
     """Whether a changed key lies between them: its delete, and the insert that needs values of the deleted row."""
     last = before.last
+    if before.batch.column("op")[-1].as_py() != Op.DELETE or after.batch.column("op")[0].as_py() != Op.INSERT:
+        return False
     return after.first == Position(last.commit, last.ordinal + 1)
+
+
+def require_unwritten(table: TableSchema, batch: Batch, place: str) -> None:
+    """Raises TableError when a table that is not at the destination should be: its disk may just not be mounted."""
+    if table.upstream_id in batch.written:
+        raise TableError(
+            f"the table was written before and is no longer in {place}",
+            table=str(table.table),
+            fix=f"put it back, then tailrace retry FILE {table.table}; or tailrace resync FILE {table.table}",
+        )
 
 
 def early(table: TableName) -> TableError:

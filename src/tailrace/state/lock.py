@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tailrace.errors import OwnedError
+from tailrace.errors import OwnedError, PreflightError
 from tailrace.filelock import is_locked, try_lock
 
 _FILE = "runner.lock"
@@ -66,8 +66,14 @@ class RunnerLock:
         self._descriptor: int | None = None
 
     def acquire(self) -> Self:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise PreflightError(
+                f"{self._path} cannot be written: {error.strerror}",
+                fix="let this user write there, or set `state` to another folder",
+            ) from error
         if not try_lock(descriptor):
             os.close(descriptor)
             who = _read(self._path)

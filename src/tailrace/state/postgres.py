@@ -199,7 +199,7 @@ def _translate(error: psycopg.Error, place: str, schema: str) -> TailraceError:
             f"the role may not use {place}: {said}",
             fix=f'CREATE SCHEMA "{schema}" AUTHORIZATION <the role of store.dsn>;',
         )
-    if state in ("", "25006", "55P03", "40001", "40P01") or isinstance(
+    if state in ("", "25006", "25P03", "25P04", "55P03", "40001", "40P01") or isinstance(
         error, psycopg.OperationalError | psycopg.InterfaceError
     ):
         return UnavailableError(

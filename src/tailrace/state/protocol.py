@@ -212,6 +212,10 @@ class DeadLetters(Protocol):
 
     def letter(self, letter_id: int) -> Letter | None: ...
 
+    def skip_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
+        """Pass over these changes of a table, and let it go on if it is in error: both or neither."""
+        ...
+
     def settle_letter(self, letter_id: int, status: LetterStatus) -> None:
         """Say what became of it. A repeat changes nothing."""
         ...

@@ -73,8 +73,8 @@ class TableRecord:
 class TableUpdate:
     """What one batch did to one table: counts are added, the rest replaces what was there unless it is None.
 
-    Rows or changes are a success: they set the table's `attempts` back to 0. `steps` are states the table went
-    through, in order. `total` values are those of the whole copy.
+    Changes are a success, and so are rows that complete a copy: they set the table's `attempts` back to 0. `steps` are
+    states the table went through, in order. `total` values are those of the whole copy.
     """
 
     upstream_id: str

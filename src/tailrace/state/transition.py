@@ -74,6 +74,7 @@ def recover(table: TableRecord, at: datetime) -> TableRecord:
 
 def add_up(table: TableRecord, update: TableUpdate, at: datetime) -> TableRecord:
     """The table after a batch."""
+    attempts = table.attempts
     table = walk(table, update.steps, at)
     succeeded = bool(update.rows_copied or update.changes_applied)
     return replace(
@@ -86,5 +87,6 @@ def add_up(table: TableRecord, update: TableUpdate, at: datetime) -> TableRecord
         position=update.position or table.position,
         last_change_committed_at=update.last_change_committed_at or table.last_change_committed_at,
         last_applied_at=at if succeeded else table.last_applied_at,
-        attempts=0 if succeeded else table.attempts,
+        # A copy that begins anew has done nothing for good before it is complete.
+        attempts=0 if succeeded and table.state is not TableState.DATA_SYNC else attempts,
     )

@@ -102,8 +102,5 @@ class Attendant:
         chosen = [letter for letter in waiting if argument is None or letter.id == int(argument)]
         if not chosen:
             return "no change of it waits to be skipped"
-        for letter in chosen:
-            self._store.settle_letter(letter.id, "skipped")
-        if table.state is TableState.ERRORED:
-            self._store.recover_table(table.upstream_id)
+        self._store.skip_letters(table.upstream_id, [letter.id for letter in chosen])
         return f"skipped {len(chosen)}"

@@ -24,10 +24,11 @@ class Checkpoint:
     def require(self, store: StateStore) -> None:
         """Raises LostError unless folder and store are of one life of the pipeline; a new folder becomes so.
 
-        With one of them lost, batches would be counted anew, and the destination would take new ones for old ones or
-        old ones for new ones.
+        With one of them lost, or the folder an older copy, batches would be counted anew, and the destination would
+        take new ones for old ones or old ones for new ones.
         """
         mark, epoch = self.folder / _MARK, store.pipeline().epoch
+        self._forget_empty()
         fix = "put it back from a backup, or begin again: tailrace reset FILE, then tailrace run FILE"
         belongs_to = mark.read_text() if mark.exists() else None
         if not (self.folder / "offsets").is_dir():
@@ -38,11 +39,24 @@ class Checkpoint:
                 f"the checkpoint {self.folder} goes on from a state of the pipeline that the store does not have",
                 fix=fix,
             )
+        last, done = store.last_batch(), self.last_commit()
+        if last is not None and (done is None or done[0] < last.id or (done[0] == last.id and done[1] != last.offset)):
+            raise LostError(
+                f"the checkpoint {self.folder} is older than the state: batch {last.id} is not in it", fix=fix
+            )
         if belongs_to != epoch:
             self.folder.mkdir(parents=True, exist_ok=True)
             mark.write_text(epoch)
             _sync(mark)
             _sync(self.folder)
+
+    def _forget_empty(self) -> None:
+        # After a power cut Spark may find the name of an entry without its bytes. Nothing was done upon it: see `sync`.
+        for log in ("offsets", "commits"):
+            for entry in (self.folder / log).glob("[0-9]*"):
+                if not entry.stat().st_size:
+                    entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
+                    entry.unlink()
 
     def sync(self, log: Literal["offsets", "commits"], batch_id: int) -> None:
         """Put Spark's entry for a batch on disk, which Spark leaves to the operating system.

@@ -15,6 +15,9 @@ _LOST_WORKER = re.compile(
 )
 
 
+_NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+
+
 def recognise(error: Exception) -> Exception:
     """The tailrace error behind what Spark raised; the error itself when there is none."""
     if isinstance(error, TailraceError):
@@ -25,6 +28,11 @@ def recognise(error: Exception) -> Exception:
         name, message = found[-1]
         message, _, fix = message.strip().partition("\n  fix: ")
         return revive({"kind": name, "message": message.strip(), "fix": fix.strip() or None})
+    if _NO_ROOM.search(text):
+        return UnavailableError(
+            "a disk is full that the pipeline or Spark writes to",
+            fix="make room where `state`, the journal and Spark's scratch folder are; it is tried again",
+        )
     if _LOST_WORKER.search(text):
         return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
     return error

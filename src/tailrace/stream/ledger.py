@@ -159,6 +159,7 @@ class Ledger:
         if self._first_batch <= batch_id <= self.last_batch:
             return
         with self._lock:
+            told = batch_id in self._results
             results = self._results.get(batch_id, [])
         by_id = {result.upstream_id: result for result in results}
         standing = _by_id(self._source.progress(offset))
@@ -166,12 +167,18 @@ class Ledger:
         begun = {request.id for request in self._store.open_requests() if request.kind == "resync"}
         begun &= {table.request for table in standing.values()}
         anew = {each for each, now in standing.items() if self._is_anew(now, begun)}
-        # Failed in this batch or before a restart: the next offset says where it goes on, and this one must not.
+        failed = {result.upstream_id for result in results if result.error is not None}
+        # Failed in this batch or before a restart: the next offset says where it goes on, and this one must not. A new
+        # copy takes an error back, but not that of its own first batch; what a batch did is not known after a restart.
         unheard = {
             each
             for each, now in standing.items()
-            if each in known and known[each].state is TableState.ERRORED and now.phase != "stopped" and each not in anew
+            if each in known
+            and known[each].state is TableState.ERRORED
+            and now.phase != "stopped"
+            and (each not in anew or each in failed or not told)
         }
+        anew -= unheard
         updates = [
             _update(known[each], now, by_id.get(each), anew=each in anew, failed=each in unheard)
             for each, now in standing.items()
@@ -191,7 +198,8 @@ class Ledger:
         self._resolve_letters(standing)
         for gone in self._standing.keys() - standing.keys():
             self._store.forget_table(gone)
-        for request in begun:
+        # One whose table is in error is looked at again with the next batch, which tells whether the copy went on.
+        for request in begun - {standing[each].request for each in unheard}:
             self._store.finish_request(request, "the copy has begun")
         self._standing = standing
         self._show_passing(standing)
@@ -246,6 +254,11 @@ class Ledger:
     def _pinned(self, table: TableRecord) -> bool:
         # The destination keeps the columns of the copy, which only the version of then can tell.
         return self._tables.settings_of(table.name).schema_changes == "ignore"
+
+    def written(self) -> frozenset[str]:
+        """The tables, by upstream id, that hold rows of earlier batches."""
+        tables = self._store.tables()
+        return frozenset(table.upstream_id for table in tables if table.rows_copied or table.changes_applied)
 
     def note_source(self) -> str | None:
         """Store what the receiving half says of itself; its gear."""

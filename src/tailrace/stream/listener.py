@@ -19,9 +19,10 @@ from tailrace.source import Offset
 
 
 class CommitListener(StreamingQueryListener):
-    """Calls `committed(batch_id, end_offset, seconds)` after each batch that read something."""
+    """Calls `committed(batch_id, end_offset, seconds)` after each batch of a query that read something."""
 
-    def __init__(self, committed: Callable[[int, Offset, float], None]) -> None:
+    def __init__(self, query: str, committed: Callable[[int, Offset, float], None]) -> None:
+        self._query = query
         self._committed = committed
         self._failure: Exception | None = None
         self._java: Any = None
@@ -40,6 +41,8 @@ class CommitListener(StreamingQueryListener):
 
     def heard(self, progress: Mapping[str, Any]) -> None:
         """A batch's progress, as Spark writes it in JSON."""
+        if progress["name"] != self._query:
+            return  # another query of the same session
         for source in progress["sources"]:
             end = source.get("endOffset")
             if end and end != source.get("startOffset"):

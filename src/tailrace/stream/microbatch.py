@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
 import zlib
@@ -18,12 +19,14 @@ from pyspark.sql import DataFrame
 
 from tailrace.change import Changes
 from tailrace.destination import Batch, Destination, Staged, Written
-from tailrace.errors import TableError
+from tailrace.errors import TableError, TailraceError
 from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
 from tailrace.source import Source, Split
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
 from tailrace.stream.worker import freeze_imports, give_back_memory
+
+_log = logging.getLogger(__name__)
 
 TOGETHER_BYTES = 128 * 1024 * 1024
 """How much of the log is decoded for several tables at once."""
@@ -137,7 +140,13 @@ class Applier:
             table = work.require_table()
             written = self._write(table, work, batch)
             if _due(name, batch):
-                self.destination.maintain(table.table)
+                # The batch is committed: what goes wrong now must neither stop the table nor have it done again.
+                try:
+                    self.destination.maintain(table.table)
+                except TailraceError as error:
+                    _log.warning("housekeeping of %s: %s", name, error.message)
+                except pa.ArrowException as error:
+                    _log.warning("housekeeping of %s: %s", name, type(error).__name__)
             result |= {
                 "copied": sum(receipt.rows for receipt in work.staged),
                 "changes": work.count,
@@ -148,6 +157,10 @@ class Applier:
             }
         except TableError as error:
             result["error"] = json.dumps(error.describe())
+        except pa.ArrowException as error:
+            # Its message may quote values.
+            told = TableError(f"Arrow refused: {type(error).__name__}", table=name, fix=f"tailrace resync FILE {name}")
+            result["error"] = json.dumps(told.describe())
         give_back_memory()
         return _row({**result, "seconds": time.monotonic() - started})
 

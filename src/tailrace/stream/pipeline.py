@@ -145,7 +145,7 @@ class Pipeline:
             attendant = Attendant(store, self.config.tables, ledger.is_stopped)
             attendant.tend()
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
-            listener = CommitListener(partial(self._committed, ledger, delivery))
+            listener = CommitListener(self.config.name, partial(self._committed, ledger, delivery))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
@@ -164,6 +164,7 @@ class Pipeline:
         """Record the last batch in Spark's log if nobody was there to hear of it."""
         last = self._checkpoint.last_commit()
         if last is not None and last[0] > ledger.last_batch:
+            self._checkpoint.sync("commits", last[0])
             ledger.committed(*last, seconds=0.0)
 
     # -- running ------------------------------------------------------------------------------------------
@@ -207,7 +208,7 @@ class Pipeline:
                 ledger.require_owner()
                 self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
-                batch = Batch(life, batch_id)
+                batch = Batch(life, batch_id, ledger.written())
                 with run.delivery.taking(batch):
                     results = applier.apply(blocks, batch)
                 ledger.applied(batch_id, results)
@@ -247,7 +248,7 @@ class Pipeline:
                 shown = time.monotonic()
         if self._draining.is_set():
             self._settle(query, run)
-        elif (failure := query.exception()) is not None:
+        if (failure := query.exception()) is not None:
             raise failure
         # The last batch's progress event may arrive after the query has ended.
         deadline = time.monotonic() + EVENT_SECONDS

@@ -58,7 +58,11 @@ def _(source: PostgresSource, table: TableSchema) -> Rows:
     where = f" WHERE {published.row_filter}" if published.row_filter else ""
     place = sql.Identifier(table.table.schema, table.table.name).as_string()
     with bulk(source.dsn, f"verifying {table.table}") as connection, connection.cursor() as cursor:
-        cursor.execute(f"SELECT {select_list(table).as_string()} FROM {place}{where}")  # noqa: S608 - the catalog's own
+        cursor.execute(f"SELECT relkind::text FROM pg_class WHERE oid = {int(table.upstream_id)}")  # noqa: S608
+        # A partitioned table is all its partitions, but tables that inherit from one are published by themselves.
+        only = "" if cursor.fetchone() == ("p",) else "ONLY "
+        columns = select_list(table).as_string()
+        cursor.execute(f"SELECT {columns} FROM {only}{place}{where}")  # noqa: S608 - the catalog's own
         for batch in cursor.fetch_record_batch():
             yield _with_exact(*converter.convert(batch))
 

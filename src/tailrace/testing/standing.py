@@ -123,7 +123,7 @@ class TableContract(Stores):
         assert (mended.reason, mended.fix, mended.retry, mended.resume, mended.failed_in) == (None,) * 5
         assert mended.next_try is None
 
-    def test_attempts_count_until_a_batch_of_the_table_succeeds(self, store: StateStore) -> None:
+    def test_attempts_count_until_a_copy_is_complete(self, store: StateStore) -> None:
         store.fail_table("1", "no", attempts=3)
         store.recover_table("1")
         store.recover_table("1")
@@ -131,6 +131,8 @@ class TableContract(Stores):
         store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", (TableState.DATA_SYNC,), chunks_total=3)])
         assert known(store).attempts == 3
         store.apply_batch(BatchRecord(1, {}), [TableUpdate("1", rows_copied=1)])
+        assert known(store).attempts == 3
+        store.apply_batch(BatchRecord(2, {}), [TableUpdate("1", (TableState.FINISHED_COPY,), rows_copied=1)])
         assert known(store).attempts == 0
 
     @pytest.mark.parametrize("passed", range(1, len(WAY) + 1))

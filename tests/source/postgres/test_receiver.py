@@ -3,136 +3,30 @@
 from __future__ import annotations
 
 import shutil
-import threading
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
-from tailrace.change import START, Position
+from tailrace.change import Position
 from tailrace.child import read_status
 from tailrace.errors import LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.journal import Cursor, Journal, JournalReader, JournalWriter
-from tailrace.selection import TableOptions
 from tailrace.source.postgres import framing, receiver
 from tailrace.source.postgres.connection import Replication
 from tailrace.source.postgres.framing import FrameMeta, messages_of
-from tailrace.source.postgres.lsn import before, parse_lsn
+from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.source.postgres.receiver import STATUS, Receiver, ReceiverOptions
+from tailrace.source.postgres.receiver import STATUS, Receiver
 from tailrace.source.postgres.slot import look, require
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.postgres.stream import ReplicationStream
 from tailrace.testing.database import Database
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
-
-Session = psycopg.Connection[Any]
-
-
-@pytest.fixture
-def session(database: Database) -> Iterator[Session]:
-    with closing(database.connect()) as connection:
-        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        connection.execute("CREATE TABLE other (v text)")
-        yield connection
-
-
-@pytest.fixture
-def source(database: Database, session: Session, tmp_path: Path) -> PostgresSource:
-    made = PostgresSource(
-        name="receive",
-        dsn=database.dsn,
-        publication="receive",
-        slot=f"receive_{database.name}",
-        journal=str(tmp_path / "journal"),
-        tables_wanted=TableOptions(include=["public.t"]),
-        heartbeat_seconds=None,
-        segment_bytes=1_000_000,
-    )
-    made.prepare()
-    return made
-
-
-@contextmanager
-def receiving(options: ReceiverOptions, *, fails: bool = False) -> Iterator[Receiver]:
-    """A receiver in a thread of this process. What ended it is raised at the end of the block; `fails` waits for it."""
-    stop = threading.Event()
-    failure: list[TailraceError] = []
-    made = Receiver(options, stop.is_set)
-
-    def run() -> None:
-        try:
-            made.run()
-        except TailraceError as error:
-            failure.append(error)
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    try:
-        yield made
-        if fails:
-            thread.join(30)
-    finally:
-        stop.set()
-        thread.join(30)
-        made.writer.close()
-        made._close_session()
-    if failure:
-        raise failure[0]
-
-
-def server_lsn(session: Session) -> int:
-    row = session.execute("SELECT pg_current_wal_flush_lsn()").fetchone()
-    assert row is not None
-    return parse_lsn(row[0])
-
-
-def confirmed(session: Session, source: PostgresSource) -> int:
-    query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    row = session.execute(query, [source.slot]).fetchone()
-    assert row is not None
-    return parse_lsn(row[0])
-
-
-def arrived(session: Session, source: PostgresSource) -> None:
-    """Wait until everything committed now is in the journal."""
-    goal = before(server_lsn(session))
-    wait_until(lambda: JournalReader(source.journal).mark() >= goal, 30)
-
-
-def ids(source: PostgresSource) -> list[int]:
-    """The key of every change in the journal, in order."""
-    reader = JournalReader(source.journal)
-    tables = {oid: only(published.schema) for oid, published in source.discover().items()}
-    found: list[int] = []
-    for ref in reader.frames(START if not reader.path.exists() else origin(source), reader.head()):
-        meta = FrameMeta.from_bytes(ref.meta)
-        for changes in decode(
-            messages_of(reader.read(ref).payload),
-            relations=meta.parsed_relations(),
-            transaction=meta.transaction,
-            tables=tables,
-        ):
-            found += changes.row.field("id").to_pylist()
-    reader.close()
-    return found
-
-
-def origin(source: PostgresSource) -> Position:
-    return _ORIGINS.setdefault(source.journal, JournalReader(source.journal).mark())
-
-
-_ORIGINS: dict[str, Position] = {}
-
-
-@pytest.fixture(autouse=True)
-def _remember_origin(source: PostgresSource) -> None:
-    origin(source)
+from tests.source.postgres.receiving import Session, arrived, confirmed, ids, origin, receiving, server_lsn
 
 
 def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:

@@ -260,6 +260,30 @@ def test_a_type_kept_as_another_is_for_the_destination_to_judge() -> None:
     assert compare(model.schema, model.retype("a", "text").schema, rewritten=True).recopy is None
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "rounds"),
+    [
+        (pa.decimal128(12, 4), pa.decimal128(10, 2), True),
+        (pa.decimal128(12, 4), pa.int32(), True),
+        (pa.decimal128(12, 2), pa.decimal128(14, 4), False),
+        (pa.decimal128(12, 2), pa.decimal128(10, 2), False),
+        (pa.decimal128(12, 0), pa.int64(), False),
+        (pa.float64(), pa.float32(), True),
+        (pa.float64(), pa.int32(), True),
+        (pa.float32(), pa.float64(), False),
+        (pa.int64(), pa.int32(), False),
+        (pa.int32(), pa.decimal128(12, 2), False),
+    ],
+)
+def test_a_type_with_fewer_digits_needs_a_new_copy(old: pa.DataType, new: pa.DataType, rounds: bool) -> None:
+    def of(kind: pa.DataType) -> TableSchema:
+        return TableSchema(NAME, (Column("v", kind, upstream_type=str(kind), number=1),), upstream_id="7")
+
+    for rewritten in (None, True):
+        recopy = compare(of(old), of(new), rewritten=rewritten).recopy
+        assert recopy == ("the type of column v has fewer digits, and its values were rounded" if rounds else None)
+
+
 def test_a_column_that_was_not_published_before_needs_a_new_copy() -> None:
     full = Model().add("a").add("b")
     assert compare(full.drop("a").schema, full.schema).recopy == "column a was not published before"

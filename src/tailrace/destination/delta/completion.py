@@ -21,7 +21,7 @@ from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
 from tailrace.destination.part import EXACT
-from tailrace.errors import TableError
+from tailrace.errors import TableError, UnfitError
 
 
 def complete(
@@ -80,6 +80,14 @@ def complete(
         piece = pa.table(
             [to_delta(fetched.column(c), target.schema.field(c).type, c, name) for c in needed], names=needed
         )
+        if EXACT in fetched.column_names:
+            if not has_exact and not needed_fit(fetched.column(EXACT).take(pa.array(at)), needed):
+                raise UnfitError(
+                    "a row that was read again upstream holds a value that its column's type cannot hold",
+                    table=name,
+                    fix=f"tailrace resync FILE {name}",
+                )
+            piece = piece.append_column(EXACT, fetched.column(EXACT))
         pieces.append(AS_IS.read(piece, old_schema).take(pa.array(at)))
         order.append(lost)
     filler = pa.concat_tables(pieces) if pieces else old_schema.empty_table()
@@ -108,6 +116,10 @@ def complete(
     return [values.take(pick) for values in columns], _marks_at(marks, kept), kept
 
 
+def needed_fit(texts: pa.ChunkedArray[Any], needed: Sequence[str]) -> bool:
+    return not any(set(json.loads(text)) & set(needed) for text in texts.to_pylist() if text)
+
+
 def _refetched(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> tuple[pa.Table, Index]:
     table = collapsed.table
     if refetch is None:
@@ -116,7 +128,7 @@ def _refetched(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> tu
             f"{len(rows)} changed rows lack values that the upstream left out, and the destination has no such rows",
             table=str(table.table),
             position=str(Position(int(collapsed.marks.commit[first]), int(collapsed.marks.ordinal[first]))),
-            fix=f"tailrace resync {table.table}",
+            fix=f"tailrace resync FILE {table.table}",
         )
     wanted = collapsed.rows.select(list(table.key)).take(pa.array(rows))
     fetched = refetch(table, wanted)

@@ -72,7 +72,7 @@ def require_files(place: Place, table: str, notes: Sequence[Note]) -> None:
         raise TableError(
             f"{len(missing)} of the {len(paths)} files that were copied are no longer in {place.base or place.uri}",
             table=table,
-            fix=f"tailrace resync {table}, and let nobody else vacuum the table meanwhile",
+            fix=f"tailrace resync FILE {table}, and let nobody else vacuum the table meanwhile",
         )
 
 

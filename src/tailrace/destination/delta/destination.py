@@ -18,14 +18,14 @@ from tailrace.collapse import Collapsed, collapse, fit
 from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
-from tailrace.destination.delta.file import DataFile, FileWriter, rows_per_file, total_rows
+from tailrace.destination.delta.file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.layout import Layout
 from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.reading import Reading
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.destination.part import EXACT, METADATA, early, now, parts
+from tailrace.destination.part import EXACT, METADATA, early, now, parts, require_unwritten
 from tailrace.errors import Finding, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
@@ -141,8 +141,16 @@ class DeltaDestination:
                 if completes:
                     copy.give_up(place, batch)
                 return Written(repeated=True)
-            pieces = parts(changes, table, PART_BYTES)
-            part = next(pieces, [])
+            if before is None and not starts:
+                require_unwritten(table, batch, place.base or place.uri)
+            pieces = parts(
+                changes,
+                table,
+                PART_BYTES,
+                row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
+                keep_deleted=self.deletes == "soft",
+            )
+            part = next(pieces, None)
             receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in staged]
             goes_on = before is not None and not starts and (completes or bool(receipts))
             held = copy.held(place, batch) if goes_on else []
@@ -162,11 +170,11 @@ class DeltaDestination:
             if not (starts or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written()
             place.make()
-            works: Iterable[_Log | Collapsed] = [self._work(part, table)]
+            works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], table)]
             tries = _TRIES
-            if _size(part) >= PART_BYTES:
+            if part is not None and not part.is_last:
                 # Each part is gone once it is written, so the batch cannot be tried again from here.
-                works = chain(_given_away(list(works)), (self._work(part, table) for part in pieces))
+                works = chain(_given_away(list(works)), (self._work(part.chunks, table) for part in pieces))
                 tries = 1
             del part
             for _ in range(tries):
@@ -308,10 +316,6 @@ def _staged(receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: Layout)
             moved = tuple(raw["partition"]) != layout.partition_by
             found.append((DataFile.from_json(raw, key), replace(reading, rewrite=True) if moved else reading))
     return found
-
-
-def _size(chunks: Iterable[Changes]) -> int:
-    return sum(chunk.batch.nbytes for chunk in chunks)
 
 
 def _given_away(works: list[_Log | Collapsed]) -> Iterator[_Log | Collapsed]:

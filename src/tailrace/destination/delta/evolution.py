@@ -82,7 +82,7 @@ def reading_of(now: pa.Schema, schema: pa.Schema, layout: Layout) -> Reading:
                 raise SchemaChangedError(
                     f"column {field.name} is {field.type} upstream and {old.type} in the Delta table",
                     table=name,
-                    fix=f"tailrace resync {name}",
+                    fix=f"tailrace resync FILE {name}",
                 )
     return Reading(name, renamed, initial, bool(renamed or initial or retyped))
 
@@ -99,13 +99,13 @@ def require_partition(layout: Layout, partition_by: tuple[str, ...] | None = Non
         raise TableError(
             f"the table is partitioned by {', '.join(missing)}, which the upstream dropped or renamed",
             table=str(table.table),
-            fix=f"correct partition_by of {table.table}, then tailrace resync {table.table}",
+            fix=f"correct partition_by of {table.table}, then tailrace resync FILE {table.table}",
         )
     if partition_by is not None and partition_by != layout.partition_by:
         raise TableError(
             f"the table is partitioned by {list(partition_by)}, not {list(layout.partition_by)}",
             table=str(table.table),
-            fix=f"set partition_by back, or tailrace resync {table.table}",
+            fix=f"set partition_by back, or tailrace resync FILE {table.table}",
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from tailrace import key as keys
 from tailrace.destination.delta.path import Place
+from tailrace.errors import UnfitError
 
 # A random update rewrites the file that holds its row, so the file's size is the price of a small batch; but a table
 # should not fall into thousands of files either. docs/decisions/0002-delta-engine.md has the measurements.
@@ -231,7 +231,13 @@ def split_by_partition(
     starts = np.flatnonzero(np.append(True, code[order][1:] != code[order][:-1]))
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         part = rows.take(pa.array(order[start:end]))
-        yield tuple(partition_text(part.column(name)[0].as_py()) for name in partition_by), part
+        values = {name: part.column(name)[0].as_py() for name in partition_by}
+        if empty := [name for name, value in values.items() if value == ""]:
+            raise UnfitError(
+                f"column {empty[0]} holds an empty text, which Delta would give back as null in a partition column",
+                fix=f"partition the table by another column than {empty[0]}",
+            )
+        yield tuple(partition_text(value) for value in values.values()), part
 
 
 def partition_text(value: Any) -> str | None:
@@ -303,7 +309,7 @@ def _stat(value: Any, is_high: bool) -> Any:
     if isinstance(value, int):
         return value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return None  # Parquet leaves NaN out of its bounds, and Spark holds it for the largest number
     if isinstance(value, str):
         return value if len(value) <= 32 else None
     if isinstance(value, datetime.datetime):
@@ -338,6 +344,11 @@ def read_columns(
                     rows = rows.drop_columns([name])
                 rows = rows.append_column(pa.field(name, kinds[name]), pa.repeat(scalar, rows.num_rows))
             yield rows
+
+
+def mean_row_bytes(files: Sequence[DataFile]) -> int:
+    """What a row of these files takes in memory, roughly."""
+    return 3 * sum(file.size for file in files) // max(total_rows(files), 1)
 
 
 def total_rows(files: Iterable[DataFile]) -> int:

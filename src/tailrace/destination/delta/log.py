@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -233,6 +234,14 @@ def reaching(place: Place, table: str) -> Iterator[None]:
     """Turns a full disk, a read-only one or an object store that does not answer into UnavailableError."""
     try:
         yield
+    except FileNotFoundError as error:
+        if not place.is_local or not Path(place.base, LOG).is_dir():
+            raise _unavailable(place, table, "ENOENT") from error
+        raise TableError(
+            f"a file of the table is no longer in {place.base}",
+            table=table,
+            fix=f"put it back and tailrace retry FILE {table}, or tailrace resync FILE {table}",
+        ) from error
     except OSError as error:
         raise _unavailable(place, table, errno.errorcode.get(error.errno or 0, "error")) from error
     except DeltaError as error:
@@ -242,7 +251,8 @@ def reaching(place: Place, table: str) -> Iterator[None]:
         raise TableError(
             f"delta-rs refused: {str(error).splitlines()[0]}",
             table=table,
-            fix=f"look at the log in {place.base}/{LOG}; tailrace resync {table} begins the table again",
+            fix=f"look at the log in {place.base}/{LOG}; if it is damaged, move {place.base} away, then "
+            f"tailrace resync FILE {table} begins the table again",
         ) from error
 
 

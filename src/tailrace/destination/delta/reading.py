@@ -67,7 +67,7 @@ class Reading:
             raise SchemaChangedError(
                 f"a {values.type} of an older version does not fit column {column.name} of type {column.type}",
                 table=self.table,
-                fix=f"tailrace resync {self.table}",
+                fix=f"tailrace resync FILE {self.table}",
             ) from error
 
 

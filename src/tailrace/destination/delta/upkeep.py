@@ -36,6 +36,7 @@ class Vacuum:
 _HOUR = 3600.0
 _LOOK_SECONDS = 300.0
 _NOTE = "vacuum.json"
+_FULL = "full.json"
 _looked: dict[str, float] = {}
 
 
@@ -54,7 +55,13 @@ def maintain(place: Place, table: str, compact: Compaction | None, vacuum: Vacuu
 
 def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> str | None:
     limit = rows_per_file(total_rows(files))
-    small = [file for file in files if file.rows < limit // 2 and file.size < compact.target_bytes // 2]
+    # What is small by these measures may be all that fits: wide rows fill a file by bytes that compress well.
+    full = set(json.loads(snapshot.place.noted(_FULL) or "[]"))
+    small = [
+        file
+        for file in files
+        if file.rows < limit // 2 and file.size < compact.target_bytes // 2 and file.path not in full
+    ]
     if len(small) < compact.files:
         return None
     groups: dict[tuple[tuple[str, str | None], ...], list[DataFile]] = {}
@@ -72,6 +79,7 @@ def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> 
                     writer.write(AS_IS.read(rows, snapshot.schema))
         merged += group
         written += writer.written
+        full |= {file.path for file in writer.written[:-1]}
     if not merged:
         return None
     snapshot.place.sync()
@@ -90,6 +98,8 @@ def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> 
     except ConflictError:
         # A batch came in between. The files just written are nobody's and go at a vacuum; the next call tries again.
         return None
+    there = {file.path for file in (*files, *written)}
+    snapshot.place.note(_FULL, json.dumps(sorted(full & there)))
     return f"merged {len(merged)} files into {len(written)}"
 
 

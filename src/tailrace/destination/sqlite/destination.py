@@ -14,7 +14,7 @@ import pyarrow as pa
 from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse
 from tailrace.destination import Batch, Direct, Refetch, Staged, Written
-from tailrace.destination.part import METADATA, early, now, parts
+from tailrace.destination.part import METADATA, early, now, parts, require_unwritten
 from tailrace.destination.sqlite import preflight, register, stage
 from tailrace.destination.sqlite.evolution import plan, succeed
 from tailrace.destination.sqlite.file import opened, reaching, transaction
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 PART_BYTES = 64 << 20
 """How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
+
+ROW_BYTES = 8 << 10
+"""What a row is taken to hold whose change left values out: upstreams leave out only large ones."""
 
 LARGE_WAL_BYTES = 64 << 20
 """From this size on the write-ahead log is put into the file and cut between batches."""
@@ -100,9 +103,9 @@ class SqliteDestination:
             if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
                 stage.discard(self._file, staged)
                 return Written(repeated=True)
-            pieces = parts(changes, table, PART_BYTES)
+            pieces = parts(changes, table, PART_BYTES, row_bytes=lambda: ROW_BYTES, keep_deleted=self.deletes == "soft")
             # Read and collapsed before the lock is taken; other lanes write meanwhile.
-            first = [self._work(part, table) for _, part in zip(range(1), pieces, strict=False)]
+            first = [self._work(part.chunks, table) for _, part in zip(range(1), pieces, strict=False)]
             if not (starts or completes or staged or first) and not _evolves(connection, layout):
                 return Written()
             with transaction(connection):
@@ -112,7 +115,7 @@ class SqliteDestination:
                         table=str(table.table),
                         fix="stop one of the two runners; `tailrace status` names them",
                     )
-                target, is_shadow = _target(connection, layout, batch, starts, completes or bool(staged))
+                target, is_shadow = _target(self._file, connection, layout, batch, starts, completes or bool(staged))
                 if is_shadow and first and not completes:
                     raise early(table.table)
                 at = now()
@@ -120,7 +123,7 @@ class SqliteDestination:
                 while first:
                     written = _sum(written, _apply(target, first.pop(), at, refetch))
                 for part in pieces:
-                    written = _sum(written, _apply(target, self._work(part, table), at, refetch))
+                    written = _sum(written, _apply(target, self._work(part.chunks, table), at, refetch))
                 if is_shadow and completes:
                     succeed(connection, target.name, file_name(table.table))
                     register.forget_copy(connection, table.table)
@@ -185,7 +188,7 @@ def _evolves(connection: sqlite3.Connection, layout: Layout) -> bool:
 
 
 def _target(
-    connection: sqlite3.Connection, layout: Layout, batch: Batch, starts: bool, copies: bool
+    file: Path, connection: sqlite3.Connection, layout: Layout, batch: Batch, starts: bool, copies: bool
 ) -> tuple[Target, bool]:
     """The table that the batch writes to, with its columns in order, and whether it is to take the place of another."""
     table = layout.table.table
@@ -206,6 +209,7 @@ def _target(
     if copy is not None and copy.pipeline == batch.pipeline and copies:
         return Target.evolved(connection, SHADOW + name, copy.kept, layout), True
     if now is None:
+        require_unwritten(layout.table, batch, str(file))
         return Target.created(connection, name, layout), False
     return Target.evolved(connection, name, now, layout), False
 

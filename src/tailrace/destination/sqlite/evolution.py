@@ -60,7 +60,7 @@ def plan(now: TableSchema, table: TableSchema) -> Plan:
             if wanted.key
             else "the table is kept by its key, and now has none",
             table=name,
-            fix=f"tailrace resync {name}",
+            fix=f"tailrace resync FILE {name}",
         )
     before, after = ([(c.name, c.number) for c in schema.columns] for schema in (now, wanted))
     places: dict[int, Column] = {}
@@ -84,7 +84,7 @@ def plan(now: TableSchema, table: TableSchema) -> Plan:
             raise SchemaChangedError(
                 f"column {column.name} is {column.type} upstream and {old.type} in the file",
                 table=name,
-                fix=f"tailrace resync {name}",
+                fix=f"tailrace resync FILE {name}",
             )
         places[at] = replace(column, type=kind)
         sources[column.name] = (old.name, expression)

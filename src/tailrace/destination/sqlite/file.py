@@ -120,7 +120,8 @@ def reaching(path: Path, table: str) -> Iterator[None]:
         raise TableError(
             f"SQLite refused in {path}: {error}",
             table=table,
-            fix=f"look at the indexes, triggers and views added to the file; tailrace resync {table} begins it again",
+            fix="look at the indexes, triggers and views added to the file;"
+            f" tailrace resync FILE {table} begins it again",
         ) from error
     except OSError as error:
         raise _unavailable(path, table, errno.errorcode.get(error.errno or 0, "error")) from error

@@ -123,5 +123,5 @@ def _unfit_key(column: str, table: str) -> UnfitError:
     return UnfitError(
         f"key column {column} holds null or NaN, by which SQLite finds no row again",
         table=table,
-        fix=f"give the table a key without such values upstream, then tailrace resync {table}",
+        fix=f"give the table a key without such values upstream, then tailrace resync FILE {table}",
     )

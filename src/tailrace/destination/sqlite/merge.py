@@ -116,7 +116,10 @@ class _Gaps:
         have = keys.comparable([fetched.column(name).cast(table.column(name).type) for name in table.key])
         at = keys.positions(keys.comparable(asked.columns), have)
         wanted[lost[at < 0]] = False
-        values = target.encoded(fetched.select(self.names).take(pa.array(at[at >= 0])))
+        found = fetched.take(pa.array(at[at >= 0]))
+        values = target.encoded(found.select(self.names))
+        if EXACT in found.column_names:
+            values = [*values, found.column(EXACT).to_pylist()]
         self.old |= dict(zip(lost[at >= 0].tolist(), zip(*values, strict=True), strict=True))
 
     def fill(self, columns: Columns, start: int) -> None:
@@ -141,7 +144,7 @@ def _nowhere(collapsed: Collapsed, rows: npt.NDArray[np.int64]) -> TableError:
         f"{len(rows)} changed rows lack values that the upstream left out, and the file has no such rows",
         table=name,
         position=str(Position(int(marks.commit[first]), int(marks.ordinal[first]))),
-        fix=f"tailrace resync {name}",
+        fix=f"tailrace resync FILE {name}",
     )
 
 
@@ -159,7 +162,11 @@ def _by_key(collapsed: Collapsed, kept: TableSchema) -> Collapsed:
     """The rows in the order the table has them, so that neighbours are written together and a page only once."""
     rows, marks, unchanged = collapsed.rows, collapsed.marks, collapsed.unchanged
     key = {name: rows.column(name).cast(kept.column(name).type) for name in collapsed.table.key}
-    order = pc.sort_indices(pa.table(key), [(name, "ascending") for name in key]).to_numpy()
+    # Arrow does not sort arrays; their rows are written as they come.
+    sortable = [name for name, column in key.items() if not pa.types.is_nested(column.type)]
+    order = np.arange(rows.num_rows)
+    if sortable:
+        order = pc.sort_indices(pa.table(key), [(name, "ascending") for name in sortable]).to_numpy()
     pick = pa.array(order)
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))

@@ -74,7 +74,7 @@ def read(path: Path, staged: Sequence[Staged]) -> Iterator[Changes]:
             raise TableError(
                 f"{one.rows} copied rows are no longer in {folder_of(path)}",
                 table=str(table.table),
-                fix=f"tailrace resync {table.table}, and let nobody else clean that folder",
+                fix=f"tailrace resync FILE {table.table}, and let nobody else clean that folder",
             ) from None
         with source, pa.ipc.open_file(source) as reader:
             for number in range(reader.num_record_batches):

@@ -82,7 +82,7 @@ def encode(values: Any, kind: pa.DataType, column: str, table: str) -> list[Any]
         raise UnfitError(
             f"a value of column {column} does not fit {kind}, as which the file keeps it",
             table=table,
-            fix=f"tailrace resync {table}",
+            fix=f"tailrace resync FILE {table}",
         ) from None
     if isinstance(values, pa.ChunkedArray):
         values = pa.concat_arrays(values.chunks) if values.num_chunks else pa.nulls(0, kind)

@@ -45,7 +45,7 @@ def identify(known: TableSchema, relation: Relation, now: TableSchema | None) ->
         names = ", ".join(_unsettled(relation, before, after)) or "its columns"
         raise SchemaChangedError(
             f"the columns changed upstream and, as the catalog has moved on, it cannot be told what became of {names}",
-            fix=f"tailrace resync {known.table}; the event trigger, installed before, makes such changes exact",
+            fix=f"tailrace resync FILE {known.table}; the event trigger, installed before, makes such changes exact",
             table=str(known.table),
         )
     return tuple(

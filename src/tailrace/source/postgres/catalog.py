@@ -147,6 +147,7 @@ _KEYS = f"""
 SELECT i.indrelid::int8, i.indisprimary, i.indisreplident, {KEY_NUMBERS}
 FROM pg_catalog.pg_index i
 WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisvalid
+  AND i.indimmediate -- under a deferrable key a row may take another's key before that one has left it
 """  # noqa: S608
 
 # The rules of pg_get_publication_tables(), which under an older snapshot would tell of the publication as it is now.

@@ -84,10 +84,15 @@ def translate(error: Exception, doing: str) -> TailraceError:
         )
     if state == "42501" or "permission denied" in text or "must be superuser" in text:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
-    if isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError) or _looks_down(text):
+    is_down = isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError)
+    if is_down or (state or "")[:2] in _PASSING or _looks_down(text):
         fix = "start the server, or correct host and port in the dsn"
         return UnavailableError(f"Postgres does not answer, while {doing}: {text}", fix=fix)
     return TailraceError(f"Postgres failed while {doing}: {text}")
+
+
+_PASSING = ("08", "53", "57", "58")
+"""Classes of states that pass: broken connections, no room or memory, a shutdown or a cancel, the system's errors."""
 
 
 def _looks_down(text: str) -> bool:
@@ -118,7 +123,10 @@ def as_of(connection: psycopg.Connection[Any], snapshot: str | None) -> Iterator
         return
     connection.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
     try:
-        connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+        try:
+            connection.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
+        except psycopg.Error as error:
+            raise UnavailableError("the copy's snapshot ended with its session") from error
         yield
     finally:
         connection.execute("ROLLBACK")

@@ -22,7 +22,7 @@ from tailrace.change import Changes, Op
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
-from tailrace.source.postgres.connection import Replication, bulk, connection_string, session, translated
+from tailrace.source.postgres.connection import Replication, as_of, bulk, connection_string, session, translated
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.source.postgres.mapping import Converter, select_list
 from tailrace.source.postgres.offset import Chunk
@@ -68,9 +68,13 @@ SELECT c.oid, pg_relation_filenode(c.oid), pg_relation_size(c.oid) / current_set
 FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r' ORDER BY 1
 """
 
+_FILES = "SELECT oid, relfilenode FROM pg_class WHERE oid = ANY(%s)"
 
-def measure_heaps(dsn: str, oid: int) -> dict[str, int]:
+
+def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
     """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages.
+
+    None when one was rewritten since the snapshot, which sees none of the rows it has now.
 
     A heap is named by its OID and the file it lies in, as in `16385.16390`: rows that were moved to another file (by
     VACUUM FULL, or an ALTER TABLE that rewrites) are on other pages, and invisible to older snapshots.
@@ -79,7 +83,11 @@ def measure_heaps(dsn: str, oid: int) -> dict[str, int]:
     whoever wants to truncate or alter a table.
     """
     with session(dsn, "measuring a table for the copy") as connection:
-        rows = connection.execute(_HEAPS, [oid])
+        rows = connection.execute(_HEAPS, [oid]).fetchall()
+        with as_of(connection, snapshot):
+            then = dict(connection.execute(_FILES, [[heap for heap, *_ in rows]]).fetchall())
+        if any(then.get(heap, file) != file for heap, file, _ in rows):
+            return None
         return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None}
 
 
@@ -226,10 +234,10 @@ class _Heap:
     def lock(self, cursor: Any) -> None:
         """Keep the heap as it is until the transaction ends. Raises StaleCopyError when it is not where it was."""
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
-        cursor.execute(sql.SQL("SELECT pg_relation_filenode({}::oid)::int8").format(sql.Literal(self.oid)).as_string())
-        if cursor.fetchone()[0] != self.file:
+        cursor.execute(_LOCKED.format(sql.Literal(self.oid), sql.Literal(self.identifier.as_string())).as_string())
+        if cursor.fetchone() != (self.file, self.oid):
             raise StaleCopyError(
-                "the table was rewritten or truncated while it was copied", table=str(self.table.table)
+                "the table was rewritten, truncated or renamed while it was copied", table=str(self.table.table)
             )
 
     @property
@@ -241,6 +249,7 @@ _HEAP_NAME = sql.SQL(
     "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
     " WHERE c.oid = {}"
 )
+_LOCKED = sql.SQL("SELECT pg_relation_filenode({}::oid)::int8, to_regclass({})::oid::int8")
 _COLUMNS_NOW = sql.SQL(
     "SELECT attnum::int8, attname::text, format_type(atttypid, atttypmod) FROM pg_attribute"
     " WHERE attrelid = {} AND attnum > 0 AND NOT attisdropped"
@@ -275,15 +284,19 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
     """
     converter = Converter(table)
     found: list[pa.RecordBatch] = []
+    texts: list[pa.Array[Any]] = []
     with bulk(dsn, f"re-reading rows of {table.table}") as connection, connection.cursor() as cursor:
         now = _Heap.find(cursor, f"{table.upstream_id}.0", table)
         for start in range(0, keys.num_rows if now is not None else 0, FETCH_ROWS):
             assert now is not None
             cursor.execute(_fetch_query(table, now, keys.slice(start, FETCH_ROWS)).as_string())
             for batch in cursor.fetch_record_batch():
-                row, _ = converter.convert(batch)
+                row, unfit = converter.convert(batch)
                 found.append(pa.RecordBatch.from_struct_array(row))
-    return pa.Table.from_batches(found, pa.schema(list(table.row_type)))
+                texts.append(pa.nulls(len(row), pa.string()) if unfit is None else unfit)
+    rows = pa.Table.from_batches(found, pa.schema(list(table.row_type)))
+    exact = pa.chunked_array(texts, pa.string())
+    return rows if exact.null_count == len(exact) else rows.append_column("_tailrace_exact", exact)
 
 
 def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:

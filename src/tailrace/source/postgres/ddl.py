@@ -74,7 +74,7 @@ BEGIN
                 FROM {COLUMN_TABLES} WHERE a.attrelid = target AND a.attnum > 0 AND NOT a.attisdropped),
             'primary', (
                 SELECT {KEY_NUMBERS} FROM pg_index i
-                WHERE i.indrelid = target AND i.indisprimary AND i.indisvalid),
+                WHERE i.indrelid = target AND i.indisprimary AND i.indisvalid AND i.indimmediate),
             'index', (
                 SELECT {KEY_NUMBERS} FROM pg_index i
                 WHERE i.indrelid = target AND i.indisreplident AND i.indisvalid))

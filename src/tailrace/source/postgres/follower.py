@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.change import START, Position
 from tailrace.child import read_status
-from tailrace.errors import LostError
+from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
@@ -25,7 +25,7 @@ from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
 from tailrace.source.postgres.receiver import RESYNC, STATUS
 from tailrace.source.postgres.schema_log import SchemaLog
-from tailrace.source.postgres.slot import beat, server_position
+from tailrace.source.postgres.slot import beat, look, require, server_position
 from tailrace.source.postgres.split import Wanted, log_splits
 
 if TYPE_CHECKING:
@@ -86,16 +86,30 @@ class PostgresFollower:
         self._journal.refresh()
         now = LogOffset.from_json(start)
         if now.log > self._journal.mark():
-            raise LostError("the journal ends before the position that was already applied: it was lost", fix=RESYNC)
+            self._require_sent_again(now.log)
         self._census.refresh()
         now = self._enrol(self._heed(now, orders))
         end = self._read_log(now, limit)
         self._schemas.scan(self._journal, now.low_water, end.log)
-        end = self._begin_anew(end)
+        end = self._begin_anew(now, end)
         end = self._copy(now, end, limit, orders)
         if end.tables == LogOffset.from_json(start).tables and (self._gathers(end) or not self._concerns(now, end)):
             return start
         return end.to_json()
+
+    def _require_sent_again(self, applied: Position) -> None:
+        """The journal ends before what was applied: a crash took what was seen there and not durable yet.
+
+        Raises UnavailableError, as Postgres sends it again unless it was told to forget it, which the receiver knows;
+        LostError when the server itself ends before it.
+        """
+        with session(self.source.dsn, "asking for the server's position") as connection:
+            slot = require(look(connection, self.source.slot), self.source.slot, RESYNC)
+        if before(slot.server) < applied and not slot.is_standby:
+            raise LostError("the server and the journal end before what was already applied", fix=RESYNC)
+        raise UnavailableError(
+            "the journal does not yet reach what was already applied", fix="none needed while the receiver runs"
+        )
 
     # -- which tables -------------------------------------------------------------------------------------
 
@@ -121,14 +135,14 @@ class PostgresFollower:
         }
         return now.with_tables(changed)
 
-    def _begin_anew(self, end: LogOffset) -> LogOffset:
+    def _begin_anew(self, now: LogOffset, end: LogOffset) -> LogOffset:
         """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
         due = {
             oid: entry.restart()
             for oid, entry in end.tables.items()
             if oid in self._schemas.recopies
             and entry.phase not in ("init", "stopped")
-            and before(entry.x) < self._schemas.recopies[oid]
+            and max(before(entry.x), now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
             and self._policy(oid) != "stop"
         }
         return end.with_tables(due)
@@ -267,7 +281,9 @@ class PostgresFollower:
         begun: dict[int, Entry] = {}
         pages = self.source.chunk_bytes // PAGE_BYTES
         for oid, entry in new.items():
-            heaps = measure_heaps(self.source.dsn, oid)
+            heaps = measure_heaps(self.source.dsn, oid, round_.snapshot)
+            if heaps is None:
+                return None
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
             self._schemas.begin(shown[oid].schema, before(round_.x))
             begun[oid] = Entry("copy", x=round_.x, parts=parts, request=entry.request, member=entry.member)

@@ -105,6 +105,7 @@ class Framer:
 
     def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
         """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""
+        messages = _ours(messages)
         if self._carry is not None:
             messages = pa.concat_arrays([self._carry, messages])
             self._carry = None
@@ -126,14 +127,17 @@ class Framer:
         found = scan(messages, self._transaction)
         known = dict(self._relations)
         self._relations.update((int.from_bytes(raw[1:5], "big"), raw) for _, raw in found.relations)
-        if found.start is None:
-            # Commits arrive in order, so what is known already is a prefix. Its relations hold for the rows behind it.
-            known_commits = int(np.searchsorted(found.commit_lsn, self.durable_end))
-            if known_commits == len(found.commits) and found.end is None:
-                return []
-            if known_commits:
-                messages = messages.slice(int(found.commits[known_commits - 1]) + 1)
-                found, known = scan(messages), dict(self._relations)
+        # Commits arrive in order, so what is known already is a prefix. Its relations hold for the rows behind it.
+        known_commits = int(np.searchsorted(found.commit_lsn, self.durable_end))
+        is_known = found.end is not None and found.end.commit_lsn < self.durable_end  # and what follows of it
+        if is_known or (known_commits == len(found.commits) and found.end is None):
+            self._transaction = found.end
+            return []
+        if known_commits:
+            cut = int(found.commits[known_commits - 1]) + 1
+            known |= {int.from_bytes(raw[1:5], "big"): raw for index, raw in found.relations if index < cut}
+            messages = messages.slice(cut)
+            found = scan(messages)
         first = _position(found.start or found.open_at(int(found.begins[0]) + 1))
         self._transaction = found.end
         if found.end is None:
@@ -148,6 +152,22 @@ class Framer:
         rows = _changes_per_relation(messages, found)
         meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start, shapes)
         return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
+
+
+def _ours(messages: pa.Array[Any]) -> pa.Array[Any]:
+    """Without the logical messages of others: nobody reads them, and they may be as large as they like."""
+    at = np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE)
+    foreign = [index for index in at.tolist() if not _is_ddl(messages[index].as_py())]
+    if not foreign:
+        return messages
+    kept = np.ones(len(messages), bool)
+    kept[foreign] = False
+    return messages.filter(pa.array(kept))
+
+
+def _is_ddl(raw: bytes) -> bool:
+    message = parse(raw)
+    return isinstance(message, LogicalMessage) and message.transactional and message.prefix == DDL_PREFIX
 
 
 def _position(transaction: OpenTransaction | None) -> Position:

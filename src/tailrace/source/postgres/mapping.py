@@ -142,7 +142,7 @@ def read_column(table: TableSchema, column: Column, array: pa.Array[Any]) -> tex
         # The cause quotes the value.
         raise UnfitError(
             f"column {column.name} ({column.upstream_type}) holds text that cannot be read as {column.type}",
-            fix=f"run tailrace resync {table.table} after looking at the column's type upstream",
+            fix=f"run tailrace resync FILE {table.table} after looking at the column's type upstream",
             table=str(table.table),
         ) from None
     if parsed.unfit is not None and column.name in table.key:

@@ -47,7 +47,8 @@ class Entry:
 
     def stop(self, at: Position | None) -> Entry:
         """Not read from now on. Behind `at` it can go on; None: only a new copy helps, and nothing is kept for it."""
-        if at is None:
+        # Nobody knows yet whether the last chunks of a table without key were read under one snapshot.
+        if at is None or (self.phase == "copy" and self.next == self.chunks):
             return Entry("stopped", request=self.request, member=self.member)
         return replace(self, phase="stopped", at=at)
 

@@ -16,6 +16,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.change import START
+from tailrace.change import LAST_ORDINAL, START
 from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
@@ -51,8 +52,9 @@ READ_BYTES = 4 * 1024 * 1024
 LOOK_SECONDS = 1.0
 WAIT_SECONDS = 0.05
 """How often a quiet stream looks up: as long as that, its owner waits for it to end."""
-PATIENCE_SECONDS = 15.0
-"""How long a slot may look taken (a dead reader's walsender) before its reader counts as alive."""
+PATIENCE_SECONDS = 75.0
+"""How long a slot may look taken before its reader counts as alive. A server holds a machine that lost its power for a
+reader of the slot for a minute (`wal_sender_timeout`)."""
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 STATUS = "receiver"
@@ -94,15 +96,23 @@ class Receiver:
         self._looked = 0.0
         self._beat = time.monotonic()
         self._failures = 0
+        self._walsender: int | None = None
 
     def run(self) -> None:
         """Until stopped; what is unavailable is tried again, everything else is raised."""
         taken_since: float | None = None
         while not self.stopping():
             try:
+                self.writer.drop_unfinished()
                 status = self._look(fresh=True)
+                if status.active_pid is not None and status.active_pid == self._walsender:
+                    # It ends by wal_sender_timeout, a minute unless somebody set it.
+                    raise UnavailableError("the server still believes in a connection of ours that broke")
                 if status.active_pid is not None:
-                    raise OwnedError(f"the slot {self.options.slot!r} is read by process {status.active_pid}")
+                    raise OwnedError(
+                        f"the slot {self.options.slot!r} is read by process {status.active_pid}",
+                        fix="stop the other reader, or give this pipeline a slot of its own with source.slot",
+                    )
                 self._check_journal(status)
                 taken_since = None
                 if self._worth_backlog(status):
@@ -122,7 +132,6 @@ class Receiver:
         self._close_session()
         # What the server sent and the journal did not take, it sends again, with its relations.
         self.framer = Framer(self.durable)
-        self.writer.drop_unfinished()
         self.gear = "waiting"
         self.publish(error)
         pause = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
@@ -132,6 +141,14 @@ class Receiver:
             time.sleep(0.05)
 
     def _check_journal(self, status: SlotStatus) -> None:
+        if status.server < self.durable and status.is_standby:
+            raise UnavailableError(f"the standby has not replayed its log up to {format_lsn(self.durable)} again yet")
+        if status.server < self.durable:
+            raise LostError(
+                f"the server is at {format_lsn(status.server)} and had sent its log up to {format_lsn(self.durable)}:"
+                " it was put back to an earlier state, or a standby that lagged took over",
+                fix=RESYNC,
+            )
         if self.writer.damage:
             self._mend(status)
         if status.confirmed > self.durable:
@@ -143,7 +160,11 @@ class Receiver:
 
     def _mend(self, status: SlotStatus) -> None:
         """Damaged frames are received again where Postgres still has them."""
-        hole = self.writer.damage[0]
+        slowest = min(cursors(Path(self.options.journal)).values(), default=START)
+        holes = [hole for hole in self.writer.damage if hole.last > slowest or hole.last == hole.after]
+        if not holes:
+            return  # every reader has passed it
+        hole = min(holes, key=lambda one: one.after)
         if hole.after.commit + 1 < status.confirmed:
             raise DamagedError(
                 f"journal segment {hole.segment} is damaged at byte {hole.offset},"
@@ -151,7 +172,9 @@ class Receiver:
                 position=str(hole.after),
                 fix=RESYNC,
             )
-        self.writer.cut_back(hole.after)
+        # A hole within a transaction: all of it is sent again.
+        whole = hole.after.ordinal == LAST_ORDINAL or hole.after == START
+        self.writer.cut_back(hole.after if whole else before(hole.after.commit))
         self.durable = self.writer.mark.commit + 1
         self.framer = Framer(self.durable)
 
@@ -218,6 +241,7 @@ class Receiver:
         self.gear = "streaming"
         self.publish(None)
         with Replication(self.options.dsn) as replication:
+            self._walsender = replication.pgconn.backend_pid
             stream = ReplicationStream(replication, self.options.slot, self.options.publication, self.durable)
             while not self.stopping():
                 arrived = stream.receive(WAIT_SECONDS)
@@ -247,12 +271,13 @@ class Receiver:
 
     def _store(self, frames: Sequence[Frame], end: int) -> None:
         """Make frames durable; `end` is the LSN up to which they are whole."""
+        if end > self.durable and not any(frame.complete for frame in frames):
+            self.writer.note(before(end))
         if frames:
             reach("receiver.before_append")
             self.writer.append(frames)
             reach("receiver.appended")
-        elif end > self.durable:
-            self.writer.note(before(end))
+            self._failures = 0
         self.durable = max(self.durable, end)
 
     def _acknowledged(self) -> int:
@@ -317,21 +342,22 @@ class Receiver:
     def publish(self, error: TailraceError | None) -> None:
         """Leave a status file for the follower and `tailrace status`."""
         slot = self._slot
-        write_status(
-            Path(self.options.journal),
-            STATUS,
-            {
-                "pid": os.getpid(),
-                "at": time.time(),
-                "gear": self.gear,
-                "durable": self.durable,
-                "server": slot.server if slot else None,
-                "confirmed": slot.confirmed if slot else None,
-                "restart": slot.restart if slot else None,
-                "journal_bytes": self.writer.size(),
-                "error": error.describe() if error else None,
-            },
-        )
+        with suppress(OSError):  # a full disk refuses it as well; the journal's own error is the one to hear of
+            write_status(
+                Path(self.options.journal),
+                STATUS,
+                {
+                    "pid": os.getpid(),
+                    "at": time.time(),
+                    "gear": self.gear,
+                    "durable": self.durable,
+                    "server": slot.server if slot else None,
+                    "confirmed": slot.confirmed if slot else None,
+                    "restart": slot.restart if slot else None,
+                    "journal_bytes": self.writer.size(),
+                    "error": error.describe() if error else None,
+                },
+            )
 
 
 def main() -> int:
@@ -340,10 +366,15 @@ def main() -> int:
 
 
 def _run(options: str, stopping: Callable[[], bool]) -> int:
+    told = ReceiverOptions(**json.loads(options))
     try:
-        receiver = Receiver(ReceiverOptions(**json.loads(options)), stopping)
+        receiver = Receiver(told, stopping)
     except OwnedError:
         return BUSY
+    except TailraceError as error:
+        with suppress(OSError):
+            write_status(Path(told.journal), STATUS, {"at": time.time(), "error": error.describe()})
+        return error.exit_code
     try:
         receiver.run()
     except TailraceError as error:

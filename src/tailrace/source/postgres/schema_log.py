@@ -34,6 +34,7 @@ class SchemaLog:
         self._scanned: Position | None = None
         self._types: dict[int, CatalogType] = {}
         self.recopies: dict[int, Position] = {}
+        self._told: set[tuple[int, Position]] = set()
 
     def begin(self, schema: TableSchema, position: Position) -> TableSchema:
         """A copy of the table begins with this schema; what the log says of it from `position` on is read again."""
@@ -61,6 +62,9 @@ class SchemaLog:
         known = self._versions.schema_at(str(relation.oid), at)
         if known is None:
             return
+        if (relation.oid, at) not in self._told:
+            # What stands at this very place was derived from this message, by a process that may have died since.
+            known = self._versions.schema_at(str(relation.oid), _just_before(at)) or known
         if not (differences(known, relation) or _is_another(known, relation) or self._has_lost_key(known, relation)):
             return
         try:
@@ -84,6 +88,7 @@ class SchemaLog:
             return  # not the trigger's: anybody may write such a message, and Relation messages are looked at as well
         if described is None or described.dropped or self._versions.schema_at(str(described.oid), at) is None:
             return
+        self._told.add((described.oid, at))
         if described.columns is None:
             self._mark(described.oid, at)
             return

@@ -30,6 +30,7 @@ class SlotStatus:
     active_pid: int | None
     plugin: str
     wal_status: str
+    is_standby: bool = False
 
     @property
     def backlog(self) -> int:
@@ -45,13 +46,13 @@ class SlotStatus:
 def look(session: Session, slot: str) -> SlotStatus | None:
     """The slot's status, None when there is no such slot."""
     row = session.execute(
-        f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status"  # noqa: S608
-        " FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()",
+        f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status,"  # noqa: S608
+        " pg_is_in_recovery() FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()",
         [slot],
     ).fetchone()
     if row is None:
         return None
-    confirmed, restart, server, active_pid, plugin, wal_status = row
+    confirmed, restart, server, active_pid, plugin, wal_status, is_standby = row
     return SlotStatus(
         parse_lsn(confirmed or "0/0"),
         parse_lsn(restart or "0/0"),
@@ -59,6 +60,7 @@ def look(session: Session, slot: str) -> SlotStatus | None:
         active_pid,
         plugin or "",
         wal_status or "",
+        is_standby,
     )
 
 

@@ -69,11 +69,13 @@ def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, Wanted], parallel:
     share = min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)
     splits: list[Split] = []
     group: list[FrameRef] = []
+    gathered = 0
     for ref in concerned:
         group.append(ref)
-        if sum(each.length for each in group) >= share:
+        gathered += ref.length
+        if gathered >= share:
             splits.append(_split(group, wanted))
-            group = []
+            group, gathered = [], 0
     if group:
         splits.append(_split(group, wanted))
     changed = {oid: one for oid, one in wanted.items() if len(one.history) > 1}

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import pyarrow as pa
+
 from tailrace.errors import SchemaChangedError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.alignment import identify
@@ -37,7 +39,7 @@ def require_fit(table: TableSchema, relation: Relation) -> None:
     if found := differences(table, relation):
         raise SchemaChangedError(
             f"the columns changed upstream: {'; '.join(found)}",
-            fix=f"tailrace resync {table.table} copies the table again with its columns of now",
+            fix=f"tailrace resync FILE {table.table} copies the table again with its columns of now",
             table=str(table.table),
         )
 
@@ -53,7 +55,7 @@ def check_identity(table: TableSchema, relation: Relation) -> None:
     raise SchemaChangedError(
         f"the replica identity no longer covers {wanted}, so updates and deletes cannot be told apart",
         fix=f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}, "
-        f"then tailrace resync {table.table}",
+        f"then tailrace resync FILE {table.table}",
         table=str(table.table),
     )
 
@@ -82,7 +84,8 @@ def compare(
 
     `unknown` are numbers of columns of which older rows hold a value that nobody wrote down (`Published.unknown`).
     `rewritten` says whether a changed type had the rows written anew; None when that is not known.
-    A type that changed to another Arrow type is no reason to copy: whether it will do is the destination's to say.
+    A type that changed to another Arrow type is a reason to copy only where values were rounded: whether it will do is
+    the destination's to say.
     """
     before = {column.number: column for column in old.columns}
     after = {column.number: column for column in new.columns}
@@ -110,6 +113,8 @@ def compare(
             changes += _altered(was, now)
             if was.type == now.type and rewritten is not False and not _keeps_values(was, now):
                 reasons.append(f"the type of column {now.name} changed, and its values with it")
+            elif _rounds(was.type, now.type):
+                reasons.append(f"the type of column {now.name} has fewer digits, and its values were rounded")
     if set(_key_numbers(old)) != set(_key_numbers(new)):
         overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
     return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
@@ -142,6 +147,15 @@ def _keeps_values(was: Column, now: Column) -> bool:
     if new not in _UNBOUNDED or not (old == new or {old, new} <= {"character varying", "text"}):
         return False
     return new_bound is None or (old_bound is not None and new_bound >= old_bound)
+
+
+def _rounds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether a change of type alters values where it does not refuse them."""
+    if pa.types.is_floating(old):
+        return not pa.types.is_floating(new) or bool(new.bit_width < old.bit_width)
+    if pa.types.is_decimal(old) and old.scale > 0:
+        return not pa.types.is_decimal(new) or bool(new.scale < old.scale)
+    return False
 
 
 def _bound(declared: str) -> tuple[str, tuple[int, ...] | None]:

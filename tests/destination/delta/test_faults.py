@@ -1,0 +1,195 @@
+"""Delta tables that are gone, damaged or unusual: nothing is passed over, and nothing is waited for in vain."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.destination import Batch, Refetch
+from tailrace.destination.delta import destination as delta
+from tailrace.destination.delta import file
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.upkeep import Compaction
+from tailrace.errors import TableError, UnavailableError, UnfitError
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, moved, read, update
+
+BIG = '{"price": "99999999999"}'
+TENANTS = TableSchema(
+    TableName("shop", "tenants"),
+    (Column("tenant", pa.string(), number=1), Column("id", pa.int64(), False, number=2)),
+    ("id",),
+)
+TREE = TableSchema(
+    TableName("shop", "tree"),
+    (Column("path", pa.list_(pa.int32()), False, number=1), Column("name", pa.string(), number=2)),
+    ("path",),
+)
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
+    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
+
+
+def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
+    found = DeltaTable(str(lake / table.table.schema / table.table.name)).to_pyarrow_table().to_pylist()
+    return sorted(found, key=lambda row: [row[name] for name in table.key])
+
+
+def copied(destination: DeltaDestination, number: int, *rows: Change) -> None:
+    """What a resync does, in one batch."""
+    staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
+    write(destination, number, staged=[staged], starts=True, completes=True)
+
+
+def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    table = replace(ITEMS, upstream_id="7")
+    write(destination, 0, insert(id=1, name="a", price=1), table=table)
+    lake.rename(lake.with_name("unmounted"))
+    later = Batch("p", 1, frozenset({"7"}))
+    changes = changes_of(table, insert(id=2, name="b", price=2))
+    with pytest.raises(TableError, match="no longer in"):
+        destination.write_changes(table, changes, later)
+    assert not lake.exists()
+    lake.with_name("unmounted").rename(lake)
+    destination.write_changes(table, changes, later)
+    assert [row["id"] for row in rows_at(lake)] == [1, 2]
+
+
+def test_a_copy_brings_a_table_back_that_is_gone(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    table = replace(ITEMS, upstream_id="7")
+    staged = destination.write_rows(table, changes_of(table, read(id=1, name="a", price=1)))
+    destination.write_changes(table, [], Batch("p", 1, frozenset({"7"})), staged=[staged], starts=True, completes=True)
+    assert [row["id"] for row in rows_at(lake)] == [1]
+
+
+def test_a_data_file_that_is_gone_stops_its_table_and_is_not_waited_for(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    [data] = (lake / "shop/items").glob("part-*.parquet")
+    away = data.rename(lake / "away")
+    with pytest.raises(TableError, match="no longer in") as caught:
+        write(destination, 1, update(id=1, price=2))
+    assert "put it back" in (caught.value.fix or "")
+    away.rename(data)
+    write(destination, 1, update(id=1, price=2))
+    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 2}]
+
+
+def test_a_whole_table_that_goes_in_the_middle_of_a_batch_is_waited_for(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def unmount(table: TableSchema, keys: pa.Table) -> pa.Table:
+        lake.rename(lake.with_name("unmounted"))
+        raise FileNotFoundError(lake)
+
+    with pytest.raises(UnavailableError):
+        write(destination, 1, update(id=7, price=2), refetch=unmount)
+
+
+def test_what_the_error_of_a_damaged_log_advises_mends_it(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    write(destination, 1, insert(id=2, name="b", price=1))
+    *_, last = sorted((lake / "shop/items/_delta_log").glob("*.json"))
+    last.write_bytes(last.read_bytes()[:40])
+    with pytest.raises(TableError) as caught:
+        write(destination, 2, update(id=1, price=2))
+    assert f"move {lake / 'shop/items'} away, then tailrace resync shop.items" in (caught.value.fix or "")
+    (lake / "shop/items").rename(lake / "away")
+    copied(destination, 3, read(id=1, name="a", price=2))
+    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 2}]
+
+
+def test_files_that_are_full_by_the_bytes_of_their_rows_are_not_merged_again(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file, "MOST_BYTES", 100_000)
+    destination = DeltaDestination(str(lake), compact=Compaction(files=4), vacuum=None)
+    for number in range(10):
+        rows = (read(id=number * 10 + at, name="x" * 10_000, price=1) for at in range(10))
+        staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
+        write(destination, number, staged=[staged], starts=number == 0, completes=number == 9)
+    assert (destination.maintain(ITEMS.table) or "").startswith("merged")
+    assert destination.maintain(ITEMS.table) is None
+    assert [row["id"] for row in rows_at(lake)] == list(range(100))
+
+
+def test_an_empty_text_in_a_partition_column_is_refused(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.tenants": ("tenant",)})
+    write(destination, 0, insert(tenant=None, id=1), insert(tenant=" ", id=2), table=TENANTS)
+    with pytest.raises(UnfitError, match="column tenant holds an empty text") as caught:
+        write(destination, 1, insert(tenant="", id=3), table=TENANTS)
+    assert caught.value.fix
+    with pytest.raises(UnfitError):
+        destination.write_rows(TENANTS, changes_of(TENANTS, read(tenant="", id=3)))
+    assert rows_at(lake, TENANTS) == [{"tenant": None, "id": 1}, {"tenant": " ", "id": 2}]
+
+
+def test_a_key_that_is_an_array_finds_its_rows(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, *(insert(path=path, name="old") for path in ([1], [1, 2], [12], [])), table=TREE)
+    write(destination, 1, update(path=[1, 2], name="new"), delete(path=[12]), update(path=[], name="n"), table=TREE)
+    assert rows_at(lake, TREE) == [
+        {"path": [], "name": "n"},
+        {"path": [1], "name": "old"},
+        {"path": [1, 2], "name": "new"},
+    ]
+
+
+def test_changes_that_left_values_out_are_the_same_in_parts(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = DeltaDestination(str(lake))
+    copied(destination, 0, *(read(id=number, name=f"{number}" * 100, price=1) for number in range(100)))
+    monkeypatch.setattr(delta, "PART_BYTES", 1000)
+    moves = [half for number in range(50, 60) for half in (delete(id=number), moved(id=number + 1000, price=3))]
+    written = write(destination, 1, *(update(id=number, price=2) for number in range(100)), *moves)
+    assert written.changes == 120
+    expected = {
+        (number + 1000 if 50 <= number < 60 else number): (f"{number}" * 100, 3 if 50 <= number < 60 else 2)
+        for number in range(100)
+    }
+    assert {row["id"]: (row["name"], row["price"]) for row in rows_at(lake)} == expected
+
+
+def fetched_with(exact: str) -> Refetch:
+    """An upstream whose only row holds a price that does not fit."""
+
+    def refetch(table: TableSchema, keys: pa.Table) -> pa.Table:
+        rows = pa.Table.from_pylist([{"id": 7, "name": "fetched", "price": None}], table.arrow)
+        return rows.append_column("_tailrace_exact", pa.array([exact]))
+
+    return refetch
+
+
+def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_upstream(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    rows = changes_of(ITEMS, insert(id=1, name="a", price=None))
+    at = rows[0].batch.schema.get_field_index("exact")
+    unfit = rows[0].batch.set_column(at, rows[0].batch.schema.field(at), pa.array([BIG]))
+    destination.write_changes(ITEMS, [replace(rows[0], batch=unfit)], Batch("p", 0))
+    write(destination, 1, update(id=7, name="new"), refetch=fetched_with(BIG))
+    assert rows_at(lake)[1] == {"id": 7, "name": "new", "price": None, "_tailrace_exact": BIG}
+
+
+def test_a_value_read_again_upstream_that_does_not_fit_is_refused_where_its_text_has_no_column(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    with pytest.raises(UnfitError) as caught:
+        write(destination, 1, update(id=7, name="new"), refetch=fetched_with(BIG))
+    assert caught.value.fix == "tailrace resync shop.items"
+    # The price of the change itself fits, and the one upstream is not needed.
+    write(destination, 1, update(id=7, price=5), refetch=fetched_with(BIG))
+    assert rows_at(lake)[1] == {"id": 7, "name": "fetched", "price": 5}

@@ -1,0 +1,87 @@
+"""A SQLite file that is gone, and rows that are unusual: nothing is passed over."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tailrace.destination import Batch
+from tailrace.destination.sqlite import destination as sqlite
+from tailrace.destination.sqlite.destination import SqliteDestination
+from tailrace.destination.sqlite.name import file_name
+from tailrace.errors import TableError
+from tailrace.schema import Column, TableName, TableSchema
+from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, read, update
+
+TREE = TableSchema(
+    TableName("shop", "tree"),
+    (Column("path", pa.list_(pa.int32()), False, number=1), Column("name", pa.string(), number=2)),
+    ("path",),
+)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "replica.db"
+
+
+def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
+    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
+
+
+def rows_at(path: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.row_factory = sqlite3.Row
+        found = connection.execute(f'SELECT * FROM "{file_name(table.table)}" ORDER BY 1')
+        return [dict(row) for row in found]
+
+
+def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(tmp_path: Path) -> None:
+    path = tmp_path / "place" / "replica.db"
+    destination = SqliteDestination(str(path))
+    table = replace(ITEMS, upstream_id="7")
+    write(destination, 0, insert(id=1, name="a", price=1), table=table)
+    path.parent.rename(tmp_path / "unmounted")
+    later = Batch("p", 1, frozenset({"7"}))
+    with pytest.raises(TableError, match="no longer in"):
+        destination.write_changes(table, changes_of(table, insert(id=2, name="b", price=2)), later)
+    staged = destination.write_rows(table, changes_of(table, read(id=3, name="c", price=3)))
+    destination.write_changes(table, [], later, staged=[staged], starts=True, completes=True)
+    assert [row["id"] for row in rows_at(path)] == [3]
+
+
+def test_a_key_that_is_an_array_finds_its_rows(path: Path) -> None:
+    destination = SqliteDestination(str(path))
+    write(destination, 0, *(insert(path=path, name="old") for path in ([1], [1, 2], [12])), table=TREE)
+    write(destination, 1, update(path=[1, 2], name="new"), delete(path=[12]), table=TREE)
+    found = [(json.loads(row["path"]), row["name"]) for row in rows_at(path, TREE)]
+    assert sorted(found) == [([1], "old"), ([1, 2], "new")]
+
+
+def test_changes_that_left_values_out_are_the_same_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = SqliteDestination(str(path))
+    write(destination, 0, *(insert(id=number, name=str(number), price=1) for number in range(100)))
+    monkeypatch.setattr(sqlite, "PART_BYTES", 10 * sqlite.ROW_BYTES)
+    assert write(destination, 1, *(update(id=number, price=2) for number in range(100))).changes == 100
+    assert rows_at(path) == [{"id": number, "name": str(number), "price": 2} for number in range(100)]
+
+
+def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_upstream(path: Path) -> None:
+    destination = SqliteDestination(str(path))
+    write(destination, 0, insert(id=1, name="a", price=1))
+
+    def refetch(table: TableSchema, keys: pa.Table) -> pa.Table:
+        rows = pa.Table.from_pylist([{"id": key, "name": "fetched", "price": None} for key in (8, 7)], table.arrow)
+        return rows.append_column("_tailrace_exact", pa.array([None, '{"price": "99999999999"}'], pa.string()))
+
+    write(destination, 1, update(id=7, name="new"), update(id=8, price=8), refetch=refetch)
+    _, seven, eight = rows_at(path)
+    assert (seven["name"], json.loads(seven["_tailrace_exact"])) == ("new", {"price": "99999999999"})
+    assert (eight["name"], eight["price"], eight["_tailrace_exact"]) == ("fetched", 8, None)

@@ -1,0 +1,66 @@
+"""What the lake holds after tables went missing there, and after types and keys that are unlike most."""
+
+from __future__ import annotations
+
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.state import StateStore, TableState
+from tailrace.testing.scenario import Scenario
+
+
+@pytest.mark.timeout(300)
+def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once_it_is_back(
+    scenario: Scenario,
+) -> None:
+    scenario.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, a text)",
+        "INSERT INTO items SELECT i, 'row ' || i FROM generate_series(1, 100) i",
+        "CREATE TABLE tree (path int[] PRIMARY KEY, a text)",
+        "INSERT INTO tree VALUES ('{1}', 'root'), ('{1,2}', 'leaf')",
+    )
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+
+    items, away = scenario.lake / "public" / "items", scenario.folder / "away"
+    items.rename(away)
+    scenario.sql("INSERT INTO items VALUES (101, 'new')", "UPDATE tree SET a = 'changed' WHERE path = '{1}'")
+    scenario.run_once()
+    with StateStore.open_reading(scenario.state) as store:
+        [errored] = [table for table in store.tables() if table.state is TableState.ERRORED]
+    assert str(errored.name) == "public.items"
+    assert not items.exists()
+    assert scenario.differences(without=("public.items",)) == []
+
+    away.rename(items)
+    scenario.execute("retry", "public.items")
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+@pytest.mark.timeout(300)
+def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_the_lake(scenario: Scenario) -> None:
+    scenario.sql(
+        "CREATE TABLE scaled (id int PRIMARY KEY, n numeric(12,4))",
+        "CREATE TABLE floating (id int PRIMARY KEY, n double precision)",
+        "INSERT INTO scaled VALUES (1, 1.2345), (2, 2)",
+        "INSERT INTO floating VALUES (1, 1.2345), (2, 2)",
+        "CREATE TABLE ranked (id int PRIMARY KEY DEFERRABLE, a text)",
+        "ALTER TABLE ranked REPLICA IDENTITY FULL",
+        "INSERT INTO ranked SELECT i, 'row ' || i FROM generate_series(1, 4) i",
+    )
+    assert scenario.run_once() == 0
+    scenario.sql(
+        "ALTER TABLE scaled ALTER n TYPE numeric(10,2)",
+        "ALTER TABLE floating ALTER n TYPE real",
+        "UPDATE scaled SET n = 3 WHERE id = 2",
+        "UPDATE floating SET n = 3 WHERE id = 2",
+        "UPDATE ranked SET id = id + 1",
+    )
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    for table in ("scaled", "floating"):
+        rows = DeltaTable(str(scenario.lake / "public" / table)).to_pyarrow_table().to_pylist()
+        upstream = scenario.value(f"SELECT array_agg(n::float8 ORDER BY id) FROM {table}")
+        assert [float(row["n"]) for row in sorted(rows, key=lambda row: row["id"])] == upstream

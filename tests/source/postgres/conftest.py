@@ -1,0 +1,28 @@
+"""A database with two tables, and a source that receives one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tailrace.source.postgres.source import PostgresSource
+from tailrace.testing.database import Database
+from tests.source.postgres.receiving import Session, make_received
+
+
+@pytest.fixture
+def session(database: Database) -> Iterator[Session]:
+    """A session on a fresh database with the tables `t` and `other`."""
+    with closing(database.connect()) as connection:
+        connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
+        connection.execute("CREATE TABLE other (v text)")
+        yield connection
+
+
+@pytest.fixture
+def source(database: Database, session: Session, tmp_path: Path) -> PostgresSource:
+    """A prepared source of `t` alone. Nothing but the test writes to the server: it has no heartbeat."""
+    return make_received(database, tmp_path)

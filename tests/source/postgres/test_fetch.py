@@ -1,0 +1,41 @@
+"""Rows that a destination lacks, read again upstream."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+
+from tailrace.schema import TableSchema
+from tailrace.source.postgres.catalog import describe, list_published, list_tables
+from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.copy import fetch
+from tailrace.testing.database import Database
+
+
+def grid(database: Database) -> TableSchema:
+    database.run(
+        "CREATE TABLE grid (id int PRIMARY KEY, n int, cells int[])",
+        "INSERT INTO grid VALUES (1, 1, '{{1,2},{3,4}}'), (2, 2, '{5}'), (3, 3, '{6}')",
+        "CREATE PUBLICATION pub FOR TABLE grid",
+    )
+    with session(database.dsn, "testing") as connection:
+        [published] = describe(connection, list_tables(connection), list_published(connection, "pub"))
+    return published.schema
+
+
+def keys(*ids: int) -> pa.Table:
+    return pa.table({"id": pa.array(ids, pa.int32())})
+
+
+def test_a_value_that_does_not_fit_comes_with_its_text(database: Database) -> None:
+    rows = fetch(database.dsn, grid(database), keys(1, 2, 9)).sort_by("id").to_pylist()
+    assert [(row["id"], row["cells"]) for row in rows] == [(1, None), (2, [5])]
+    exact = [json.loads(row["_tailrace_exact"] or "{}") for row in rows]
+    assert exact == [{"cells": "{{1,2},{3,4}}"}, {}]
+
+
+def test_rows_whose_values_all_fit_have_the_columns_of_the_table_only(database: Database) -> None:
+    table = grid(database)
+    assert fetch(database.dsn, table, keys(2, 3)).column_names == ["id", "n", "cells"]
+    assert fetch(database.dsn, table, keys(9)).num_rows == 0

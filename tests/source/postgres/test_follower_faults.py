@@ -1,0 +1,205 @@
+"""What may happen to a follower: crashes, pauses, rewritten tables, snapshots and journals that end too soon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tailrace.child import read_status
+from tailrace.errors import UnavailableError
+from tailrace.failpoint import VARIABLE
+from tailrace.journal import JournalReader
+from tailrace.source import Limit, Orders
+from tailrace.source.postgres.receiver import STATUS
+from tailrace.testing.database import Database
+from tailrace.testing.replay import Replay
+from tailrace.testing.wait import wait_until
+from tests.source.postgres.receiving import Session, make_source
+
+CHUNK_BYTES = 16 * 8192
+PLENTY = Limit(1_000_000, 64_000_000)
+ONE_CHUNK = Limit(1_000_000, CHUNK_BYTES)
+
+
+@contextmanager
+def following(
+    database: Database, folder: Path, *statements: str, limit: Limit = PLENTY
+) -> Iterator[tuple[Session, Replay]]:
+    """A session on a database that has run these statements, and a pipeline of all its tables that has seen nothing."""
+    database.run(*statements)
+    source = make_source(database, folder, "public.*", chunk_bytes=CHUNK_BYTES)
+    with closing(database.connect()) as session, Replay(source, limit) as replay:
+        yield session, replay
+
+
+def oid(session: Session, table: str) -> str:
+    row = session.execute("SELECT %s::regclass::oid::int8", [table]).fetchone()
+    assert row is not None
+    return str(row[0])
+
+
+def rows(session: Session, table: str) -> Counter[tuple[Any, ...]]:
+    return Counter(session.execute(f"TABLE {table}".encode()).fetchall())
+
+
+def entry(replay: Replay, table: str) -> dict[str, Any]:
+    """Where a table stands in the batch that is planned, or in the last one."""
+    tables: dict[str, dict[str, Any]] = (replay.planned or replay.offset or {"tables": {}})["tables"]
+    return tables.get(table, {"phase": "unknown"})
+
+
+def step_until(replay: Replay, table: str, phase: str) -> None:
+    """Run batches until a table is in this phase."""
+
+    def is_there() -> bool:
+        replay.step()
+        return bool(entry(replay, table)["phase"] == phase)
+
+    wait_until(is_there)
+
+
+def test_a_recopy_that_was_found_due_is_not_forgotten_in_a_crash(database: Database, tmp_path: Path) -> None:
+    tables = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT generate_series(1, 50), 'v'")
+    with following(database, tmp_path, *tables) as (session, replay):
+        replay.catch_up()
+        session.execute("ALTER TABLE t ADD COLUMN w text DEFAULT md5(random()::text)")
+        session.execute("INSERT INTO t VALUES (51, 'v')")
+        wait_until(replay.plan)
+        # The version is stored by now, the offset with the new copy is not.
+        replay.planned = None
+        replay.crash()
+        replay.catch_up()
+        assert replay.contents()["public.t"] == rows(session, "t")
+
+
+def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(database: Database, tmp_path: Path) -> None:
+    tables = (
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "CREATE TABLE u (id int PRIMARY KEY)",
+        "INSERT INTO t SELECT generate_series(1, 50), 'v'",
+    )
+    with following(database, tmp_path, *tables) as (session, replay):
+        replay.catch_up()
+        replay.orders = Orders(paused=[oid(session, "t")])
+        replay.catch_up()
+        session.execute("ALTER TABLE t ADD COLUMN w text DEFAULT md5(random()::text)")
+        session.execute("INSERT INTO t VALUES (51, 'v'); INSERT INTO u VALUES (1)")
+        replay.catch_up()
+        replay.crash()
+        replay.orders = Orders()
+        replay.catch_up()
+        assert replay.contents()["public.t"] == rows(session, "t")
+
+
+SMALL_BESIDE_LARGE = (
+    "CREATE TABLE large (id int PRIMARY KEY, v text)",
+    "CREATE TABLE small (id int PRIMARY KEY, v text)",
+    "INSERT INTO large SELECT i, repeat('x', 800) FROM generate_series(1, 3000) i",
+    "INSERT INTO small SELECT generate_series(1, 50), 'v'",
+)
+
+
+def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+        replay.catch_up()
+        large, small = oid(session, "large"), oid(session, "small")
+        replay.orders = Orders(resync={large: 1})
+        step_until(replay, large, "copy")
+        session.execute("ALTER TABLE small ALTER v TYPE text USING upper(v)")
+        replay.orders = Orders(resync={large: 1, small: 2})
+        replay.catch_up()
+        assert replay.contents()["public.small"] == rows(session, "small")
+
+
+def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+        replay.catch_up()
+        large, small = oid(session, "large"), oid(session, "small")
+        replay.orders = Orders(resync={large: 1})
+        step_until(replay, large, "copy")
+        ended = session.execute(
+            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            " AND application_name = 'tailrace' AND datname = current_database()"
+        ).fetchall()
+        assert ended == [(True,)]
+        replay.orders = Orders(resync={large: 1, small: 2})
+        with pytest.raises(UnavailableError, match="snapshot ended"):
+            replay.catch_up()
+        replay.crash()
+        replay.catch_up()
+        assert replay.contents()["public.small"] == rows(session, "small")
+        assert replay.contents()["public.large"] == rows(session, "large")
+
+
+def test_a_copy_without_key_that_a_crash_broke_off_is_not_taken_for_done_after_a_pause(
+    database: Database, tmp_path: Path
+) -> None:
+    tables = ("CREATE TABLE bag (v text)", "INSERT INTO bag SELECT 'v' || i FROM generate_series(1, 50) i")
+    with following(database, tmp_path, *tables) as (session, replay):
+        bag = oid(session, "bag")
+
+        def is_read() -> bool:
+            if replay.planned is not None:
+                replay.write()
+                replay.commit()
+            replay.plan()
+            return bool(entry(replay, bag).get("next"))
+
+        wait_until(is_read)
+        replay.crash()
+        replay.orders = Orders(paused=[bag])
+        step_until(replay, bag, "stopped")
+        replay.orders = Orders()
+        replay.catch_up()
+        assert replay.contents()["public.bag"] == rows(session, "bag")
+
+
+def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = tmp_path / "journal"
+    with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY, v text)") as (session, replay):
+        replay.catch_up()
+        session.execute("INSERT INTO t VALUES (1, 'kept')")
+        replay.catch_up()
+        replay.crash()
+        with closing(JournalReader(journal)) as reader:
+            kept = reader.head()
+        with monkeypatch.context() as hanging:
+            # Readers see what the receiver wrote, and Postgres is not told of it.
+            hanging.setenv(VARIABLE, "receiver.appended:hang")
+            replay.step()
+        session.execute("INSERT INTO t VALUES (2, 'seen')")
+
+        def is_seen() -> bool:
+            replay.step()
+            return len(replay.contents()["public.t"]) == 2
+
+        wait_until(is_seen)
+        os.kill(read_status(journal, STATUS)["pid"], signal.SIGKILL)
+        replay.crash()
+        with closing(JournalReader(journal)) as reader:
+            (seen,) = reader.frames(kept, reader.head())
+        os.truncate(journal / seen.segment, seen.offset)
+        session.execute("INSERT INTO t VALUES (3, 'later')")
+
+        def is_level() -> bool:
+            try:
+                replay.catch_up()
+            except UnavailableError:
+                return False
+            return True
+
+        wait_until(is_level)
+        assert replay.contents()["public.t"] == rows(session, "t")
