@@ -31,7 +31,7 @@ class JournalWriter:
     """Appends frames and notes. Made by `Journal.open_writer`, which holds the lock for it. Not thread-safe.
 
     `damage` lists what recovery found to be lost. Until the caller has dealt with it, by `cut_back` and receiving
-    again or by stopping, readers raise DamagedError over those positions.
+    again or by stopping, readers raise DamagedError over those positions; where all have passed it, nobody need care.
     """
 
     def __init__(self, path: Path, lock: int, found: Recovered, *, segment_bytes: int, max_bytes: int) -> None:

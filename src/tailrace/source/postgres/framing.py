@@ -184,12 +184,8 @@ def _shapes(messages: pa.Array[Any], found: Scan, known: Mapping[int, bytes]) ->
         if seen.get(oid) != raw:
             shapes.append((index, raw))
         seen[oid] = raw
-    for index in np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE).tolist():
-        raw = messages[index].as_py()
-        message = parse(raw)
-        assert isinstance(message, LogicalMessage)
-        if message.transactional and message.prefix == DDL_PREFIX:
-            shapes.append((index, raw))
+    told = np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE).tolist()
+    shapes += [(index, messages[index].as_py()) for index in told]
     return tuple(Shape(_position(found.open_at(index)), raw) for index, raw in sorted(shapes))
 
 
