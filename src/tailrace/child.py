@@ -7,6 +7,7 @@ pipe, and its end asks the child to stop, so a child never outlives its owner. I
 from __future__ import annotations
 
 import json
+import os
 import select
 import signal
 import subprocess
@@ -65,8 +66,11 @@ class Child:
                 self._take_over()
             return
         self.stop()
+        status = read_status(self._folder, self._name)
+        # What the one before said of itself must not be taken for this one's.
+        error = status.get("error") if self._process is not None and status.get("pid") == self._process.pid else None
         self._process, self._looked = None, time.monotonic()
-        if error := read_status(self._folder, self._name).get("error"):
+        if error:
             raise revive(error)
         raise UnavailableError(
             f"the {self._name} ended with code {code}",
@@ -109,8 +113,6 @@ class Child:
 
     def _start(self) -> None:
         self._folder.mkdir(parents=True, exist_ok=True)
-        # What the one before said of itself must not be taken for this one's.
-        status_file(self._folder, self._name).unlink(missing_ok=True)
         if self._log.exists():
             self._log.replace(self._log_before)
         with self._log.open("w") as log:
@@ -148,22 +150,21 @@ def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
     return run(options, stopping)
 
 
-def status_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.json"
-
-
 def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
-    """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting."""
-    place = status_file(folder, name)
+    """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting.
+
+    Its process id stands there as `pid`.
+    """
+    place = folder / f"{name}.json"
     partial = place.with_suffix(".tmp")
-    partial.write_text(json.dumps(status))
+    partial.write_text(json.dumps({"pid": os.getpid(), **status}))
     partial.replace(place)
 
 
 def read_status(folder: Path, name: str) -> dict[str, Any]:
     """The child's last status; empty when it never wrote one."""
     try:
-        status: dict[str, Any] = json.loads(status_file(folder, name).read_text())
+        status: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
     except (FileNotFoundError, json.JSONDecodeError):
         return {}
     return status

@@ -135,7 +135,7 @@ def test_a_dropped_or_renamed_partition_column_stops_the_table_and_says_what_to_
     for after in (altered(ITEMS, name=None), altered(ITEMS, name=Column("title", pa.string(), number=2))):
         with pytest.raises(TableError, match="partitioned by name") as caught:
             write(destination, 1, insert(id=2, price=2), table=after)
-        assert "tailrace resync shop.items" in (caught.value.fix or "")
+        assert "tailrace resync FILE shop.items" in (caught.value.fix or "")
         with pytest.raises(TableError, match="partitioned by name"):
             destination.write_rows(after, [])
     assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1}]
@@ -227,7 +227,7 @@ def test_a_change_of_type_that_loses_something_stops_the_table_before_anything_i
     other = altered(with_columns(ITEMS, SIZE), price=Column("price", pa.date32(), number=3))
     with pytest.raises(SchemaChangedError, match="price") as caught:
         write(destination, 1, table=other)
-    assert caught.value.fix == "tailrace resync shop.items"
+    assert caught.value.fix == "tailrace resync FILE shop.items"
     assert table_at(lake).version() == 0
 
 

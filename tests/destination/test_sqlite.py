@@ -417,7 +417,7 @@ def test_staged_files_go_with_their_batch_or_after_a_day(path: Path, monkeypatch
     assert destination.maintain(ITEMS.table) == "deleted 1 abandoned files"
     with pytest.raises(TableError, match="no longer in") as caught:
         write(destination, 1, staged=staged)
-    assert caught.value.fix == "tailrace resync shop.items, and let nobody else clean that folder"
+    assert caught.value.fix == "tailrace resync FILE shop.items, and let nobody else clean that folder"
 
 
 def test_a_large_write_ahead_log_is_cut_between_batches(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

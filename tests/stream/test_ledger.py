@@ -365,6 +365,22 @@ def test_a_resync_is_finished_when_its_copy_has_begun_and_the_counts_begin_anew(
     assert (scene.state(), scene.table().changes_applied, scene.table().rows_copied) == (TableState.DATA_SYNC, 0, 5)
 
 
+def test_a_resync_that_began_without_a_chunk_outlives_a_kill_before_its_batch_was_heard_of(store: StateStore) -> None:
+    scene = Scene(store, {"retry": "manual"})
+    scene.follow("1")
+    scene.batch(failed(TableError("no", table="public.a")))
+    scene.place("1", "stopped", 10, copy=1)
+    scene.batch()
+    request = store.ask("resync", "public.a")
+    # Other tables used up the batch: the copy has begun and took nothing.
+    scene.place("1", "copy", 20, copy=20, request=request.id, chunks_done=0, chunks_total=3)
+    number = scene.ledger.last_batch + 1
+    scene.ledger.applied(number, [])
+    scene.open()
+    scene.ledger.committed(number, scene.at, 0.0)
+    assert scene.state() is TableState.DATA_SYNC
+
+
 def test_a_resync_brings_a_table_back_that_is_in_error(scene: Scene) -> None:
     scene.follow("1")
     scene.batch(failed(TableError("no", table="public.a")))

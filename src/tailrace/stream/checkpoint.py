@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tailrace.errors import LostError
 from tailrace.source import Offset
@@ -40,7 +41,9 @@ class Checkpoint:
                 fix=fix,
             )
         last, done = store.last_batch(), self.last_commit()
-        if last is not None and (done is None or done[0] < last.id or (done[0] == last.id and done[1] != last.offset)):
+        if last is not None and (
+            done is None or done[0] < last.id or (done[0] == last.id and _told(done[1]) != _told(last.offset))
+        ):
             raise LostError(
                 f"the checkpoint {self.folder} is older than the state: batch {last.id} is not in it", fix=fix
             )
@@ -87,3 +90,8 @@ def _sync(place: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _told(offset: Mapping[str, Any]) -> bytes:
+    """An offset as it is after Java had it, to which half a surrogate is a question mark."""
+    return json.dumps(offset, sort_keys=True, ensure_ascii=False).encode("utf-8", "replace")

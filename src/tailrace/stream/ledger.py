@@ -169,14 +169,15 @@ class Ledger:
         anew = {each for each, now in standing.items() if self._is_anew(now, begun)}
         failed = {result.upstream_id for result in results if result.error is not None}
         # Failed in this batch or before a restart: the next offset says where it goes on, and this one must not. A new
-        # copy takes an error back, but not that of its own first batch; what a batch did is not known after a restart.
+        # copy takes an error back, but not that of its own first batch; what a batch did is not known after a restart,
+        # but without a chunk it cannot have failed.
         unheard = {
             each
             for each, now in standing.items()
             if each in known
             and known[each].state is TableState.ERRORED
             and now.phase != "stopped"
-            and (each not in anew or each in failed or not told)
+            and (each not in anew or each in failed or (not told and now.chunks_done > 0))
         }
         anew -= unheard
         updates = [

@@ -108,7 +108,7 @@ def test_what_the_error_of_a_damaged_log_advises_mends_it(lake: Path) -> None:
     last.write_bytes(last.read_bytes()[:40])
     with pytest.raises(TableError) as caught:
         write(destination, 2, update(id=1, price=2))
-    assert f"move {lake / 'shop/items'} away, then tailrace resync shop.items" in (caught.value.fix or "")
+    assert f"move {lake / 'shop/items'} away, then tailrace resync FILE shop.items" in (caught.value.fix or "")
     (lake / "shop/items").rename(lake / "away")
     copied(destination, 3, read(id=1, name="a", price=2))
     assert rows_at(lake) == [{"id": 1, "name": "a", "price": 2}]
@@ -189,7 +189,7 @@ def test_a_value_read_again_upstream_that_does_not_fit_is_refused_where_its_text
     write(destination, 0, insert(id=1, name="a", price=1))
     with pytest.raises(UnfitError) as caught:
         write(destination, 1, update(id=7, name="new"), refetch=fetched_with(BIG))
-    assert caught.value.fix == "tailrace resync shop.items"
+    assert caught.value.fix == "tailrace resync FILE shop.items"
     # The price of the change itself fits, and the one upstream is not needed.
     write(destination, 1, update(id=7, price=5), refetch=fetched_with(BIG))
     assert rows_at(lake)[1] == {"id": 7, "name": "fetched", "price": 5}

@@ -13,7 +13,7 @@ import pytest
 
 from tailrace import config
 from tailrace.change import Changes, Position
-from tailrace.child import write_status
+from tailrace.child import read_status, write_status
 from tailrace.destination import Batch
 from tailrace.destination.webhook import destination as module
 from tailrace.destination.webhook.destination import WebhookDelivery, WebhookDestination
@@ -254,3 +254,19 @@ def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(
 
             wait_until(lambda: bool(says()))
             assert says() == [(EVERY, 7)]
+
+
+def test_what_was_dropped_is_counted_through_a_restart_of_the_sender(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        endpoint.script(Reply(400), Reply(400))
+        destination = make(tmp_path, endpoint.url, retry={"min": "5ms", "max": "20ms", "limit": 2})
+        folder = Path(destination.queue)
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            delivery.drain()
+        first = read_status(folder, STATUS)
+        assert first["dropped"] == 1
+        with destination.delivering():
+            wait_until(lambda: read_status(folder, STATUS).get("pid") not in (None, first["pid"]))
+            assert read_status(folder, STATUS)["dropped"] == 1

@@ -152,9 +152,11 @@ def _keeps_values(was: Column, now: Column) -> bool:
 def _rounds(old: pa.DataType, new: pa.DataType) -> bool:
     """Whether a change of type alters values where it does not refuse them."""
     if pa.types.is_floating(old):
-        return not pa.types.is_floating(new) or bool(new.bit_width < old.bit_width)
+        narrower = pa.types.is_floating(new) and new.bit_width < old.bit_width
+        return bool(narrower or pa.types.is_integer(new) or pa.types.is_decimal(new))
     if pa.types.is_decimal(old) and old.scale > 0:
-        return not pa.types.is_decimal(new) or bool(new.scale < old.scale)
+        narrower = pa.types.is_decimal(new) and new.scale < old.scale
+        return bool(narrower or pa.types.is_integer(new) or pa.types.is_floating(new))
     return False
 
 
