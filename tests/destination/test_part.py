@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pytest
 from tailrace.change import Changes, Op
 from tailrace.destination import Batch
 from tailrace.destination.part import Part, parts, require_unwritten
-from tailrace.errors import TableError
+from tailrace.errors import TableError, UnavailableError
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, moved, read, update
 
 PART_BYTES = 100_000
@@ -93,3 +94,11 @@ def test_a_table_that_earlier_batches_wrote_is_not_made_anew() -> None:
         require_unwritten(table, Batch("p", 1, frozenset({"7"})), "/lake")
     assert caught.value.table == "shop.items"
     assert "tailrace resync" in (caught.value.fix or "")
+
+
+def test_a_table_is_waited_for_where_the_folder_of_all_tables_is_away(tmp_path: Path) -> None:
+    table, batch = replace(ITEMS, upstream_id="7"), Batch("p", 1, frozenset({"7"}))
+    with pytest.raises(UnavailableError, match="is not there"):
+        require_unwritten(table, batch, "/lake/shop/items", root=tmp_path / "lake")
+    with pytest.raises(TableError, match="no longer in"):
+        require_unwritten(table, batch, "/lake/shop/items", root=tmp_path)

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
 import pyarrow as pa
 
 from tailrace.change import Changes, Op, Position
 from tailrace.collapse import fit, slim
 from tailrace.destination import Batch
-from tailrace.errors import TableError
+from tailrace.errors import TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
 POSITION = "_tailrace_position"
@@ -87,9 +88,14 @@ def _belong_together(before: Changes, after: Changes) -> bool:
     return after.first == Position(last.commit, last.ordinal + 1)
 
 
-def require_unwritten(table: TableSchema, batch: Batch, place: str) -> None:
-    """Raises TableError when a table that is not at the destination should be: its disk may just not be mounted."""
+def require_unwritten(table: TableSchema, batch: Batch, place: str, *, root: Path | None = None) -> None:
+    """Raises TableError when a table that is not at the destination should be: its disk may just not be mounted.
+
+    UnavailableError where not even the folder of all tables, `root`, is there.
+    """
     if table.upstream_id in batch.written:
+        if root is not None and not root.is_dir():
+            raise UnavailableError(f"{root} is not there", table=str(table.table), fix="put it back; it is tried again")
         raise TableError(
             f"the table was written before and is no longer in {place}",
             table=str(table.table),

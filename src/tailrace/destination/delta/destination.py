@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -142,7 +143,8 @@ class DeltaDestination:
                     copy.give_up(place, batch)
                 return Written(repeated=True)
             if before is None and not starts:
-                require_unwritten(table, batch, place.base or place.uri)
+                root = Path(self.path) if place.is_local else None
+                require_unwritten(table, batch, place.base or place.uri, root=root)
             pieces = parts(
                 changes,
                 table,
