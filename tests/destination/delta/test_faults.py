@@ -56,13 +56,14 @@ def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_i
     destination = DeltaDestination(str(lake))
     table = replace(ITEMS, upstream_id="7")
     write(destination, 0, insert(id=1, name="a", price=1), table=table)
-    lake.rename(lake.with_name("unmounted"))
+    place, away = lake / "shop" / "items", lake / "unmounted"
+    place.rename(away)
     later = Batch("p", 1, frozenset({"7"}))
     changes = changes_of(table, insert(id=2, name="b", price=2))
     with pytest.raises(TableError, match="no longer in"):
         destination.write_changes(table, changes, later)
-    assert not lake.exists()
-    lake.with_name("unmounted").rename(lake)
+    assert not place.exists()
+    away.rename(place)
     destination.write_changes(table, changes, later)
     assert [row["id"] for row in rows_at(lake)] == [1, 2]
 

@@ -81,7 +81,7 @@ def complete(
             [to_delta(fetched.column(c), target.schema.field(c).type, c, name) for c in needed], names=needed
         )
         if EXACT in fetched.column_names:
-            if not has_exact and not needed_fit(fetched.column(EXACT).take(pa.array(at)), needed):
+            if not has_exact and not _fit(fetched.column(EXACT).take(pa.array(at)), needed):
                 raise UnfitError(
                     "a row that was read again upstream holds a value that its column's type cannot hold",
                     table=name,
@@ -116,7 +116,8 @@ def complete(
     return [values.take(pick) for values in columns], _marks_at(marks, kept), kept
 
 
-def needed_fit(texts: pa.ChunkedArray[Any], needed: Sequence[str]) -> bool:
+def _fit(texts: pa.ChunkedArray[Any], needed: Sequence[str]) -> bool:
+    """Whether none of the unfit values is one of the needed columns."""
     return not any(set(json.loads(text)) & set(needed) for text in texts.to_pylist() if text)
 
 
