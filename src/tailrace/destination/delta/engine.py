@@ -77,12 +77,13 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
 
     rows_table, marks, kept = complete(target, collapsed, wanted, home, home_row, candidates, finder, refetch)
     upsert = layout.rows(rows_table, marks, now) if upserts else None
-    if upsert is not None and upsert.nbytes <= _JOINED_BYTES:
-        # Taking rows here and there out of many chunks costs three times as much as out of one.
-        upsert = upsert.combine_chunks()
     fresh = np.arange(len(kept))
     if upsert is not None:
         at_home = home[:upserts][kept]
+        scattered = bool(layout.partition_by) or bool((at_home >= 0).any())
+        if scattered and upsert.nbytes <= _JOINED_BYTES:
+            # Taking rows here and there out of many chunks costs three times as much as out of one.
+            upsert = upsert.combine_chunks()
         if not layout.partition_by:
             order = np.argsort(at_home, kind="stable")
             ends = np.searchsorted(at_home[order], np.arange(len(candidates) + 1))
