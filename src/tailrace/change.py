@@ -60,6 +60,10 @@ def end_of(commit: int) -> Position:
     return Position(commit, LAST_ORDINAL)
 
 
+EXACT = "_tailrace_exact"
+"""The column beside a row's own that holds `exact`, where rows travel or are kept without their changes."""
+
+
 def changes_type(row_type: pa.StructType) -> pa.Schema:
     """The layout of `Changes.batch`.
 

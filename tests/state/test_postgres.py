@@ -87,17 +87,22 @@ def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Data
         assert [table.name for table in store.tables()] == ["public.a", "public.b"]
 
 
+def let_updates_die(database: Database) -> None:
+    """Whoever updates the state of a table loses the connection, until the trigger is dropped."""
+    database.run(
+        "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
+        "CREATE TRIGGER die BEFORE UPDATE ON tailrace.table_state FOR EACH ROW EXECUTE FUNCTION die()",
+    )
+
+
 def test_a_server_that_dies_within_a_write_leaves_memory_and_store_the_same(
     address: StoreAddress, database: Database
 ) -> None:
     with address.open() as store:
         store.claim_run()
         store.add_table("1", "public.a")
-        database.run(
-            "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
-            "CREATE TRIGGER die BEFORE UPDATE ON tailrace.table_state FOR EACH ROW EXECUTE FUNCTION die()",
-        )
+        let_updates_die(database)
         with pytest.raises(UnavailableError):
             store.pause_table("1")
         database.run("DROP TRIGGER die ON tailrace.table_state")
@@ -134,11 +139,7 @@ def test_a_skip_leaves_either_both_the_letter_and_the_table_or_neither(
         store.add_table("1", "public.a")
         store.fail_table("1", "no")
         letter = store.keep_letter("1", "public.a", "0", kind="UnfitError", reason="no")
-        database.run(
-            "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
-            " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
-            "CREATE TRIGGER die BEFORE UPDATE ON tailrace.table_state FOR EACH ROW EXECUTE FUNCTION die()",
-        )
+        let_updates_die(database)
         with pytest.raises(UnavailableError):
             store.skip_letters("1", [letter.id])
         database.run("DROP TRIGGER die ON tailrace.table_state")

@@ -21,7 +21,6 @@ POSITION = "_tailrace_position"
 OP = "_tailrace_op"
 COMMITTED_AT = "_tailrace_committed_at"
 DELETED_AT = "_tailrace_deleted_at"
-EXACT = "_tailrace_exact"
 
 METADATA = {
     "position": pa.field(POSITION, pa.string()),

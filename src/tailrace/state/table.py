@@ -84,11 +84,7 @@ class TableKeeper:
 
     def recover_table(self, upstream_id: str) -> None:
         with self._session.write() as tx:
-            before = self._find(tx, upstream_id)
-            after = recover(before, now())
-            if after != before:
-                self._save(tx, [after])
-                self._drop_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
+            self._recover(tx, upstream_id)
 
     def skip_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
         """Pass over these changes, and go on if the table is in error: both or neither."""
@@ -97,11 +93,14 @@ class TableKeeper:
                 "UPDATE dead_letter SET status = 'skipped' WHERE pipeline = :pipeline AND id = :id",
                 [{"id": letter_id} for letter_id in letter_ids],
             )
-            before = self._find(tx, upstream_id)
-            after = recover(before, now())
-            if after != before:
-                self._save(tx, [after])
-                self._drop_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
+            self._recover(tx, upstream_id)
+
+    def _recover(self, tx: Transaction, upstream_id: str) -> None:
+        before = self._find(tx, upstream_id)
+        after = recover(before, now())
+        if after != before:
+            self._save(tx, [after])
+            self._drop_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
 
     def pause_table(self, upstream_id: str) -> None:
         self._change(upstream_id, lambda table: replace(table, paused_at=table.paused_at or now()))

@@ -16,10 +16,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.change import EXACT
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.path import Place
-from tailrace.destination.part import DELETED_AT, EXACT
+from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.layout import as_kept
 from tailrace.destination.sqlite.name import file_name, listed, quote

@@ -13,8 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.change import Changes
-from tailrace.destination.part import EXACT
+from tailrace.change import EXACT, Changes
 from tailrace.errors import ConfigError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Polled, Query

@@ -17,8 +17,9 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from psycopg import sql
 
+from tailrace.change import EXACT
 from tailrace.destination.delta.path import Place
-from tailrace.destination.part import DELETED_AT, EXACT, OP, POSITION
+from tailrace.destination.part import DELETED_AT, OP, POSITION
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.connection import bulk
 

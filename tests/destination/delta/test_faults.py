@@ -18,6 +18,7 @@ from tailrace.destination.delta.upkeep import Compaction
 from tailrace.errors import TableError, UnavailableError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, moved, read, update
+from tests.destination.writing import TREE, write
 
 BIG = '{"price": "99999999999"}'
 TENANTS = TableSchema(
@@ -25,20 +26,11 @@ TENANTS = TableSchema(
     (Column("tenant", pa.string(), number=1), Column("id", pa.int64(), False, number=2)),
     ("id",),
 )
-TREE = TableSchema(
-    TableName("shop", "tree"),
-    (Column("path", pa.list_(pa.int32()), False, number=1), Column("name", pa.string(), number=2)),
-    ("path",),
-)
 
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
-
-
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:

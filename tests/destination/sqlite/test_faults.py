@@ -17,23 +17,14 @@ from tailrace.destination.sqlite import destination as sqlite
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name
 from tailrace.errors import TableError
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, read, update
-
-TREE = TableSchema(
-    TableName("shop", "tree"),
-    (Column("path", pa.list_(pa.int32()), False, number=1), Column("name", pa.string(), number=2)),
-    ("path",),
-)
+from tailrace.schema import TableSchema
+from tailrace.testing.destination import ITEMS, changes_of, delete, insert, read, update
+from tests.destination.writing import TREE, write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "replica.db"
-
-
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def rows_at(path: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:

@@ -106,14 +106,21 @@ SMALL_BESIDE_LARGE = (
 )
 
 
-def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
-    database: Database, tmp_path: Path
-) -> None:
-    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+@contextmanager
+def copying_beside(database: Database, folder: Path) -> Iterator[tuple[Session, Replay, str, str]]:
+    """A large table, by its OID, in the middle of a new copy, beside a small one that is level with the log."""
+    with following(database, folder, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
         replay.catch_up()
         large, small = oid(session, "large"), oid(session, "small")
         replay.orders = Orders(resync={large: 1})
         step_until(replay, large, "copy")
+        yield session, replay, large, small
+
+
+def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
+    database: Database, tmp_path: Path
+) -> None:
+    with copying_beside(database, tmp_path) as (session, replay, large, small):
         session.execute("ALTER TABLE small ALTER v TYPE text USING upper(v)")
         replay.orders = Orders(resync={large: 1, small: 2})
         replay.catch_up()
@@ -123,11 +130,7 @@ def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
 def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended(
     database: Database, tmp_path: Path
 ) -> None:
-    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
-        replay.catch_up()
-        large, small = oid(session, "large"), oid(session, "small")
-        replay.orders = Orders(resync={large: 1})
-        step_until(replay, large, "copy")
+    with copying_beside(database, tmp_path) as (session, replay, large, small):
         ended = session.execute(
             "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
             " AND application_name = 'tailrace' AND datname = current_database()"

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import key as keys
-from tailrace.change import Op, Position
+from tailrace.change import EXACT, Op, Position
 from tailrace.collapse import Collapsed, Marks
 from tailrace.destination import Refetch
 from tailrace.destination.delta.file import read_columns
@@ -20,7 +20,6 @@ from tailrace.destination.delta.index import Index, Wanted
 from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
 from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
-from tailrace.destination.part import EXACT
 from tailrace.errors import TableError, UnfitError
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tailrace import failpoint
-from tailrace.change import Changes
+from tailrace.change import EXACT, Changes
 from tailrace.collapse import Collapsed, collapse, fit
 from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
@@ -26,7 +26,7 @@ from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.reading import Reading
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.destination.part import EXACT, METADATA, early, now, parts, require_unwritten
+from tailrace.destination.part import METADATA, early, now, parts, require_unwritten
 from tailrace.errors import Finding, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 

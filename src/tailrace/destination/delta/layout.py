@@ -19,9 +19,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import Changes, Op, op_names, position_texts
+from tailrace.change import EXACT, Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, EXACT, METADATA, OP, POSITION
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, METADATA, OP, POSITION
 from tailrace.errors import UnfitError
 from tailrace.schema import TableSchema
 

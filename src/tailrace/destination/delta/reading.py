@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace.change import EXACT
 from tailrace.collapse import renamed_exact
-from tailrace.destination.part import EXACT
 from tailrace.errors import SchemaChangedError
 
 

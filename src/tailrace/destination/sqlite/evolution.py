@@ -17,8 +17,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace.change import EXACT
 from tailrace.collapse import origins
-from tailrace.destination.part import EXACT
 from tailrace.destination.sqlite.layout import as_kept, create_sql
 from tailrace.destination.sqlite.name import fold, listed, quote
 from tailrace.destination.sqlite.value import declared, encode

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import Changes, Op, op_names, position_texts
+from tailrace.change import EXACT, Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, EXACT, METADATA, OP, POSITION
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, METADATA, OP, POSITION
 from tailrace.destination.sqlite.name import listed, quote
 from tailrace.destination.sqlite.value import declared, encode, kept_type, nan_mask
 from tailrace.errors import UnfitError

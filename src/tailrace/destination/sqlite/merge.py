@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace import key as keys
-from tailrace.change import Changes, Op, Position, op_names, position_texts
+from tailrace.change import EXACT, Changes, Op, Position, op_names, position_texts
 from tailrace.collapse import Collapsed, Marks, fit
 from tailrace.destination import Refetch, Written
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, EXACT, OP, POSITION
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
 from tailrace.destination.sqlite.layout import Columns, instants, merged_exact
 from tailrace.destination.sqlite.target import Target
 from tailrace.errors import TableError

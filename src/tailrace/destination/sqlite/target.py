@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination.part import DELETED_AT, EXACT
+from tailrace.change import EXACT
+from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
 from tailrace.destination.sqlite.layout import OWN, Columns, Layout, as_kept, create_sql
 from tailrace.destination.sqlite.name import listed, quote

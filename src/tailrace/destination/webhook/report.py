@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from contextlib import suppress
@@ -100,7 +99,6 @@ class Report:
             self._count(head)
             with self._lock:
                 status = {
-                    "pid": os.getpid(),
                     "at": time.time(),
                     "node": self._node,
                     "leader": self._epoch is not None,

@@ -18,7 +18,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.change import Changes, Op
+from tailrace.change import EXACT, Changes, Op
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
@@ -296,7 +296,7 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
                 texts.append(pa.nulls(len(row), pa.string()) if unfit is None else unfit)
     rows = pa.Table.from_batches(found, pa.schema(list(table.row_type)))
     exact = pa.chunked_array(texts, pa.string())
-    return rows if exact.null_count == len(exact) else rows.append_column("_tailrace_exact", exact)
+    return rows if exact.null_count == len(exact) else rows.append_column(EXACT, exact)
 
 
 def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:

@@ -12,7 +12,6 @@ outlives its owner and no secret stands in a process list.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -347,7 +346,6 @@ class Receiver:
                 Path(self.options.journal),
                 STATUS,
                 {
-                    "pid": os.getpid(),
                     "at": time.time(),
                     "gear": self.gear,
                     "durable": self.durable,
