@@ -68,6 +68,14 @@ class Ledger:
         heard = self.last_batch > self._failed_in.get(upstream_id, -1)
         return heard and standing is not None and standing.phase == "stopped"
 
+    @property
+    def has_freed(self) -> bool:
+        """Whether a table may go on that the last batch left out: it is to be tried again, or was resumed."""
+        return any(
+            table.state is not TableState.ERRORED and table.paused_at is None and self.is_stopped(table.upstream_id)
+            for table in self._store.tables()
+        )
+
     def open_tables(self, tables: Sequence[TableSchema]) -> None:
         """Make the tables of now known; forget those that left while nobody ran."""
         wanted = {table.upstream_id for table in tables}

@@ -188,7 +188,9 @@ class Pipeline:
                         run.ledger.waiting(error)
                         run.show()
             else:
-                return
+                # A single run is not at its end while a table is to be tried again that its last batch left out.
+                if not (run.once and run.ledger.has_freed):
+                    return
 
     def _run_query(self, run: Run) -> None:
         config, session, ledger = self.config, run.session, run.ledger
