@@ -225,12 +225,12 @@ def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_
     scene.batch()
     assert scene.ledger.is_stopped("1")
     assert scene.open().is_stopped("1")
-    assert not scene.ledger.has_freed
+    assert not scene.ledger.has_freed()
 
     scene.store.recover_table("1")
-    assert scene.ledger.has_freed
+    assert scene.ledger.has_freed()
     scene.store.pause_table("1")
-    assert not scene.ledger.has_freed
+    assert not scene.ledger.has_freed()
     scene.store.resume_table("1")
     scene.place("1", "catchup", 20, copy=1)
     scene.ledger.applied(scene.ledger.last_batch + 1, [failed(TableError("again", table="public.a"))])

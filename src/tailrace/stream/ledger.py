@@ -68,7 +68,6 @@ class Ledger:
         heard = self.last_batch > self._failed_in.get(upstream_id, -1)
         return heard and standing is not None and standing.phase == "stopped"
 
-    @property
     def has_freed(self) -> bool:
         """Whether a table may go on that the last batch left out: it is to be tried again, or was resumed."""
         return any(

@@ -189,7 +189,7 @@ class Pipeline:
                         run.show()
             else:
                 # A single run is not at its end while a table is to be tried again that its last batch left out.
-                if not (run.once and run.ledger.has_freed):
+                if not (run.once and run.ledger.has_freed()):
                     return
 
     def _run_query(self, run: Run) -> None:

@@ -24,6 +24,7 @@ from tailrace.journal import Cursor, FrameRef, JournalReader, writer
 from tailrace.journal.segment import create_segment
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres import connection, framing, receiver, stream
+from tailrace.source.postgres.frame import Frame
 from tailrace.source.postgres.framing import FrameMeta, Framer, messages_of
 from tailrace.source.postgres.pgoutput import decode, only
 from tailrace.source.postgres.receiver import Receiver
@@ -151,7 +152,7 @@ def test_rows_before_a_new_shape_are_read_by_their_own_where_transactions_are_se
     session.execute("ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text")
     session.execute("INSERT INTO t (id, v, w) VALUES (3, 'v', 'w')")
     messages = peek(session, source)
-    (frame,) = Framer(int(scan(messages).end_lsn[known - 1]) if known else 0).feed(messages)
+    (frame,) = Framer(int(scan(Frame.of(messages)).end_lsn[known - 1]) if known else 0).feed(messages)
     meta = FrameMeta.from_bytes(frame.meta)
     decoded = decode(
         messages_of(frame.payload),

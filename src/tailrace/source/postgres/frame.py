@@ -37,38 +37,59 @@ class OpenTransaction:
     next_ordinal: int = 0
 
 
+@dataclass(frozen=True, eq=False)
 class Frame:
     """An Arrow array of messages, looked at in place. No message is null.
 
     `data` begins at the first message, so a slice of a large array costs no more than its own bytes.
     """
 
-    def __init__(self, messages: pa.Array[Any]) -> None:
+    data: pa.Buffer
+    starts: Places
+    ends: Places
+    kinds: npt.NDArray[np.uint8]
+
+    @classmethod
+    def of(cls, messages: pa.Array[Any]) -> Frame:
+        """Raises MalformedError for bytes that are no messages of pgoutput version 1."""
         width = np.int64 if pa.types.is_large_binary(messages.type) else np.int32
         _, bounds, data = messages.buffers()
         count = len(messages)
         if count == 0 or bounds is None or data is None:
             edges: Places = np.zeros(count + 1, np.int64)
-            self.data = pa.py_buffer(b"")
+            content = pa.py_buffer(b"")
         else:
             edges = np.frombuffer(bounds, width, count + 1, messages.offset * np.dtype(width).itemsize).astype(np.int64)
-            self.data = data.slice(int(edges[0]), int(edges[-1] - edges[0]))
+            content = data.slice(int(edges[0]), int(edges[-1] - edges[0]))
             edges -= edges[0]
             if edges[-1] > _MAX_BYTES:
                 raise ValueError(f"a frame of {int(edges[-1])} bytes; cut it below {_MAX_BYTES}")
-        self.starts, self.ends = edges[:-1], edges[1:]
-        self.bytes = np.frombuffer(self.data, np.uint8)
-        if (self.starts == self.ends).any():
+        starts, ends = edges[:-1], edges[1:]
+        if (starts == ends).any():
             raise MalformedError("an empty message is not of pgoutput")
-        self.kinds = self.bytes[self.starts]
-        if not _IS_KIND[self.kinds].all():
+        kinds = np.frombuffer(content, np.uint8)[starts]
+        if not _IS_KIND[kinds].all():
             raise MalformedError("a message of a kind that pgoutput version 1 does not have")
+        return cls(content, starts, ends, kinds)
+
+    def head(self, count: int) -> Frame:
+        """The first so many messages, without another look at them."""
+        end = int(self.ends[count - 1]) if count else 0
+        return Frame(self.data.slice(0, end), self.starts[:count], self.ends[:count], self.kinds[:count])
 
     def __len__(self) -> int:
         return len(self.starts)
 
+    def places(self, kind: Kind) -> Places:
+        """The indexes of the messages of a kind."""
+        return np.flatnonzero(self.kinds == kind)
+
     def message(self, index: int) -> bytes:
         return self.bytes[self.starts[index] : self.ends[index]].tobytes()
+
+    @cached_property
+    def bytes(self) -> npt.NDArray[np.uint8]:
+        return np.frombuffer(self.data, np.uint8)
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64]:
@@ -115,7 +136,7 @@ class Placement:
     @classmethod
     def of(cls, frame: Frame, transaction: OpenTransaction | None) -> Placement:
         """Raises MalformedError when a change comes before any Begin and no transaction is open."""
-        begins = np.flatnonzero(frame.kinds == Kind.BEGIN)
+        begins = frame.places(Kind.BEGIN)
         # Which transaction each change is in: 0 is the one open at the start, n the one of the n-th Begin.
         number = np.searchsorted(begins, frame.changes)
         if transaction is None and len(number) and number[0] == 0:

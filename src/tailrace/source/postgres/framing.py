@@ -105,26 +105,23 @@ class Framer:
 
     def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
         """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""
-        messages = _ours(messages)
         if self._carry is not None:
             messages = pa.concat_arrays([self._carry, messages])
             self._carry = None
-        if not len(messages):
-            return []
-        found = scan(messages, self._transaction)
-        cut = int(found.commits[-1]) + 1 if len(found.commits) else 0
-        frames: list[journal.Frame] = []
-        if cut:
-            frames += self._frame(messages.slice(0, cut))
+        messages, looked = _ours(messages)
+        commits = looked.places(Kind.COMMIT)
+        cut = int(commits[-1]) + 1 if len(commits) else 0
+        frames = self._frame(messages.slice(0, cut), looked.head(cut)) if cut else []
         rest = messages.slice(cut)
-        if found.end is not None and _size(rest) > FRAME_BYTES:
-            frames += self._frame(rest)
-        elif found.end is not None and len(rest):
+        is_open = self._transaction is not None or bool((looked.kinds[cut:] == Kind.BEGIN).any())
+        if is_open and len(rest) and looked.ends[-1] - looked.starts[cut] > FRAME_BYTES:
+            frames += self._frame(rest, Frame.of(rest))
+        elif is_open and len(rest):
             self._carry = rest
         return frames
 
-    def _frame(self, messages: pa.Array[Any]) -> list[journal.Frame]:
-        found = scan(messages, self._transaction)
+    def _frame(self, messages: pa.Array[Any], looked: Frame) -> list[journal.Frame]:
+        found = scan(looked, self._transaction)
         known = dict(self._relations)
         self._relations.update((int.from_bytes(raw[1:5], "big"), raw) for _, raw in found.relations)
         # Commits arrive in order, so what is known already is a prefix. Its relations hold for the rows behind it.
@@ -137,7 +134,7 @@ class Framer:
             cut = int(found.commits[known_commits - 1]) + 1
             known |= {int.from_bytes(raw[1:5], "big"): raw for index, raw in found.relations if index < cut}
             messages = messages.slice(cut)
-            found = scan(messages)
+            found = scan(Frame.of(messages))
         first = _position(found.start or found.open_at(int(found.begins[0]) + 1))
         self._transaction = found.end
         if found.end is None:
@@ -146,23 +143,24 @@ class Framer:
         else:
             following = _position(found.end)
             last = Position(following.commit, max(following.ordinal - 1, 0))
-        shapes = _shapes(messages, found, known)
+        shapes = _shapes(found, known)
         if not found.changes and not shapes and found.start is None and found.end is None:
             return []  # a heartbeat, or nothing that was published: only its end matters
-        rows = _changes_per_relation(messages, found)
+        rows = _changes_per_relation(found)
         meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start, shapes)
         return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
 
 
-def _ours(messages: pa.Array[Any]) -> pa.Array[Any]:
+def _ours(messages: pa.Array[Any]) -> tuple[pa.Array[Any], Frame]:
     """Without the logical messages of others: nobody reads them, and they may be as large as they like."""
-    at = np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE)
-    foreign = [index for index in at.tolist() if not _is_ddl(messages[index].as_py())]
+    looked = Frame.of(messages)
+    foreign = [index for index in looked.places(Kind.MESSAGE).tolist() if not _is_ddl(looked.message(index))]
     if not foreign:
-        return messages
+        return messages, looked
     kept = np.ones(len(messages), bool)
     kept[foreign] = False
-    return messages.filter(pa.array(kept))
+    messages = messages.filter(pa.array(kept))
+    return messages, Frame.of(messages)
 
 
 def _is_ddl(raw: bytes) -> bool:
@@ -175,7 +173,7 @@ def _position(transaction: OpenTransaction | None) -> Position:
     return Position(transaction.commit_lsn, transaction.next_ordinal)
 
 
-def _shapes(messages: pa.Array[Any], found: Scan, known: Mapping[int, bytes]) -> tuple[Shape, ...]:
+def _shapes(found: Scan, known: Mapping[int, bytes]) -> tuple[Shape, ...]:
     """What may bring a new version: relations that are not those known before, and what the event trigger says."""
     seen = dict(known)
     shapes: list[tuple[int, bytes]] = []
@@ -184,23 +182,18 @@ def _shapes(messages: pa.Array[Any], found: Scan, known: Mapping[int, bytes]) ->
         if seen.get(oid) != raw:
             shapes.append((index, raw))
         seen[oid] = raw
-    told = np.flatnonzero(Frame(messages).kinds == Kind.MESSAGE).tolist()
-    shapes += [(index, messages[index].as_py()) for index in told]
+    shapes += [(index, found.frame.message(index)) for index in found.frame.places(Kind.MESSAGE).tolist()]
     return tuple(Shape(_position(found.open_at(index)), raw) for index, raw in sorted(shapes))
 
 
-def _changes_per_relation(messages: pa.Array[Any], found: Scan) -> dict[int, int]:
+def _changes_per_relation(found: Scan) -> dict[int, int]:
     rows = dict(found.rows)
-    for index in np.flatnonzero(Frame(messages).kinds == Kind.TRUNCATE):
-        truncate = parse(messages[int(index)].as_py())
+    for index in found.frame.places(Kind.TRUNCATE).tolist():
+        truncate = parse(found.frame.message(index))
         assert isinstance(truncate, Truncate)
         for oid in truncate.oids:
             rows[oid] = rows.get(oid, 0) + 1
     return rows
-
-
-def _size(messages: pa.Array[Any]) -> int:
-    return int(pa.compute.sum(pa.compute.binary_length(messages)).as_py() or 0)
 
 
 def _payload(messages: pa.Array[Any]) -> pa.Buffer:

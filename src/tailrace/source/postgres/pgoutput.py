@@ -80,7 +80,7 @@ def _decode(
     bounds: Mapping[int, tuple[Position, Position]],
     skips: Mapping[int, Collection[Position]],
 ) -> Iterator[Changes]:
-    frame = Frame(messages)
+    frame = Frame.of(messages)
     placement = Placement.of(frame, transaction)
     first_error: TableError | None = None
     failed: set[int] = set()
@@ -196,7 +196,7 @@ def _group(rows: Places, oids: Places) -> dict[int, Places]:
 def _shapes(frame: Frame, relations: Mapping[int, Relation]) -> dict[int, list[tuple[int, Relation]]]:
     """By OID, the Relations that hold and the change from which each one does; repeats of the same are left out."""
     shapes = {oid: [(0, relation)] for oid, relation in relations.items()}
-    for index in np.flatnonzero(frame.kinds == Kind.RELATION).tolist():
+    for index in frame.places(Kind.RELATION).tolist():
         relation = message.parse(frame.message(index))
         assert isinstance(relation, Relation)
         known = shapes.setdefault(relation.oid, [])
