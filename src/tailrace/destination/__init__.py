@@ -125,13 +125,15 @@ class Destination(Protocol):
         starts: bool = False,
         completes: bool = False,
         refetch: Refetch | None = None,
+        weight: int = 0,
     ) -> Written:
         """Make the batch visible in one commit: the staged rows, then the changes in order.
 
         `table` is the version the table has afterwards, also when no change came with it: the destination evolves to
         it in the same commit, and changes of older versions are fitted to it. `starts` begins a copy, `completes` ends
         it. A copy into a table that holds rows replaces them: they stay as they are until the batch that completes
-        it, and go in its commit. Called once per table and batch, possibly again for the same batch after a crash.
+        it, and go in its commit. `weight` is how many bytes of log the changes are, as far as that is known. Called
+        once per table and batch, possibly again for the same batch after a crash.
         """
         ...
 

@@ -7,7 +7,8 @@ the driver half (`follow`) decides how far to read and how to split it, the exec
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, Self
@@ -49,6 +50,14 @@ class Split:
     def only(self, tables: Collection[str]) -> Self:
         """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
         return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
+
+
+def weigh(splits: Iterable[Split]) -> Mapping[str, int]:
+    """How many bytes of log there are for which table. Pure."""
+    weights: Counter[str] = Counter()
+    for split in splits:
+        weights.update(split.weights)
+    return weights
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from tailrace.destination import Destination
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
-from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Split
+from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
 from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
 from tailrace.stream.sealed import Sealed
@@ -188,12 +188,7 @@ def drain_file(state_dir: Path) -> Path:
 
 def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:
     """A lane for every table: the heaviest first, each to the lane with least to do. Pure."""
-    weights: dict[str, int] = {}
-    for split in splits:
-        for table, weight in split.weights.items():
-            weights[table] = weights.get(table, 0) + weight
-        if split.copies is not None:
-            weights.setdefault(str(split.copies.table), 0)
+    weights = {str(split.copies.table): 0 for split in splits if split.copies is not None} | dict(weigh(splits))
     load = [0] * lanes
     chosen = {}
     for table in sorted(weights, key=lambda name: (-weights[name], name)):

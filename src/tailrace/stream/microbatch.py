@@ -7,8 +7,8 @@ import logging
 import os
 import time
 import zlib
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, groupby
@@ -22,7 +22,7 @@ from tailrace.destination import Batch, Destination, Staged, Written
 from tailrace.errors import TableError, TailraceError
 from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
-from tailrace.source import Source, Split
+from tailrace.source import Source, Split, weigh
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
@@ -100,10 +100,11 @@ class Applier:
             yield self._apply(table, _Work.of_copy(receipts), batch)
         splits = [row.log() for row in rows if row.kind == LOG]
         schemas = {name: schema for split in splits for name, schema in split.schemas.items()}
-        for tables in sittings(splits):
+        weights = weigh(splits)
+        for tables in sittings(weights):
             read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
             for table, flow in _flows(tables, read):
-                yield self._apply(table, _Work(schemas[table], flow), batch)
+                yield self._apply(table, _Work(schemas[table], flow, weights[table]), batch)
 
     def _read(self, splits: Sequence[Split]) -> Read:
         """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
@@ -174,6 +175,7 @@ class Applier:
             starts=work.starts,
             completes=work.completes,
             refetch=self.source.refetch,
+            weight=work.weight,
         )
         reach("stream.written")
         return written
@@ -184,11 +186,8 @@ def _due(table: str, batch: Batch) -> bool:
     return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
 
 
-def sittings(splits: Sequence[Split]) -> list[frozenset[str]]:
+def sittings(weights: Mapping[str, int]) -> list[frozenset[str]]:
     """Tables to be read together: the small ones in one go, a large one alone, so that it can flow. Pure."""
-    weights: Counter[str] = Counter()
-    for split in splits:
-        weights.update(split.weights)
     found: list[frozenset[str]] = []
     together: list[str] = []
     for table in sorted(weights, key=lambda name: (weights[name], name)):
@@ -234,8 +233,9 @@ class _Work:
     `table` is the version it ends with; None for a copy that failed.
     """
 
-    def __init__(self, table: TableSchema | None, changes: Iterator[Changes]) -> None:
+    def __init__(self, table: TableSchema | None, changes: Iterator[Changes], weight: int = 0) -> None:
         self.upstream_id = table.upstream_id if table is not None else ""
+        self.weight = weight
         self.copying = False
         self.staged: list[Staged] = []
         self.starts = False

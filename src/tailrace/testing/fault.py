@@ -107,11 +107,19 @@ class FaultyDestination:
         starts: bool = False,
         completes: bool = False,
         refetch: Refetch | None = None,
+        weight: int = 0,
     ) -> Written:
         return self._with_fault(
             "write_changes",
             lambda: self.inner.write_changes(
-                table, changes, batch, staged=staged, starts=starts, completes=completes, refetch=refetch
+                table,
+                changes,
+                batch,
+                staged=staged,
+                starts=starts,
+                completes=completes,
+                refetch=refetch,
+                weight=weight,
             ),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pytest
@@ -12,7 +13,7 @@ from deltalake import DeltaTable
 
 from tailrace.destination import Batch, Refetch
 from tailrace.destination.delta import destination as delta
-from tailrace.destination.delta import file
+from tailrace.destination.delta import engine, file
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction
 from tailrace.errors import TableError, UnavailableError, UnfitError
@@ -155,6 +156,19 @@ def test_changes_that_left_values_out_are_the_same_in_parts(lake: Path, monkeypa
         for number in range(100)
     }
     assert {row["id"]: (row["name"], row["price"]) for row in rows_at(lake)} == expected
+
+
+@pytest.mark.parametrize(("weight", "times"), [(0, 1), (100_000, 1), (100_001, 2)])
+def test_a_batch_is_written_in_one_go_unless_it_grew_for_a_huge_transaction(
+    lake: Path, monkeypatch: pytest.MonkeyPatch, weight: int, times: int
+) -> None:
+    monkeypatch.setattr(delta, "PART_BYTES", 100_000)
+    applied = Mock(wraps=engine.apply)
+    monkeypatch.setattr(engine, "apply", applied)
+    chunks = [chunk for at in range(2) for chunk in changes_of(ITEMS, insert(id=at, name="x" * 60_000, price=1))]
+    DeltaDestination(str(lake)).write_changes(ITEMS, chunks, Batch("p", 0), weight=weight)
+    assert applied.call_count == times
+    assert len(rows_at(lake)) == 2
 
 
 def fetched_with(exact: str) -> Refetch:

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from tailrace.destination.delta.option import DeltaOptions
 
 _TRIES = 5
-PART_BYTES = 128 << 20
-"""How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
+PART_BYTES = 256 << 20
+"""How much of a batch is collapsed and written at a time: all of it as a rule, since every part writes the files anew
+that hold its keys. A transaction for which a batch grew past this goes in halves of it, to take less memory."""
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,7 @@ class DeltaDestination:
         starts: bool = False,
         completes: bool = False,
         refetch: Refetch | None = None,
+        weight: int = 0,
     ) -> Written:
         """Make the batch visible in one commit. A batch that is there already is left alone.
 
@@ -148,7 +150,7 @@ class DeltaDestination:
             pieces = parts(
                 changes,
                 table,
-                PART_BYTES,
+                PART_BYTES if weight <= PART_BYTES else PART_BYTES // 2,
                 row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
                 keep_deleted=self.deletes == "soft",
             )

@@ -90,6 +90,7 @@ class SqliteDestination:
         starts: bool = False,
         completes: bool = False,
         refetch: Refetch | None = None,
+        weight: int = 0,
     ) -> Written:
         """Make the batch visible in one transaction. A batch that is there already is left alone.
 

@@ -96,6 +96,7 @@ class WebhookDestination:
         starts: bool = False,
         completes: bool = False,
         refetch: Refetch | None = None,
+        weight: int = 0,
     ) -> Written:
         """Stage the changes as events, uncollapsed. The driver puts them into the queue with all others of the batch.
 
