@@ -5,7 +5,6 @@ Two rows have the same key exactly when their comparable keys are equal, whateve
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
@@ -13,6 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from tailrace.jsontext import PLAIN
 
 Numbers = npt.NDArray[np.int64]
 Comparable: TypeAlias = "Numbers | pa.Array[Any]"
@@ -121,9 +122,7 @@ def _text(array: pa.Array[Any]) -> Any:
     if _is_text(array.type):
         return array.cast(pa.large_binary())
     if pa.types.is_nested(array.type):
-        # Keys that are arrays are rare: row by row is fine here.
-        texts = [None if value is None else json.dumps(value, default=str) for value in array.to_pylist()]
-        return pa.array(texts, pa.large_string()).cast(pa.large_binary())
+        return pc.if_else(array.is_valid(), PLAIN.value(array), None).cast(pa.large_binary())
     if pa.types.is_floating(array.type):
         wide = array.cast(pa.float64())
         # Upstreams hold -0 and 0 for one key, and all NaNs for one.

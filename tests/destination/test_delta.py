@@ -20,7 +20,7 @@ from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
+from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
 from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
@@ -414,3 +414,14 @@ def test_a_held_response_comes_when_it_is_released(lake: Path, tmp_path: Path) -
     faulty.release()
     writer.join(10)
     assert not writer.is_alive()
+
+
+@pytest.mark.parametrize("day", [-735_599, 3_000_000])
+def test_a_day_that_readers_do_not_know_in_a_partition_column_stops_the_table(lake: Path, day: int) -> None:
+    table = TableSchema(TableName("shop", "days"), (Column("id", pa.int32()), Column("day", pa.date32())), ("id",))
+    rows = pa.StructArray.from_arrays(
+        [pa.array([1], pa.int32()), pa.array([day], pa.int32()).view(pa.date32())], fields=list(table.row_type)
+    )
+    destination = DeltaDestination(str(lake), partition_by={"shop.days": ("day",)})
+    with pytest.raises(UnfitError, match="before year 1 or after 9999"):
+        destination.write_changes(table, [Changes.build(table, rows, op=Op.INSERT, commit=1)], Batch("p", 0))

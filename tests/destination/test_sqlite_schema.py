@@ -128,3 +128,17 @@ def test_an_index_that_forbids_what_the_upstream_allows_stops_the_table_and_no_r
     with pytest.raises(TableError, match="UNIQUE"):
         write(destination, 1, insert(id=2, name="a", price=2))
     assert [row["id"] for row in rows_at(path)] == [1]
+
+
+@pytest.mark.parametrize("taken", [False, True], ids=["added", "rebuilt"])
+def test_a_column_that_comes_as_nan_says_so_beside_the_rows_that_are_there(path: Path, taken: bool) -> None:
+    destination = SqliteDestination(str(path))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    nan = pa.scalar(float("nan"), pa.float64())
+    column = Column("price" if taken else "share", pa.float64(), number=9, initial=nan)
+    numbered = replace(ITEMS, columns=tuple(replace(c, number=at) for at, c in enumerate(ITEMS.columns, 1)))
+    write(destination, 1, table=numbered)
+    kept = [c for c in numbered.columns if c.name != column.name]
+    write(destination, 2, table=replace(numbered, columns=(*kept, column), version=3))
+    [row] = rows_at(path)
+    assert (row[column.name], row["_tailrace_exact"]) == (None, f'{{"{column.name}": "NaN"}}')

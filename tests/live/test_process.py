@@ -12,6 +12,7 @@ import pytest
 
 from tailrace.testing.runner import command, descendants
 from tailrace.testing.scenario import Scenario
+from tailrace.testing.wait import wait_until
 
 
 def status_of(scenario: Scenario) -> dict[str, Any]:
@@ -58,6 +59,18 @@ def test_a_run_prints_lines_tells_its_status_and_drains_at_sigterm(scenario: Sce
     assert scenario.run_once() == 0
     assert scenario.differences() == []
     assert scenario.doubled() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_single_run_that_a_signal_ended_does_not_say_that_it_is_done(scenario: Scenario) -> None:
+    with scenario.run(once=True, failpoints="pipeline.prepared:pause!once") as run:
+        wait_until(lambda: "pipeline.prepared" in run.acted(), 60)
+        run.terminate()
+        run.resume()
+        assert run.wait() == 130
+        assert "Traceback" not in run.log_file.read_text()
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
 
 
 def test_asking_for_the_status_of_a_pipeline_that_never_ran_says_so(scenario: Scenario) -> None:

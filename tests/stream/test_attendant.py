@@ -194,3 +194,17 @@ def test_a_resync_is_left_to_the_follower(scene: Scene) -> None:
     assert scene.ask("resync") is None
     assert scene.state() is TableState.ERRORED
     assert [request.kind for request in scene.store.open_requests()] == ["resync"]
+
+
+def test_a_resync_of_a_table_that_is_gone_is_answered(scene: Scene) -> None:
+    scene.store.forget_table("1")
+    assert scene.ask("resync") == "the pipeline has no such table any more"
+    assert scene.store.open_requests() == []
+
+
+def test_the_dead_letters_of_a_table_that_was_renamed_can_be_skipped(scene: Scene) -> None:
+    scene.fail(retry="manual")
+    scene.store.keep_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
+    scene.store.add_table("1", "public.renamed")
+    assert scene.ask("skip", "public.renamed") == "skipped 1"
+    assert scene.state() is TableState.FINISHED_COPY

@@ -395,6 +395,29 @@ def test_a_resync_brings_a_table_back_that_is_in_error(scene: Scene) -> None:
     assert (scene.state(), scene.table().reason) == (TableState.DATA_SYNC, None)
 
 
+@pytest.mark.parametrize("batches", [0, 1], ids=["in its first batch", "later"])
+def test_a_copy_that_somebody_asked_for_has_all_its_attempts(store: StateStore, batches: int) -> None:
+    scene = Scene(store, {"attempts": 3})
+    scene.follow("1")
+    for _ in range(3):
+        scene.batch(failed(TableError("no", table="public.a")))
+        scene.place("1", "stopped", 10, copy=1)
+        scene.batch()
+        store.recover_table("1")
+    request = store.ask("resync", "public.a")
+    for attempt, retry in enumerate(["timed", "timed", "manual"], 1):
+        for chunk in range(batches):
+            scene.place("1", "copy", 20, copy=1 + attempt, request=request.id, chunks_done=1 + chunk, chunks_total=3)
+            scene.batch(copied())
+        scene.place("1", "copy", 20, copy=1 + attempt, request=request.id, chunks_done=1 + batches, chunks_total=3)
+        scene.batch(failed(TableError("no", table="public.a"), copying=True))
+        assert (scene.table().retry, scene.table().attempts) == (retry, attempt)
+        scene.place("1", "stopped", 20, request=request.id)
+        scene.batch()
+        assert scene.table().attempts == attempt
+        store.recover_table("1")
+
+
 def test_tables_that_leave_are_forgotten_and_those_that_come_or_are_renamed_are_met(scene: Scene) -> None:
     scene.follow("1", "2")
 

@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from tailrace.change import Changes, Op
+from tailrace.change import Changes, Op, pack_unchanged
 from tailrace.cli import app
 from tailrace.cli.verify import verify as command
 from tailrace.config import load
@@ -272,3 +272,47 @@ def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, 
         list(verify(load(file), "public.a"))
     database.run("DROP TABLE b")
     assert CliRunner().invoke(app, ["verify", str(file)]).exit_code == ConfigError.exit_code
+
+
+@pytest.mark.parametrize("kind", ["delta", "sqlite"])
+def test_values_beside_their_row_are_equal_in_whatever_order_they_were_noted(
+    tmp_path: Path, database: Database, kind: str
+) -> None:
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, grid int[], day date, share float8)",
+        "INSERT INTO t VALUES (1, '{{1}}', 'infinity', 'NaN'), (2, NULL, NULL, 1)",
+    )
+    lake = {"type": kind, "path": str(tmp_path / "lake")}
+    file = configure(tmp_path, {"type": "postgres", "dsn": database.dsn}, destination=lake)
+    bring_over(file)
+    source, destination = open_source(load(file)), open_destination(load(file))
+    [table] = source.tables()
+    database.run("UPDATE t SET day = '-infinity' WHERE id = 1")
+    rows = pa.array([{"id": 1, "grid": None, "day": None, "share": float("nan")}], table.row_type)
+    update = Changes.build(
+        table,
+        rows,
+        op=Op.UPDATE,
+        commit=2,
+        unchanged=pack_unchanged(np.array([[False, True, False, False]])),
+        exact=pa.array(['{"day": "-infinity"}']),
+    )
+    destination.write_changes(table, [update], Batch("p", 9))
+    [verdict] = verify(load(file))
+    assert verdict.equal, verdict
+
+
+@pytest.mark.parametrize("kind", ["delta", "sqlite"])
+def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_found(
+    tmp_path: Path, database: Database, kind: str
+) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY, v float8, n numeric(12,0))", "INSERT INTO t VALUES (1, 1.1, 5)")
+    lake = {"type": kind, "path": str(tmp_path / "lake")}
+    file = configure(tmp_path, {"type": "postgres", "dsn": database.dsn}, destination=lake)
+    bring_over(file)
+    database.run("ALTER TABLE t ALTER n TYPE int")
+    [verdict] = verify(load(file))
+    assert verdict.equal, verdict
+    database.run("ALTER TABLE t ALTER v TYPE real")
+    [verdict] = verify(load(file))
+    assert verdict.different == 1

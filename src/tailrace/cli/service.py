@@ -29,7 +29,7 @@ def run_pipeline(
 ) -> None:
     """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
 
-    Raises TableError if a run with `once` left a table in error.
+    Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it.
     """
     from tailrace.stream.pipeline import Pipeline
 
@@ -37,7 +37,7 @@ def run_pipeline(
     pipeline = Pipeline.from_config(config)
     with (
         choose_view(plain=plain, as_json=as_json) as view,
-        drained_by_signals(pipeline.drain),
+        drained_by_signals(pipeline.drain) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
@@ -48,6 +48,8 @@ def run_pipeline(
                 deadline.begin()
 
         pipeline.run(once=once, on_progress=show)
+    if once and signalled.is_set():
+        raise KeyboardInterrupt
     if once and last and (errored := last[0].errored):
         first = errored[0]
         more = f" (and {len(errored) - 1} more tables are in error)" if len(errored) > 1 else ""
@@ -82,14 +84,19 @@ class Deadline:
 
 
 @contextmanager
-def drained_by_signals(drain: Callable[[], None]) -> Iterator[None]:
-    """Within the block the first SIGINT or SIGTERM drains, the second raises KeyboardInterrupt, the third exits."""
+def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
+    """Within the block the first SIGINT or SIGTERM drains, the second raises KeyboardInterrupt, the third exits.
+
+    The event says whether there was one.
+    """
     count = 0
+    signalled = threading.Event()
 
     def receive(number: int, frame: FrameType | None) -> None:
         nonlocal count
         count += 1
         if count == 1:
+            signalled.set()
             typer.echo("finishing the batch in hand; once more stops at once", err=True)
             # Not here: the interrupted code may hold a lock that draining needs.
             threading.Thread(target=drain, name="drain", daemon=True).start()
@@ -100,7 +107,7 @@ def drained_by_signals(drain: Callable[[], None]) -> Iterator[None]:
 
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        yield signalled
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

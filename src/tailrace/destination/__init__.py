@@ -74,8 +74,8 @@ class Delivery(Protocol):
         """
         ...
 
-    def drain(self) -> None:
-        """Wait, at the end of a run with `--once`, until all that was taken has gone on.
+    def drain(self, is_told: Callable[[], bool] = ...) -> None:
+        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `is_told` to end.
 
         Raises UnavailableError when it does not; nothing is lost then.
         """
@@ -95,7 +95,7 @@ class Direct:
     def settled(self, position: Position | None) -> None:
         pass
 
-    def drain(self) -> None:
+    def drain(self, is_told: Callable[[], bool] = lambda: False) -> None:
         pass
 
 

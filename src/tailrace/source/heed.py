@@ -41,9 +41,10 @@ def heed(
 ) -> Table:
     """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it.
 
-    A table in error or paused stays where it is. A new copy that is asked for and not yet begun comes before both.
+    A table in error or paused stays where it is, also while it waits for a new copy to begin: what it would read until
+    then would be behind the changes that failed.
     """
-    if upstream_id in orders.stopped and orders.resync.get(upstream_id, 0) <= table.request:
+    if upstream_id in orders.stopped:
         resume = orders.stopped[upstream_id]
         if table.phase != "stopped" or (resume is None and table.holds):
             return table.stop(place_of(resume) if resume else None)

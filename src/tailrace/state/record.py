@@ -41,9 +41,9 @@ class PipelineRecord:
 class TableRecord:
     """Everything known about one table. `since` holds when each state was last entered.
 
-    `attempts` counts failures since a batch of the table last succeeded, `next_try` is when a timed retry is due.
-    `paused_at` is set while the table is paused. `version` is that of its newest schema. `resume` is the position
-    where it goes on after the fix, `failed_in` the state it goes back to.
+    `attempts` counts failures since a batch of the table last succeeded or a copy was asked for, `next_try` is when
+    a timed retry is due. `paused_at` is set while the table is paused. `version` is that of its newest schema. `resume`
+    is the position where it goes on after the fix, `failed_in` the state it goes back to.
     """
 
     upstream_id: str
@@ -73,8 +73,9 @@ class TableRecord:
 class TableUpdate:
     """What one batch did to one table: counts are added, the rest replaces what was there unless it is None.
 
-    Changes are a success, and so are rows that complete a copy: they set the table's `attempts` back to 0. `steps` are
-    states the table went through, in order. `total` values are those of the whole copy.
+    Changes are a success, and so are rows that complete a copy: they set the table's `attempts` back to 0, as a copy
+    does that begins because somebody `asked` for it. `steps` are states the table went through, in order. `total`
+    values are those of the whole copy.
     """
 
     upstream_id: str
@@ -86,6 +87,7 @@ class TableUpdate:
     changes_applied: int = 0
     position: str | None = None
     last_change_committed_at: datetime | None = None
+    asked: bool = False
 
 
 @dataclass(frozen=True)

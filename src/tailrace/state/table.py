@@ -57,6 +57,11 @@ class TableKeeper:
                 table = replace(table, version=versions[-1][1] if versions else None)
             if known is None or known.name != name:
                 self._save(tx, [table])
+                tx.run(
+                    'UPDATE dead_letter SET "table" = :name WHERE pipeline = :pipeline AND upstream_id = :upstream_id',
+                    name=name,
+                    upstream_id=upstream_id,
+                )
         return table
 
     def move_table(self, upstream_id: str, *steps: TableState) -> None:

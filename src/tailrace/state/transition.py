@@ -74,7 +74,7 @@ def recover(table: TableRecord, at: datetime) -> TableRecord:
 
 def add_up(table: TableRecord, update: TableUpdate, at: datetime) -> TableRecord:
     """The table after a batch."""
-    attempts = table.attempts
+    attempts = 0 if update.asked else table.attempts
     table = walk(table, update.steps, at)
     succeeded = bool(update.rows_copied or update.changes_applied)
     return replace(

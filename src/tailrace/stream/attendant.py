@@ -32,8 +32,7 @@ class Attendant:
     def tend(self, *, is_full: bool = False) -> None:
         """Do what is asked and what is due. With `is_full` the log cannot be kept for stopped tables any longer."""
         for request in self._store.open_requests():
-            # A resync is begun by the follower, and the ledger sees it begun.
-            if request.kind != "resync" and (outcome := self._answer(request)) is not None:
+            if (outcome := self._answer(request)) is not None:
                 self._store.finish_request(request.id, outcome)
         for table in self._store.tables():
             if table.state is TableState.ERRORED and table.retry == "timed" and self._is_due(table):
@@ -74,6 +73,8 @@ class Attendant:
         if table is None:
             return "the pipeline has no such table any more"
         match request.kind:
+            case "resync":
+                return None  # begun by the follower, and the ledger sees it begun
             case "pause":
                 self._store.pause_table(table.upstream_id)
                 return "paused"
@@ -84,7 +85,6 @@ class Attendant:
                 return self._retry(table)
             case "skip":
                 return self._skip(table, request.argument)
-        return "not known here"
 
     def _retry(self, table: TableRecord) -> str | None:
         if table.state is not TableState.ERRORED:

@@ -130,7 +130,8 @@ class Ledger:
 
     def _fail_table(self, table: TableRecord, error: TailraceError, *, copying: bool) -> None:
         advice, settings = advice_for(type(error)), self._tables.settings_of(table.name).errors
-        attempts = table.attempts + 1
+        # The first batch of a copy that somebody asked for begins the series anew.
+        attempts = 1 if copying and self._is_asked(table) else table.attempts + 1
         retry = advice.retry if settings.retry == "timed" else settings.retry
         if retry == "timed" and not advice.anew and attempts >= settings.attempts:
             retry = "manual"
@@ -155,6 +156,9 @@ class Ledger:
             attempts=attempts,
             next_try=self._clock() + timedelta(seconds=wait) if retry == "timed" else None,
         )
+
+    def _is_asked(self, table: TableRecord) -> bool:
+        return any(each.kind == "resync" and each.table == table.name for each in self._store.open_requests())
 
     def _reached(self, upstream_id: str) -> str | None:
         """Where the batch before this one had brought the table."""
@@ -188,7 +192,14 @@ class Ledger:
         }
         anew -= unheard
         updates = [
-            _update(known[each], now, by_id.get(each), anew=each in anew, failed=each in unheard)
+            _update(
+                known[each],
+                now,
+                by_id.get(each),
+                anew=each in anew,
+                asked=each in anew and now.request in begun and now.phase != "stopped",
+                failed=each in unheard,
+            )
             for each, now in standing.items()
             # A table that stays level with the log is where the whole batch is: there is nothing to write for it.
             if each in known
@@ -288,7 +299,9 @@ def _by_id(standing: Sequence[TableProgress]) -> dict[str, TableProgress]:
     return {table.upstream_id: table for table in standing}
 
 
-def _update(known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool, failed: bool) -> TableUpdate:
+def _update(
+    known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool, asked: bool, failed: bool
+) -> TableUpdate:
     counted = result is not None and not result.repeated and result.error is None
     committed_at = result.committed_at if result is not None else None
     return TableUpdate(
@@ -300,6 +313,7 @@ def _update(known: TableRecord, now: TableProgress, result: Result | None, *, an
         chunks_total=now.chunks_total or None,
         position=str(now.position) if now.phase != "init" and not failed else None,
         last_change_committed_at=datetime.fromtimestamp(committed_at / 1e6, UTC) if committed_at else None,
+        asked=asked,
     )
 
 

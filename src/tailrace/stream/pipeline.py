@@ -69,6 +69,13 @@ class Run:
         self.attendant.tend(is_full=gear == "full")
         self.show()
 
+    def is_done(self) -> bool:
+        """Whether the query's end is the run's. A single one goes on for a table that may, and was left out at last."""
+        if not self.once:
+            return True
+        self.tend()
+        return not self.ledger.has_freed()
+
 
 class Pipeline:
     """`Pipeline(name=…, source={…}, tables={…}, destination={…}, state=…)`: the words of the YAML file.
@@ -151,8 +158,8 @@ class Pipeline:
             stack.callback(self.destination.shutdown)
             run = Run(session, store, number, ledger, attendant, listener, delivery, once, on_progress)
             self._keep_running(run)
-            if once and not self._draining.is_set():
-                delivery.drain()
+            if once:
+                delivery.drain(self._draining.is_set)
 
     # -- before the first batch ---------------------------------------------------------------------------
 
@@ -175,6 +182,8 @@ class Pipeline:
             applied = run.ledger.last_batch
             try:
                 self._run_query(run)
+                if run.is_done():
+                    return
             except UnavailableError as error:
                 # A batch that went through shows that things were well in between.
                 attempt = 0 if run.ledger.last_batch != applied else attempt + 1
@@ -187,10 +196,6 @@ class Pipeline:
                     with suppress(UnavailableError):
                         run.ledger.waiting(error)
                         run.show()
-            else:
-                # A single run is not at its end while a table is to be tried again that its last batch left out.
-                if not (run.once and run.ledger.has_freed()):
-                    return
 
     def _run_query(self, run: Run) -> None:
         config, session, ledger = self.config, run.session, run.ledger

@@ -7,24 +7,28 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import singledispatch
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.change import EXACT
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.evolution import is_wider
 from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.path import Place
 from tailrace.destination.part import DELETED_AT
+from tailrace.destination.sqlite import register
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.destination.sqlite.layout import as_kept
+from tailrace.destination.sqlite.evolution import plan
+from tailrace.destination.sqlite.layout import as_kept, note_nan
 from tailrace.destination.sqlite.name import file_name, listed, quote
-from tailrace.destination.sqlite.value import declared, encode
+from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import ConfigError
 from tailrace.schema import TableSchema
 from tailrace.stream.verify_source import Rows
@@ -51,30 +55,32 @@ def kept_rows(destination: object, table: TableSchema) -> Kept:
 
 @kept_rows.register
 def _(destination: DeltaDestination, table: TableSchema) -> Kept:
-    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [
-            to_delta(batch.column(column.name), delta_type(column.type), column.name, str(table.table))
-            for column in table.columns
-        ]
-        return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], [*(c.name for c in table.columns), EXACT])
-
-    return Kept(_delta_rows(destination, table), shape)
-
-
-def _delta_rows(destination: DeltaDestination, table: TableSchema) -> Rows:
     from deltalake import DeltaTable
 
     place = Place.of(destination.path, table.table, destination.storage_options)
     options = dict(destination.storage_options) or None
-    if not DeltaTable.is_deltatable(place.uri, storage_options=options):
-        return
-    dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset()
+    types = {column.name: delta_type(column.type) for column in table.columns}
+    rows: Rows = iter(())
+    if DeltaTable.is_deltatable(place.uri, storage_options=options):
+        dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset()
+        # A type that became narrower upstream stayed as it was; as the narrower one, values would look alike.
+        types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
+        rows = _delta_rows(dataset, types)
+
+    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
+        return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], [*types, EXACT])
+
+    return Kept(rows, shape)
+
+
+def _delta_rows(dataset: Any, columns: Mapping[str, pa.DataType]) -> Rows:
     for batch in dataset.to_batches(batch_size=_READ_ROWS, batch_readahead=2, fragment_readahead=1):
         alive = batch
         if DELETED_AT in batch.schema.names:
             alive = batch.filter(pc.is_null(batch.column(DELETED_AT)))
-        names = [*(column.name for column in table.columns), EXACT]
-        types = [*(delta_type(column.type) for column in table.columns), pa.string()]
+        names = [*columns, EXACT]
+        types = [*columns.values(), pa.string()]
         arrays = [
             alive.column(name).cast(kind) if name in alive.schema.names else pa.nulls(alive.num_rows, kind)
             for name, kind in zip(names, types, strict=True)
@@ -87,19 +93,23 @@ _STORED = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string(), "BL
 
 @kept_rows.register
 def _(destination: SqliteDestination, table: TableSchema) -> Kept:
-    kept = as_kept(table)
+    kept = _as_in_file(destination, table)
     types = {column.name: _STORED[declared(column.type)] for column in kept.columns}
     names = [*types, EXACT]
 
     def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays = [
-            pa.array(encode(batch.column(column.name), column.type, column.name, str(table.table)), types[column.name])
-            for column in kept.columns
-        ]
-        return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], names)
+        arrays: list[pa.Array[Any]] = []
+        exact = batch.column(EXACT).to_pylist()
+        for column in kept.columns:
+            values = batch.column(column.name)
+            if (nan := nan_mask(values)) is not None:
+                note_nan(exact, nan, column.name)
+            plain = encode(values, column.type, column.name, str(table.table))
+            arrays.append(pa.array(plain, types[column.name], mask=nan))
+        return pa.RecordBatch.from_arrays([*arrays, pa.array(exact, pa.string())], names)
 
     def rows() -> Rows:
-        with closing(sqlite3.connect(f"{Path(destination.path).absolute().as_uri()}?mode=ro", uri=True)) as file:
+        with closing(_opened(destination)) as file:
             place = quote(file_name(table.table))
             found = {row[1] for row in file.execute(f"PRAGMA table_info({place})")}
             if not found:
@@ -112,3 +122,18 @@ def _(destination: SqliteDestination, table: TableSchema) -> Kept:
                 yield pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], names)
 
     return Kept(rows() if Path(destination.path).exists() else iter(()), shape)
+
+
+def _as_in_file(destination: SqliteDestination, table: TableSchema) -> TableSchema:
+    """The table with the types the file keeps it in, which are wider than its own where those became narrower."""
+    kept = as_kept(table)
+    if not Path(destination.path).exists():
+        return kept
+    with closing(_opened(destination)) as file:
+        now = register.kept(file, table.table)
+    followed = kept if now is None else plan(now, table).kept
+    return replace(kept, columns=tuple(followed.column(column.name) for column in kept.columns))
+
+
+def _opened(destination: SqliteDestination) -> sqlite3.Connection:
+    return sqlite3.connect(f"{Path(destination.path).absolute().as_uri()}?mode=ro", uri=True)

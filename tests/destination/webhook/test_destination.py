@@ -185,6 +185,18 @@ def test_a_run_to_the_end_says_so_when_the_endpoint_takes_nothing(
                 delivery.drain()
 
 
+def test_a_run_to_the_end_that_is_told_to_end_does_not_wait_for_the_endpoint(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        endpoint.rule = always(Reply(500))
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            delivery.drain(lambda: bool(endpoint.requests))
+    reader = QueueReader(Path(destination.queue))
+    assert reader.count(reader.start) == 1
+
+
 def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -337,3 +337,68 @@ def test_a_watermark_of_a_column_whose_type_changed_is_foreign(
         else:
             replay.catch_up()
             assert replay.contents()["public.t"] == contents(database)
+
+
+def test_a_single_run_ends_though_its_table_is_written_to_all_the_time(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE)
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        target = replay.follower.target()
+        for number in range(10):
+            database.run(f"INSERT INTO t VALUES ({number}, 'busy', now())")
+            if not replay.step():
+                break
+        assert replay.offset is not None
+        assert replay.follower.done(replay.offset, target)
+        assert replay.contents()["public.t"].total() == 2
+
+
+def test_a_table_that_cannot_be_followed_any_more_says_so_also_when_it_waits_for_its_copy(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
+    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        replay.orders = Orders(stopped={str(number): None})
+        replay.catch_up()
+        replay.orders = Orders()
+        database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
+        replay.follower.target()
+        assert replay.plan()
+        with pytest.raises(TableError, match="no primary key"):
+            replay.write()
+
+
+def test_a_resync_of_a_table_that_cannot_be_followed_waits_until_it_can(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
+    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
+        replay.orders = Orders(stopped={str(number): None}, resync={str(number): 1})
+        replay.catch_up()
+        database.run("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (1, 'mended', now())")
+        replay.follower.target()
+        assert replay.step()
+        replay.orders = Orders()
+        replay.catch_up()
+    assert replay.contents()["public.t"] == contents(database)
+
+
+def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Callable[..., PollSource]) -> None:
+    database.run(TABLE)
+    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        replay.orders = Orders(paused=[str(number)])
+        replay.catch_up()
+        replay.orders = Orders(paused=[str(number)], resync={str(number): 1})
+        replay.catch_up()
+        assert replay.offset is not None
+        [table] = replay.source.progress(replay.offset)
+    assert (table.phase, table.request) == ("stopped", 1)

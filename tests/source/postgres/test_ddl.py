@@ -241,6 +241,36 @@ def test_a_renamed_enum_value_and_a_new_attribute_ask_for_a_new_copy_and_a_new_v
     assert site.told("ALTER TYPE pair ADD ATTRIBUTE y int").recopy
 
 
+def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_rows_of_other_tables(site: Site) -> None:
+    site.run(
+        "CREATE TYPE mood AS ENUM ('calm', 'loud'); CREATE TYPE moods AS RANGE (subtype = mood);"
+        "CREATE TABLE part (m mood); ALTER TABLE t ADD r moods"
+    )
+    site.log()
+    assert site.told("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
+    site.run("ALTER TABLE t DROP r, ADD p part[]")
+    site.log()
+    assert site.told("ALTER TYPE mood RENAME VALUE 'quiet' TO 'still'").recopy
+    assert site.told("ALTER TABLE part ADD n int").recopy
+    assert site.told("ALTER TABLE part DROP m").recopy
+    site.run("ALTER TABLE part RENAME n TO number")
+    assert site.log() == []
+
+
+def test_a_database_in_another_encoding_tells_of_changes_in_utf8(postgres: EmbeddedPostgres) -> None:
+    database = Database(postgres, "latin")
+    with postgres.connect() as connection:
+        connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
+    try:
+        with open_site(database) as site:
+            site.run("SET client_encoding = 'UTF8'")
+            told = site.told("ALTER TABLE t ADD façade text DEFAULT 'é'")
+            assert told.columns is not None
+            assert (told.columns[-1].name, told.columns[-1].missing) == ("façade", "é")
+    finally:
+        database.drop()
+
+
 def test_partitions_without_rows_come_and_go_without_a_new_copy(site: Site) -> None:
     site.run(
         "CREATE TABLE made PARTITION OF root FOR VALUES FROM (100) TO (200); CREATE TABLE like_it (LIKE root);"

@@ -12,11 +12,12 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from tailrace.errors import Finding, PreflightError, UnavailableError
+from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.postgres.census import Census
+from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Round
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.database import Database
@@ -207,3 +208,52 @@ def test_psycopg_is_not_left_with_open_connections(database: Database, source: P
     query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'tailrace' AND datname = current_database()"
     with psycopg.connect(database.dsn) as connection:
         wait_until(lambda: connection.execute(query).fetchone() == (0,))
+
+
+def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, owner text)",
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (10)",
+        "INSERT INTO t VALUES (1, 'a'), (2, 'b')",
+        "CREATE PUBLICATION look FOR TABLE t, root WITH (publish_via_partition_root = true)",
+        "DROP ROLE IF EXISTS hemmed_in",
+        "CREATE ROLE hemmed_in LOGIN REPLICATION",
+        "GRANT SELECT ON t, root, leaf TO hemmed_in",
+        "ALTER TABLE root ENABLE ROW LEVEL SECURITY",
+    )
+    hemmed_in = replace(source, dsn=database.server.dsn(database.name, user="hemmed_in"))
+    [_, table] = sorted(hemmed_in.tables(), key=lambda each: each.table.name)
+    assert errors(hemmed_in) == {}
+    database.run(
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY own ON t TO hemmed_in USING (owner = 'a')",
+        "ALTER TABLE leaf ENABLE ROW LEVEL SECURITY",
+    )
+    found = errors(hemmed_in)
+    assert set(found) == {"public.t", "public.root"}
+    assert found["public.t"].fix == "ALTER ROLE hemmed_in BYPASSRLS;"
+    with pytest.raises(TailraceError, match="row-level security"):
+        hemmed_in.refetch(table, pa.table({"id": pa.array([2], pa.int32())}))
+    database.run("ALTER ROLE hemmed_in BYPASSRLS")
+    assert errors(hemmed_in) == {}
+    assert hemmed_in.refetch(table, pa.table({"id": pa.array([2], pa.int32())})).num_rows == 1
+    database.run("DROP OWNED BY hemmed_in", "DROP ROLE hemmed_in")
+
+
+def test_a_text_without_a_form_in_utf8_is_not_taken_for_a_server_that_is_down(postgres: EmbeddedPostgres) -> None:
+    with postgres.connect() as connection:
+        connection.execute("CREATE DATABASE windows ENCODING 'WIN1252' TEMPLATE template0 LOCALE 'C'")
+    database = Database(postgres, "windows")
+    try:
+        with (
+            pytest.raises(TailraceError, match="no form in UTF-8") as raised,
+            session(database.dsn, "reading") as reader,
+        ):
+            reader.execute("SELECT chr(129)").fetchall()
+        assert not isinstance(raised.value, UnavailableError)
+        assert "tailrace reset" in str(raised.value.fix)
+    finally:
+        database.drop()

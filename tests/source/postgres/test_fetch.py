@@ -8,8 +8,9 @@ import pyarrow as pa
 
 from tailrace.schema import TableSchema
 from tailrace.source.postgres.catalog import describe, list_published, list_tables
-from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.connection import bulk, session
 from tailrace.source.postgres.copy import fetch
+from tailrace.source.postgres.mapping import Converter, select_list
 from tailrace.testing.database import Database
 
 
@@ -39,3 +40,21 @@ def test_rows_whose_values_all_fit_have_the_columns_of_the_table_only(database: 
     table = grid(database)
     assert fetch(database.dsn, table, keys(2, 3)).column_names == ["id", "n", "cells"]
     assert fetch(database.dsn, table, keys(9)).num_rows == 0
+
+
+def test_rows_are_found_by_keys_that_python_or_a_plain_text_could_not_hold(database: Database) -> None:
+    database.run(
+        "CREATE TABLE odd (id int[], words text[], day date, at timestamptz, days date[],"
+        " PRIMARY KEY (id, words, day, at, days))",
+        """INSERT INTO odd VALUES ('{1,NULL}', '{"a b","q\\"\\\\",NULL,""}', '0044-03-15 BC',
+        '12026-01-01 00:00:00.5+00', '{5874897-12-31}'),
+        ('{}', '{}', '5874897-12-31', '4713-11-24 00:00:00+00 BC', '{}')""",
+        "CREATE PUBLICATION pub FOR TABLE odd",
+    )
+    with session(database.dsn, "testing") as connection:
+        [published] = describe(connection, list_tables(connection), list_published(connection, "pub"))
+    with bulk(database.dsn, "testing") as rows, rows.cursor() as cursor:
+        cursor.execute(f"SELECT {select_list(published.schema).as_string()} FROM public.odd")
+        [batch] = cursor.fetch_record_batch()
+    wanted = pa.Table.from_struct_array(Converter(published.schema).convert(batch)[0])
+    assert fetch(database.dsn, published.schema, wanted).num_rows == wanted.num_rows == 2

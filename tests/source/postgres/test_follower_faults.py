@@ -145,6 +145,50 @@ def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended
         assert replay.contents()["public.large"] == rows(session, "large")
 
 
+TWO_TABLES = (
+    "CREATE TABLE t (id int PRIMARY KEY, v text)",
+    "CREATE TABLE u (id int PRIMARY KEY)",
+    "INSERT INTO t VALUES (1, 'v')",
+)
+
+
+def test_a_single_run_is_not_at_its_end_while_a_resync_waits_for_its_snapshot(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *TWO_TABLES) as (session, replay), closing(database.connect()) as writer:
+        replay.catch_up()
+        assert replay.offset is not None
+        # A snapshot waits for every transaction that writes.
+        with writer.transaction():
+            writer.execute("INSERT INTO u VALUES (1)")
+            replay.orders = Orders(resync={oid(session, "t"): 1})
+            target = replay.follower.target()
+            wait_until(lambda: not replay.step())
+            assert not replay.follower.done(replay.offset, target)
+        replay.catch_up()
+        assert entry(replay, oid(session, "t"))["request"] == 1
+
+
+def test_a_table_in_error_stays_where_it_is_while_its_resync_waits_for_its_snapshot(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *TWO_TABLES) as (session, replay), closing(database.connect()) as writer:
+        replay.catch_up()
+        assert replay.offset is not None
+        t = oid(session, "t")
+        [before] = [str(one.position) for one in replay.source.progress(replay.offset) if one.upstream_id == t]
+        session.execute("INSERT INTO t VALUES (2, 'cannot be applied')")
+        wait_until(replay.plan)
+        assert replay.planned is not None
+        with writer.transaction():
+            writer.execute("INSERT INTO u VALUES (1)")
+            orders = Orders(stopped={t: before}, resync={t: 1})
+            stopped = replay.follower.latest(replay.planned, PLENTY, orders)
+            assert (stopped["tables"][t]["phase"], stopped["tables"][t]["at"]) == ("stopped", before)
+            assert replay.follower.latest(stopped, PLENTY, orders) == stopped
+        wait_until(lambda: replay.follower.latest(stopped, PLENTY, orders)["tables"][t].get("request") == 1)
+
+
 def test_a_copy_without_key_that_a_crash_broke_off_is_not_taken_for_done_after_a_pause(
     database: Database, tmp_path: Path
 ) -> None:

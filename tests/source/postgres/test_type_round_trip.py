@@ -135,13 +135,14 @@ VALUES: dict[str, list[str]] = {
     "bool[]": ["{t,f,NULL}"],
     "text[]": [
         "{}", '{"",NULL,"NULL","null",a}', '{"a b","c,d","{e}","q\\"uo","b\\\\s","🦫","\n"}', "{{a},{b}}", '{"x\\\\"}',
+        '{{"a b",c},{NULL,""}}', '[2:3]={"a b",c}', '{"{","}"}',
     ],
     "varchar(3)[]": ["{abc,NULL}"],
     "char(3)[]": ["{a,NULL}"],
     "uuid[]": ["{a0eebc99-9c0b-4ef8-bb6d-6bb9bd380a11,NULL}"],
     "date[]": ["{2026-11-15,NULL,10000-01-01}", "{infinity}", '{"0044-03-15 BC"}'],
     "timestamp[]": ['{"2026-11-15 19:34:01.5"}', "{infinity,NULL}"],
-    "timestamptz[]": ['{"2026-11-15 19:34:01.5+00",NULL}', "{-infinity}"],
+    "timestamptz[]": ['{"2026-11-15 19:34:01.5+00",NULL}', "{-infinity}", '{{"2026-11-15 19:34:01+00"}}'],
     "numeric(6,2)[]": ["{1.50,NULL,-0.01}", "{NaN,1}", "{}"],
     "numeric[]": ["{1.50,NaN}"],
     "bytea[]": ['{"\\\\x00ff",NULL,"\\\\x"}'],
@@ -290,7 +291,7 @@ def test_values_are_what_postgres_says_they_are(passages: dict[str, Passage], de
         ("int4[]", ["{{1,2},{3,4}}", "[0:1]={1,2}"]),
         ("numeric(6,2)[]", ["{NaN,1.00}"]),
         ("date[]", ["{infinity}"]),
-        ("text[]", ["{{a},{b}}"]),
+        ("text[]", ["{{a},{b}}", '{{"a b",c},{NULL,""}}', '[2:3]={"a b",c}']),
     ],
 )
 def test_only_values_that_their_type_cannot_hold_are_kept_as_exact_text(
@@ -386,3 +387,15 @@ def plain(array: pa.Array[Any]) -> list[Any]:
             for value in array.to_pylist()
         ]
     return list(array.to_pylist())
+
+
+def test_names_are_printed_alike_whatever_the_role_is_set_to(database: Database) -> None:
+    database.run(
+        "CREATE TABLE named (id int PRIMARY KEY, v regclass)",
+        "INSERT INTO named VALUES (1, 'pg_class')",
+        f"ALTER DATABASE {database.name} SET quote_all_identifiers = on",
+    )
+    with database.connect() as session:
+        table = describe(session, "named")
+    row, _ = read_copy(pinned(database.dsn), table)
+    assert row.field(1).to_pylist() == ["pg_class"]

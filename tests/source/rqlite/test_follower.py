@@ -13,7 +13,7 @@ import pytest
 
 from tailrace.change import START, Op
 from tailrace.child import read_status
-from tailrace.errors import OwnedError, SchemaChangedError, TableError
+from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
 from tailrace.selection import TableOptions
 from tailrace.source import Orders
 from tailrace.source.history import Remembered
@@ -121,6 +121,23 @@ def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> 
             replay.orders = Orders(resync={"one.items": 1})
             two.execute("INSERT INTO items VALUES (1, 'x', 1)")
             wait_until(lambda: replay.step() or (1,) in replay.tables["two.items"].rows)
+
+
+def test_a_single_run_is_not_at_its_end_while_a_cluster_does_not_answer(tmp_path: Path) -> None:
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/cdc"
+    with RqliteNode(url, service="one") as one, RqliteNode(url, service="two") as two:
+        one.execute(ITEMS)
+        two.execute(ITEMS)
+        with Replay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
+            replay.catch_up()
+            assert replay.offset is not None
+            target = replay.follower.target()
+            one.close()
+            replay.orders = Orders(resync={"one.items": 1})
+            wait_until(lambda: not replay.step())
+            with pytest.raises(UnavailableError):
+                replay.follower.done(replay.offset, target)
 
 
 def test_an_inferred_table_grows_with_its_events(tmp_path: Path) -> None:

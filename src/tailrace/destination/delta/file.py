@@ -231,7 +231,13 @@ def split_by_partition(
     starts = np.flatnonzero(np.append(True, code[order][1:] != code[order][:-1]))
     for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
         part = rows.take(pa.array(order[start:end]))
-        values = {name: part.column(name)[0].as_py() for name in partition_by}
+        try:
+            values = {name: part.column(name)[0].as_py() for name in partition_by}
+        except OverflowError:
+            raise UnfitError(
+                "a partition column holds a date before year 1 or after 9999, which not every reader knows there",
+                fix=f"partition the table by other columns than {', '.join(partition_by)}",
+            ) from None
         if empty := [name for name, value in values.items() if value == ""]:
             raise UnfitError(
                 f"column {empty[0]} holds an empty text, which Delta would give back as null in a partition column",

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -70,7 +71,7 @@ class Layout:
             if column.name in self.table.key and (nan is not None or values.null_count):
                 raise _unfit_key(column.name, name)
             if nan is not None:
-                _note_nan(exact, np.flatnonzero(nan), column.name)
+                note_nan(exact, nan, column.name)
             found.append(encode(values, kept.column(column.name).type, column.name, name))
         own: dict[str, Callable[[], list[Any]]] = {
             POSITION: lambda: position_texts(marks.commit, marks.ordinal).to_pylist(),
@@ -114,9 +115,15 @@ def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> 
     return json.dumps(texts, ensure_ascii=False) if texts else None
 
 
-def _note_nan(exact: list[str | None], rows: Iterable[int], column: str) -> None:
-    for row in rows:
-        exact[row] = json.dumps({**json.loads(exact[row] or "{}"), column: "NaN"}, ensure_ascii=False)
+def noted(text: str | None, unfit: Mapping[str, str]) -> str:
+    """A row's unfit values and some more."""
+    return json.dumps({**json.loads(text or "{}"), **unfit}, ensure_ascii=False)
+
+
+def note_nan(exact: list[str | None], nan: npt.NDArray[np.bool_], column: str) -> None:
+    """Put a column's NaNs among the unfit values of their rows."""
+    for row in np.flatnonzero(nan):
+        exact[row] = noted(exact[row], {column: "NaN"})
 
 
 def _unfit_key(column: str, table: str) -> UnfitError:

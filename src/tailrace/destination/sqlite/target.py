@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import compress
+from math import isnan
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from tailrace.change import EXACT
 from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
-from tailrace.destination.sqlite.layout import OWN, Columns, Layout, as_kept, create_sql
+from tailrace.destination.sqlite.layout import OWN, Columns, Layout, as_kept, create_sql, noted
 from tailrace.destination.sqlite.name import listed, quote
 from tailrace.destination.sqlite.value import declared, encode
 from tailrace.schema import TableSchema
@@ -45,6 +46,9 @@ class Target:
         if way.changes(now):
             carry_out(connection, name, own, way)
         target = cls(connection, name, way.kept, layout, own)
+        target.note(
+            {column: "NaN" for column, value in way.initial.items() if isinstance(value, float) and isnan(value)}
+        )
         for column in layout.own:
             target.require(column)
         return target
@@ -54,6 +58,13 @@ class Target:
         if column not in self.own:
             add_column(self.connection, self.name, column, "TEXT")
             self.own.append(column)
+
+    def note(self, unfit: Mapping[str, str]) -> None:
+        """Keep texts beside every row, of columns that came with a value that SQLite has none for."""
+        if unfit:
+            self.require(EXACT)
+            self.connection.create_function("tailrace_noted", 1, lambda text: noted(text, unfit), deterministic=True)
+            self.connection.execute(f"UPDATE {quote(self.name)} SET {EXACT} = tailrace_noted({EXACT})")  # noqa: S608
 
     def put(self, columns: Columns, wanted: Sequence[bool] | None = None) -> int:
         """Write rows, as `Layout.rows` gives them, over those of their keys; only those wanted. Says how many."""

@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
@@ -191,10 +191,10 @@ class WebhookDelivery:
                 reached = self._levels.popleft()[1]
         return [] if reached is None else [markers([(EVERY, reached)])]
 
-    def drain(self) -> None:
+    def drain(self, is_told: Callable[[], bool] = lambda: False) -> None:
         reader = QueueReader(self._folder)
         head, seen, since = reader.head, None, time.monotonic()
-        while True:
+        while not is_told():
             self.tend()
             status = read_status(self._folder, STATUS)
             if status.get("at", 0) < self._began:

@@ -107,7 +107,7 @@ class PollFollower:
             if (
                 refused
                 or each not in self._roster.tables
-                or each in orders.paused
+                or (each in orders.paused and request <= entry.request)
                 or budget <= 0
                 or (entry.phase == "stopped" and not anew)
             ):
@@ -198,9 +198,8 @@ class PollFollower:
             tables[each] = entry
         for each, (_, finding) in self._roster.unfit.items():
             if (known := now.tables.get(each)) is not None:
-                stops = known.phase in ("ready", "copy")
                 reading = Reading("refuse", reason=finding.message, fix=finding.fix or "")
-                tables[each] = known.read(now.step + 1, reading) if stops else known
+                tables[each] = known if known.phase == "stopped" else known.read(now.step + 1, reading)
         for each in now.tables.keys() - tables.keys():
             Known.of(self.source.folder, each).leave()
         return replace(now, tables=tables, damaged=())

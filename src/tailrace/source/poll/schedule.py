@@ -21,6 +21,7 @@ class Turn:
     wait: float = 0.0
     next: float = 0.0
     idle_since: float = field(default=0.0)
+    whole_since: float = field(default=0.0)
 
 
 class Schedule:
@@ -49,7 +50,7 @@ class Schedule:
         return time.monotonic() >= turn.next if since is None else turn.idle_since < since
 
     def is_idle(self, table: str, since: float) -> bool:
-        """Whether a poll that began since then found nothing."""
+        """Whether a poll that began since then found nothing, or another one brought what changed while it was read."""
         return self._turn(table).idle_since >= since
 
     def polled(self, table: str, *, began: float, fresh: bool, whole: bool = True) -> None:
@@ -58,7 +59,9 @@ class Schedule:
         turn.polls += whole
         turn.wait = self._busy if fresh else min(max(turn.wait * 2, self._busy), self._idle)
         turn.next = time.monotonic() + turn.wait if whole else 0.0
-        turn.idle_since = turn.idle_since if fresh else began
+        # A table that is written to all the time is never found idle.
+        turn.idle_since = max(turn.idle_since, turn.whole_since if whole else 0.0) if fresh else began
+        turn.whole_since = began if whole else turn.whole_since
         if time.monotonic() - self._saved > SAVE_SECONDS:
             self.save()
 

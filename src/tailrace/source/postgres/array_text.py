@@ -47,8 +47,8 @@ def _split_plain(literals: pa.Array[Any]) -> pa.ListArray:
 
 
 def _split_quoted(literal: str) -> list[str | None] | None:
-    if not literal.startswith("{") or not literal.endswith("}"):
-        return None  # explicit bounds: [0:1]={…}
+    if literal.startswith(("[", "{{")):
+        return None  # explicit bounds, as in [0:1]={…}, or several dimensions
     inner, at, elements = literal[1:-1], 0, list[str | None]()
     while True:
         token = _TOKEN.match(inner, at)
@@ -57,8 +57,6 @@ def _split_quoted(literal: str) -> list[str | None] | None:
         quoted, bare, comma = token.groups()
         if quoted is not None:
             elements.append(_ESCAPE.sub(r"\1", quoted))
-        elif bare.startswith("{"):
-            return None
         else:
             elements.append(None if bare == "NULL" else bare)
         if not comma:

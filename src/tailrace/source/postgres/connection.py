@@ -84,6 +84,11 @@ def translate(error: Exception, doing: str) -> TailraceError:
         )
     if state == "42501" or "permission denied" in text or "must be superuser" in text:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
+    if state == "22P05" or "has no equivalent in encoding" in text:
+        return TailraceError(
+            f"a text of the database has no form in UTF-8, while {doing}: {text}",
+            fix="mend the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
+        )
     is_down = isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError)
     if is_down or (state or "")[:2] in _PASSING or _looks_down(text):
         fix = "start the server, or correct host and port in the dsn"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 import adbc_driver_manager
@@ -23,8 +22,10 @@ from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.postgres.connection import Replication, as_of, bulk, connection_string, session, translated
+from tailrace.source.postgres.instant import DAY_US, format_microsecond
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.source.postgres.mapping import Converter, select_list
+from tailrace.source.postgres.message import EPOCH_US
 from tailrace.source.postgres.offset import Chunk
 
 READ_BYTES = 16 * 1024 * 1024
@@ -300,7 +301,7 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
 
 
 def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:
-    texts = [[_key_text(value) for value in keys.column(name).to_pylist()] for name in table.key]
+    texts = [_key_texts(keys.column(name).combine_chunks()) for name in table.key]
     aliases = [sql.Identifier(f"k{i}") for i in range(len(table.key))]
     return sql.SQL("SELECT {} FROM {} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
         select_list(table, now.columns),
@@ -316,7 +317,20 @@ def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed
     )
 
 
-def _key_text(value: Any) -> str:
-    if isinstance(value, bytes):
-        return "\\x" + value.hex()
-    return value.isoformat() if isinstance(value, date) else str(value)
+def _key_texts(values: pa.Array[Any]) -> list[str | None]:
+    """Values as Postgres reads them. Python has no dates before year 1 or after 9999."""
+    kind = values.type
+    if pa.types.is_list(kind):
+        return ["{" + ",".join(_element(text) for text in _key_texts(each.values)) + "}" for each in values]
+    if pa.types.is_temporal(kind):
+        unit, zone = (DAY_US, "") if pa.types.is_date(kind) else (1, "+00" if kind.tz else "")
+        counts = values.view(pa.int32() if pa.types.is_date(kind) else pa.int64()).to_pylist()
+        return [None if count is None else format_microsecond(count * unit - EPOCH_US, zone) for count in counts]
+    return [
+        None if value is None else "\\x" + value.hex() if isinstance(value, bytes) else str(value)
+        for value in values.to_pylist()
+    ]
+
+
+def _element(text: str | None) -> str:
+    return "NULL" if text is None else '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'

@@ -18,7 +18,7 @@ from tailrace.source.postgres.mapping import SESSION
 
 Session = psycopg.Connection[tuple[Any, ...]]
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of the functions. A database with another one gets these by `install`."""
 
 LOCK_SECONDS: Final = 2
@@ -41,7 +41,8 @@ _EMIT = f"""
 CREATE OR REPLACE FUNCTION tailrace.emit(payload jsonb) RETURNS void LANGUAGE plpgsql
 SET search_path = pg_catalog AS $tailrace$
 BEGIN
-    PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', payload::text);
+    -- As bytes: text would be in the database's own encoding, whatever the client's.
+    PERFORM pg_logical_emit_message(true, '{DDL_PREFIX}', convert_to(payload::text, 'UTF8'));
     PERFORM pg_logical_emit_message(true, 'tailrace', 'ddl');
 END $tailrace$;
 """
@@ -93,6 +94,26 @@ SET search_path = pg_catalog AS $tailrace$
         SELECT target AS relid UNION SELECT i.inhrelid FROM below JOIN pg_inherits i ON i.inhparent = below.relid
     )
     SELECT relid FROM above UNION SELECT relid FROM below
+$tailrace$;
+"""
+
+# The tables with a column whose values hold, at whatever depth, values of a type.
+_USERS = """
+CREATE OR REPLACE FUNCTION tailrace.users(target oid) RETURNS SETOF oid LANGUAGE sql
+SET search_path = pg_catalog AS $tailrace$
+    WITH RECURSIVE used AS (
+        SELECT target AS type
+      UNION
+        SELECT next.type FROM used CROSS JOIN LATERAL (
+            SELECT t.oid FROM pg_type t WHERE used.type IN (t.typelem, t.typbasetype)
+          UNION ALL
+            SELECT unnest(ARRAY[r.rngtypid, r.rngmultitypid]) FROM pg_range r WHERE r.rngsubtype = used.type
+          UNION ALL
+            SELECT c.reltype FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
+            WHERE a.atttypid = used.type AND NOT a.attisdropped AND c.reltype <> 0) AS next (type)
+    )
+    SELECT DISTINCT c.oid FROM used JOIN pg_attribute a ON a.atttypid = used.type AND NOT a.attisdropped
+    JOIN pg_class c ON c.oid = a.attrelid WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
 $tailrace$;
 """
 
@@ -186,19 +207,9 @@ BEGIN
         IF query ~* '\\m(add|drop|rename|alter)\\s+attribute\\M|\\mrename\\s+value\\M'
             OR query !~* '\\malter\\s+type\\M'
         THEN
-            targets := ARRAY(
-                WITH RECURSIVE used AS (
-                    SELECT CASE WHEN d.classid = 'pg_class'::regclass THEN c.reltype ELSE d.objid END AS type
-                    FROM pg_event_trigger_ddl_commands() d LEFT JOIN pg_class c ON c.oid = d.objid
-                  UNION
-                    SELECT next.type FROM used CROSS JOIN LATERAL (
-                        SELECT t.oid FROM pg_type t WHERE used.type IN (t.typelem, t.typbasetype)
-                      UNION ALL
-                        SELECT c.reltype FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-                        WHERE a.atttypid = used.type AND c.relkind = 'c') AS next (type)
-                )
-                SELECT DISTINCT c.oid FROM used JOIN pg_attribute a ON a.atttypid = used.type AND NOT a.attisdropped
-                JOIN pg_class c ON c.oid = a.attrelid WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p');
+            targets := ARRAY(SELECT DISTINCT u.relid FROM pg_event_trigger_ddl_commands() d
+                LEFT JOIN pg_class c ON d.classid = 'pg_class'::regclass AND c.oid = d.objid
+                CROSS JOIN tailrace.users(coalesce(c.reltype, d.objid)) AS u(relid));
             reason := 'a type of its columns changed the text of stored values';
         END IF;
     ELSIF tg_tag LIKE '% PUBLICATION' THEN
@@ -206,6 +217,12 @@ BEGIN
     ELSE
         targets := ARRAY(SELECT DISTINCT c.oid FROM pg_event_trigger_ddl_commands() d JOIN pg_class c ON c.oid = d.objid
             WHERE d.classid = 'pg_class'::regclass AND c.relkind IN ('r', 'p') AND c.relpersistence = 'p');
+        -- Rows of a table that are values in another are printed with a field for each of its columns.
+        IF tg_tag = 'ALTER TABLE' AND (query ~* '\\m(add|drop)\\M' OR query !~* '\\malter\\s+table\\M') THEN
+            SELECT coalesce(jsonb_object_agg(u.relid, 'a type of its columns changed the text of stored values'), '{}')
+            INTO moved FROM pg_class c CROSS JOIN tailrace.users(c.reltype) AS u(relid) WHERE c.oid = ANY(targets);
+            targets := targets || ARRAY(SELECT jsonb_object_keys(moved)::oid);
+        END IF;
     END IF;
     IF coalesce(cardinality(targets), 0) = 0 OR NOT EXISTS (SELECT FROM pg_publication) THEN
         RETURN;
@@ -312,6 +329,7 @@ _FUNCTIONS: Final = (
     "report_truncate",
     "guard",
     "family",
+    "users",
     "describe",
     "emit",
 )
@@ -322,7 +340,7 @@ def _install_body() -> str:
         [
             _DROP_TRIGGERS,
             "CREATE SCHEMA IF NOT EXISTS tailrace;\n",
-            *(_EMIT, _DESCRIBE, _FAMILY, _GUARD, _NOTE_REWRITE, _REPORT_DDL, _REPORT_DROP),
+            *(_EMIT, _DESCRIBE, _FAMILY, _USERS, _GUARD, _NOTE_REWRITE, _REPORT_DDL, _REPORT_DROP),
             "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tailrace FROM PUBLIC;\n",
             f"COMMENT ON FUNCTION tailrace.report_ddl() IS '{_MARK}';\n",
             "DO 'BEGIN PERFORM tailrace.guard(); END';\n",

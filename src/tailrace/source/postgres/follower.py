@@ -53,6 +53,7 @@ class PostgresFollower:
         self._receiver = source.receiver(patience_seconds=patience)
         self._round: Round | None = None
         self._opening: Opening | None = None
+        self._waits_for_round = False
         self._gathers_since: float | None = None
 
     def start(self) -> Offset:
@@ -74,7 +75,11 @@ class PostgresFollower:
     def done(self, start: Offset, target: Offset) -> bool:
         now = LogOffset.from_json(start)
         goal = LogOffset.from_json(target).log
-        if set(now.tables) != set(self._census.tables) or now.within("init", "copy", "catchup"):
+        if (
+            set(now.tables) != set(self._census.tables)
+            or now.within("init", "copy", "catchup")
+            or self._waits_for_round
+        ):
             return False
         if now.log >= goal:
             return True
@@ -232,6 +237,8 @@ class PostgresFollower:
             if (entry.phase == "init" and str(oid) not in orders.paused) or entry.request < resync.get(oid, 0)
         }
         copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
+        # One that is copied anew by request stays as it is until its copy can begin.
+        self._waits_for_round = bool(new)
         if not new and not copying:
             self._close_round()
             return end
@@ -242,6 +249,7 @@ class PostgresFollower:
         if begun is None:
             self._close_round()
             return end
+        self._waits_for_round = False
         changed: dict[int, Entry] = {}
         budget = limit.bytes
         for oid, entry in sorted({**copying, **begun}.items()):

@@ -28,6 +28,9 @@ SESSION: Final[dict[str, str]] = {
     "client_encoding": "UTF8",
     # Names of tables and functions (regclass, regproc) are printed in full only outside the search path.
     "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+    # The log carries every row: a policy that hides some from the role fails the query instead of shortening the copy.
+    "row_security": "off",
 }
 """Settings of every session whose text is read here, the walsender's too: its output depends on them."""
 

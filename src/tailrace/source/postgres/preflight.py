@@ -240,6 +240,14 @@ def _trigger(connection: Session) -> Finding:
     return Finding("ok", "schema changes", "the event trigger is installed")
 
 
+# Rows are copied from the leaves of a partitioned table, where the policies of its root do not hold.
+_HIDES = """
+SELECT EXISTS (
+    SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
+    AND c.oid IN (SELECT %s::oid UNION SELECT relid FROM pg_partition_tree(%s::oid)))
+"""
+
+
 def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
     findings: list[Finding] = []
     for published in wanted(connection, source):
@@ -250,6 +258,9 @@ def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
             schema = sql.Identifier(table.schema).as_string(connection)
             fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
             findings.append(Finding("error", str(table), "the role may not read it", fix))
+        if _value(connection, _HIDES, published.oid, published.oid):
+            fix = f"ALTER ROLE {_value(connection, 'SELECT quote_ident(current_user)')} BYPASSRLS;"
+            findings.append(Finding("error", str(table), "row-level security may hide rows of it from the role", fix))
         if published.identity == "n":
             message = (
                 "REPLICA IDENTITY NOTHING: Postgres refuses the application's UPDATE and DELETE while it is published"
