@@ -489,3 +489,29 @@ def test_the_second_signal_stops_at_once() -> None:
     service.send_signal(signal.SIGINT)
     assert said_by(service) == "interrupted"
     assert end(service) == 130
+
+
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        told = subprocess.run(
+            [sys.executable, "-c", "from tailrace.cli import main; main()", "schema"],
+            stdout=closed,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(),
+            check=False,
+        )
+    assert told.stderr == ""
+
+
+def test_findings_have_no_color_where_none_is_wanted(tmp_path: Path) -> None:
+    (tmp_path / "app.yaml").write_text(
+        "{name: app, source: {type: sqlite, path: none.db}, destination: {type: sqlite, path: there.db}}"
+    )
+    told = [
+        CliRunner().invoke(app, ["check", str(tmp_path / "app.yaml")], color=True, env={"NO_COLOR": wish})
+        for wish in ("", "1")
+    ]
+    assert ["\x1b" in one.stdout for one in told] == [True, False]

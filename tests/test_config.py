@@ -265,3 +265,15 @@ def test_the_json_schema_knows_every_key() -> None:
     assert schema["required"] == ["name", "source", "destination"]
     assert {"dsn", "publication", "copy"} <= set(schema["$defs"]["PostgresOptions"]["properties"])
     assert schema["$defs"]["PostgresOptions"]["additionalProperties"] is False
+
+
+def test_settings_of_a_table_that_is_not_named_in_full_are_refused(tmp_path: Path) -> None:
+    text = SHOP.replace('["public.*"]', '["public.*"], settings: {orders: {schema_changes: stop}}')
+    assert "line 3, tables.settings takes names in full, as schema.table" in refused(tmp_path, text)
+
+
+def test_a_table_takes_what_its_own_errors_leave_open_from_the_defaults(tmp_path: Path) -> None:
+    errors = "defaults: {errors: {attempts: 9}}, settings: {public.orders: {errors: {retry: none}}}"
+    tables = load(write(tmp_path, SHOP.replace('["public.*"]', f'["public.*"], {errors}'))).tables
+    held = tables.settings_of("public.orders").errors
+    assert (held.retry, held.attempts) == ("none", 9)

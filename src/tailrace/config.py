@@ -120,9 +120,12 @@ def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"cannot read {path}: {reason}", fix="give the path of a pipeline's YAML file") from error
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", fix="give the path of a pipeline's YAML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text", fix="save it as UTF-8") from error
     document = parse(text, str(path))
     return _validate(document, path.resolve().parent, os.environ, connects)
 
@@ -202,7 +205,7 @@ def _section(data: dict[str, Any], kinds: Registry, problems: list[Problem]) -> 
     if not isinstance(type_, str):
         known = ", ".join(kinds.names())
         problems.append(
-            Problem((kinds.kind, "type"), f"is missing; it can be {known}", f"add `type: {kinds.names()[0]}`")
+            Problem((kinds.kind, "type"), f"is missing; it can be {known}", f"add `type:` to `{kinds.kind}`")
         )
         return _AnyOptions
     try:

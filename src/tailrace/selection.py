@@ -89,13 +89,21 @@ SOURCE_KEYS: Final = frozenset({"updated_at", "created_at", "deletes", "columns"
 """Keys of `TableSettings` that only some sources honour: those whose options name them in `table_keys`."""
 
 
+def _named_in_full(settings: dict[str, TableSettings]) -> dict[str, TableSettings]:
+    if short := [name for name in settings if "." not in name.strip(".")]:
+        raise ValueError(f"takes names in full, as schema.table; {short[0]} is none")
+    return settings
+
+
 class TableOptions(Options):
     """Which tables are followed. A table is, when an include pattern matches it and no exclude pattern does."""
 
     include: list[Pattern] = Field(default=["*.*"], min_length=1, description="patterns such as public.*")
     exclude: list[Pattern] = Field(default=[], description="patterns taken out again")
     defaults: TableSettings = Field(default_factory=TableSettings, description="what every table wants")
-    settings: dict[str, TableSettings] = Field(default={}, description="what single tables want differently")
+    settings: Annotated[dict[str, TableSettings], AfterValidator(_named_in_full)] = Field(
+        default={}, description="what single tables want differently"
+    )
 
     def settings_of(self, name: str) -> TableSettings:
         """What holds for one table: its own keys where it has them, else the defaults."""

@@ -20,7 +20,14 @@ from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError, UnfitError
+from tailrace.errors import (
+    OwnedError,
+    PreflightError,
+    SchemaChangedError,
+    TableError,
+    UnavailableError,
+    UnfitError,
+)
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
 from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
@@ -285,6 +292,26 @@ def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) ->
     (lake / "shop/items/notes.txt").write_text("mine")
     with pytest.raises(TableError, match="no Delta table"):
         write(destination, 0, insert(id=2, name="b", price=2))
+
+
+def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct() -> None:
+    with pytest.raises(PreflightError, match="foo://bar/lake") as refused:
+        DeltaDestination("foo://bar/lake").check([ITEMS])
+    assert "storage_options" in (refused.value.fix or "")
+
+
+def test_an_object_store_that_does_not_answer_is_unavailable_already_when_it_is_looked_at() -> None:
+    options = {
+        "endpoint_url": "http://127.0.0.1:1",
+        "allow_http": "true",
+        "access_key_id": "k",
+        "secret_access_key": "CANARY",
+        "region": "nowhere",
+        "max_retries": "0",
+    }
+    with pytest.raises(UnavailableError, match="s3://bucket/lake/shop/items") as caught:
+        DeltaDestination("s3://bucket/lake", storage_options=options).check([ITEMS])
+    assert "CANARY" not in str(caught.value)
 
 
 def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.schema import TableName
+from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.state import StateStore
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
@@ -133,6 +134,20 @@ def test_the_slot_advances_while_only_tables_that_are_not_followed_are_busy(foll
         lambda: scenario.value(f"SELECT pg_log_standby_snapshot() IS NOT NULL AND restart_lsn >= '{written}' {slot}"),
         60,
     )
+
+
+def test_tables_do_not_lag_while_only_others_are_busy(following: tuple[Scenario, Run]) -> None:
+    scenario, run = following
+    scenario.catch_up(run)
+    batch = _batch(scenario)
+    scenario.sql("INSERT INTO unfollowed SELECT repeat('x', 100) FROM generate_series(1, 1000)")
+    position = parse_lsn(scenario.value("SELECT pg_current_wal_insert_lsn()"))
+    run.wait_until(
+        lambda now: (
+            int((now.position or "0")[:16], 16) >= position and all(table.lag_seconds == 0 for table in now.tables)
+        )
+    )
+    assert _batch(scenario) == batch
 
 
 def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(following: tuple[Scenario, Run]) -> None:

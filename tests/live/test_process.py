@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
 import subprocess
 import time
 from typing import Any
@@ -24,7 +26,8 @@ def status_of(scenario: Scenario) -> dict[str, Any]:
 
 
 @pytest.mark.timeout(300)
-def test_a_run_prints_lines_tells_its_status_and_drains_at_sigterm(scenario: Scenario) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_run_prints_lines_tells_its_status_and_drains_at_a_signal(scenario: Scenario, number: signal.Signals) -> None:
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
         "INSERT INTO keyed SELECT i, 'row' FROM generate_series(1, 1000) i",
@@ -42,7 +45,7 @@ def test_a_run_prints_lines_tells_its_status_and_drains_at_sigterm(scenario: Sce
         scenario.sql("UPDATE keyed SET v = 'drained' WHERE id <= 500")
         below = descendants(run.pid)
         started = time.monotonic()
-        run.terminate()
+        os.kill(run.pid, number)
         assert run.wait(30) == 0
         assert time.monotonic() - started < 20
         assert below

@@ -53,6 +53,14 @@ def test_a_file_is_captured_looked_at_purged_and_let_go(path: Path) -> None:
     assert value(sqlite("status", path, "--json"))["mode"] == "off"
 
 
+def test_a_tape_is_said_to_be_dropped_only_when_it_is(path: Path) -> None:
+    assert value(sqlite("disable", path, "--drop", "--json")) == {"mode": "off", "dropped": False}
+    sqlite("enable", path)
+    assert sqlite("disable", path).stdout == "off\n"
+    assert "the tape is dropped" in sqlite("disable", path, "--drop").stdout
+    assert value(sqlite("status", path, "--json"))["tape"] is None
+
+
 def test_a_replica_follows_and_the_file_goes_back(path: Path, tmp_path: Path) -> None:
     sqlite("enable", path)
     execute(path, "INSERT INTO t VALUES (1, 'x')")

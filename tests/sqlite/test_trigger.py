@@ -193,6 +193,23 @@ def test_a_dropped_capture_leaves_nothing(connection: sqlite3.Connection) -> Non
     assert enable(connection).mode == "full"
 
 
+def test_a_capture_that_was_stopped_before_can_still_be_dropped(connection: sqlite3.Connection) -> None:
+    enable(connection)
+    assert not disable(connection)
+    assert disable(connection, drop=True)
+    assert not disable(connection, drop=True)
+    assert enable(connection).mode == "full"
+
+
+def test_the_fix_for_a_tape_in_the_way_clears_the_way(connection: sqlite3.Connection) -> None:
+    enable(connection)
+    disable(connection)
+    with pytest.raises(PreflightError) as refused:
+        enable(connection)
+    connection.executescript((refused.value.fix or "").partition(": ")[2])
+    assert enable(connection).mode == "full"
+
+
 def test_changes_that_two_captures_wrote_are_noticed(connection: sqlite3.Connection) -> None:
     enable(connection)
     connection.execute("INSERT INTO t(id) VALUES (1)")

@@ -36,6 +36,12 @@ def test_an_error_of_ours_keeps_its_kind_message_and_fix() -> None:
     assert found.fix == "copy anew"
 
 
+def test_what_spark_writes_behind_an_error_of_ours_is_no_part_of_it() -> None:
+    found = recognise(RuntimeError(THROUGH_SPARK.replace("copy anew\n", "copy anew\n SQLSTATE: 38000\n")))
+    assert isinstance(found, LostError)
+    assert found.fix == "copy anew"
+
+
 def test_a_worker_that_died_is_something_to_try_again() -> None:
     assert isinstance(recognise(RuntimeError("Python worker exited unexpectedly (crashed)")), UnavailableError)
 

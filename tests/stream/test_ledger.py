@@ -13,7 +13,15 @@ import pyarrow as pa
 import pytest
 
 from tailrace.change import START, Changes, Position
-from tailrace.errors import Finding, SchemaChangedError, StaleCopyError, TableError, TailraceError, UnfitError
+from tailrace.errors import (
+    Finding,
+    SchemaChangedError,
+    StaleCopyError,
+    TableError,
+    TailraceError,
+    UnavailableError,
+    UnfitError,
+)
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
 from tailrace.source import Follower, Offset, Split, TableProgress, Versions
@@ -29,6 +37,7 @@ class PlainSource:
     """An upstream whose offset is what `progress` answers, by upstream id; it notes what it may forget."""
 
     released: list[Offset] = field(default_factory=list)
+    passed: list[str] = field(default_factory=list)
 
     def check(self) -> list[Finding]:
         return []
@@ -67,7 +76,7 @@ class PlainSource:
         ]
 
     def status(self) -> dict[str, Any]:
-        return {"gear": "streaming"}
+        return {"gear": "streaming", "passed": self.passed[-1] if self.passed else None}
 
 
 class Scene:
@@ -213,6 +222,15 @@ def test_a_copy_that_failed_or_went_stale_begins_again(scene: Scene) -> None:
     )
     assert scene.table("1").resume is scene.table("2").resume is None
     assert scene.table("2").next_try == NOW
+
+
+def test_a_table_that_nothing_waits_for_does_not_lag(scene: Scene) -> None:
+    scene.follow("1")
+    scene.source.passed.append(str(Position(50, 0)))
+    scene.ledger.note_source()
+    assert scene.ledger.status().position == str(Position(50, 0))
+    scene.ledger.waiting(UnavailableError("gone"))
+    assert scene.ledger.status().position == str(Position(50, 0))
 
 
 def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_last_failure(scene: Scene) -> None:

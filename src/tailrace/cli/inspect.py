@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tailrace.cli.report import print_json
+from tailrace.cli.report import colored, print_json
 from tailrace.errors import ConfigError, Finding
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def print_findings(findings: list[Finding], *, as_json: bool) -> None:
         return
     for finding in findings:
         color = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": typer.colors.RED}[finding.level]
-        typer.echo(f"{typer.style(f'{finding.level:<7}', fg=color)} {finding.subject}: {finding.message}")
+        typer.echo(f"{colored(f'{finding.level:<7}', color)} {finding.subject}: {finding.message}")
         if finding.fix:
             typer.echo("".join(f"        {line}\n" for line in f"fix: {finding.fix}".splitlines()), nl=False)
 

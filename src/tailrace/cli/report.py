@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable
@@ -48,6 +49,9 @@ def reported(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort, SystemExit):
             raise
+        except BrokenPipeError:
+            # Whoever read the output has seen enough, as `head` has: typer ends such a command without a word.
+            raise
         except Exception as error:  # noqa: BLE001 - the last place where it can be told in a line
             fail(_unexpected(error), as_json=as_json, debug=debug)
 
@@ -87,6 +91,11 @@ def to_dict(error: TailraceError) -> dict[str, Any]:
         "fix": error.fix,
         "exit_code": error.exit_code,
     }
+
+
+def colored(text: str, color: str) -> str:
+    """The text in a color, unless NO_COLOR is set; a pipe gets none in any case."""
+    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
 
 
 def print_json(value: object) -> None:

@@ -48,8 +48,9 @@ def disable(
     from tailrace.sqlite.replica import open_file
 
     with open_file(file) as connection:
-        trigger.disable(connection, drop=drop)
-    _tell(as_json, "off" + (", the tape is dropped" if drop else ""), {"mode": "off", "dropped": drop})
+        dropped = trigger.disable(connection, drop=drop)
+    tape = ("the tape is dropped" if dropped else "there was no tape to drop") if drop else ""
+    _tell(as_json, ", ".join(filter(None, ("off", tape))), {"mode": "off", "dropped": dropped})
 
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.cli.report import Debug, Json, colored, print_json, reported
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -48,13 +48,13 @@ def verify(
 
 def _print(verdict: Verdict) -> None:
     if not verdict.compared:
-        typer.echo(f"{typer.style('skipped', fg=typer.colors.YELLOW)} {verdict.table}: it has no key to go by")
+        typer.echo(f"{colored('skipped', typer.colors.YELLOW)} {verdict.table}: it has no key to go by")
         return
     if verdict.equal:
-        typer.echo(f"{typer.style('equal', fg=typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")
+        typer.echo(f"{colored('equal', typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")
         return
     typer.echo(
-        f"{typer.style('differs', fg=typer.colors.RED)} {verdict.table}: {verdict.source_rows:,} rows in the source,"
+        f"{colored('differs', typer.colors.RED)} {verdict.table}: {verdict.source_rows:,} rows in the source,"
         f" {verdict.destination_rows:,} in the destination; {verdict.missing:,} missing, {verdict.extra:,} too many,"
         f" {verdict.different:,} different"
     )

@@ -222,5 +222,8 @@ class Source(Protocol):
         ...
 
     def status(self) -> dict[str, Any]:
-        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap."""
+        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap.
+
+        `passed` is a position up to which the follower found nothing behind the last batch, and made none for it.
+        """
         ...

@@ -196,11 +196,20 @@ def list_tables(connection: Connection) -> list[str]:
 
 def own_tables(connection: Connection) -> set[str]:
     """The tables that captures keep in this file."""
-    own = {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE}
+    tapes = _tapes(connection)
+    sides = (side for tape in tapes for side in side_tables(tape))
+    return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *tapes, *sides}
+
+
+def trigger_tapes(connection: Connection) -> list[str]:
+    """The capture tables that triggers fill, or filled until they were stopped."""
+    return [tape for tape in _tapes(connection) if has_table(connection, side_tables(tape)[0])]
+
+
+def _tapes(connection: Connection) -> list[str]:
     if not has_table(connection, VERSION_TABLE):
-        return own
-    tables = {str(name) for (name,) in connection.execute(f"SELECT table_name FROM {VERSION_TABLE}").fetchall()}
-    return {*own, *tables, *(side for table in tables for side in side_tables(table))}
+        return []
+    return [str(name) for (name,) in connection.execute(f"SELECT table_name FROM {VERSION_TABLE}").fetchall()]
 
 
 def side_tables(table: str) -> tuple[str, str, str]:

@@ -52,21 +52,21 @@ def enable(connection: Connection, argument: str = "full") -> Captured:
     return read_captured(connection)
 
 
-def disable(connection: Connection, *, drop: bool = False) -> None:
-    """Stop capturing by triggers. The tape stays readable; with `drop` it goes too. Repeating it changes nothing.
+def disable(connection: Connection, *, drop: bool = False) -> bool:
+    """Stop capturing by triggers. The tape stays readable; with `drop` it goes too, also when it was stopped before.
 
-    Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see.
+    Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see. Whether a tape
+    was dropped; repeating it changes nothing.
     """
     with layout.transaction(connection):
-        running = layout.trigger_capture(connection)
         _drop_triggers(connection)
-        if running is None:
-            return
-        connection.execute(f"DROP TABLE {layout.CAPTURE_TABLE}")
-        if drop:
-            for table in (running.table, *side_tables(running.table)):
+        connection.execute(f"DROP TABLE IF EXISTS {layout.CAPTURE_TABLE}")
+        tapes = layout.trigger_tapes(connection) if drop else []
+        for tape in tapes:
+            for table in (tape, *side_tables(tape)):
                 connection.execute(f"DROP TABLE IF EXISTS {quoted(table)}")
-            connection.execute(f"DELETE FROM {layout.VERSION_TABLE} WHERE table_name = ?", (running.table,))
+            connection.execute(f"DELETE FROM {layout.VERSION_TABLE} WHERE table_name = ?", (tape,))
+    return bool(tapes)
 
 
 def suspend(connection: Connection) -> Mode | None:
@@ -105,14 +105,18 @@ def _require_unclaimed(connection: Connection, mode: Mode, running: Mode | None)
         )
     claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
     taken = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
-    if layout.has_table(connection, mode.table):
-        taken.append(mode.table)
+    taken += [
+        table
+        for table in (mode.table, *side_tables(mode.table))
+        if table not in taken and layout.has_table(connection, table)
+    ]
     if taken:
+        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in taken)
+        forgets = f" DELETE FROM {layout.VERSION_TABLE};" if layout.VERSION_TABLE in claimed else ""
         raise PreflightError(
             f"the file holds the tape of another capture ({taken[0]}): of Turso, of a connection, or one that was "
             "stopped; capturing twice would double every change",
-            fix=f"stop that capture and drop its table: DROP TABLE {quoted(taken[0])}; "
-            f"DELETE FROM {layout.VERSION_TABLE};",
+            fix=f"stop that capture and drop its tape: {drops}{forgets}",
         )
 
 

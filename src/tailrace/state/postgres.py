@@ -13,6 +13,7 @@ from psycopg import conninfo, sql
 from psycopg.rows import DictRow, dict_row
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
+from tailrace.libpq import read_dsn, relief
 from tailrace.state import layout
 from tailrace.state.engine import Row, Values, closed_on_error
 
@@ -46,14 +47,7 @@ class PostgresEngine:
     clock = "SELECT clock_timestamp() AS at"
 
     def __init__(self, dsn: str, schema: str) -> None:
-        try:
-            self._conninfo = conninfo.make_conninfo("", **{**_SETTINGS, **conninfo.conninfo_to_dict(dsn)})
-        except psycopg.ProgrammingError:
-            # The driver's message may quote the DSN, and with it the password.
-            raise ConfigError(
-                "the store's dsn is not a Postgres connection string",
-                fix="use postgresql://user:password@host:5432/database or host=… dbname=… user=…",
-            ) from None
+        self._conninfo = conninfo.make_conninfo("", **{**_SETTINGS, **read_dsn(dsn, "store")})
         self._schema = schema
         self._connection: psycopg.Connection[DictRow] | None = None
         self.place = f"schema {schema} of the state database"
@@ -188,7 +182,7 @@ def _translate(error: psycopg.Error, place: str, schema: str) -> TailraceError:
     """What an error of the server or the driver means. Only its first sentence is kept: details may quote a row."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or str(error).split("\n")[0]
-    if state.startswith("28") or "authentication failed" in said or "pg_hba.conf" in said:
+    if state.startswith("28") or any(sign in said for sign in ("authentication failed", "pg_hba.conf", "no password")):
         return PreflightError(
             f"Postgres refused the login for the state: {said}", fix="check user and password in `store.dsn`"
         )
@@ -199,6 +193,8 @@ def _translate(error: psycopg.Error, place: str, schema: str) -> TailraceError:
             f"the role may not use {place}: {said}",
             fix=f'CREATE SCHEMA "{schema}" AUTHORIZATION <the role of store.dsn>;',
         )
+    if fix := relief(state, said):
+        return UnavailableError(f"{place} cannot serve now: {said}", fix=fix)
     if state in ("", "25006", "25P03", "25P04", "55P03", "40001", "40P01") or isinstance(
         error, psycopg.OperationalError | psycopg.InterfaceError
     ):

@@ -78,6 +78,14 @@ class ProgressKeeper(TableKeeper):
         )
         return [read_batch(row) for row in rows]
 
+    def pass_over(self, position: str) -> None:
+        with self._session.write() as tx:
+            tx.run(
+                "UPDATE progress SET position = :position WHERE pipeline = :pipeline AND position < :position"
+                " AND batch_id = (SELECT MAX(batch_id) FROM progress WHERE pipeline = :pipeline)",
+                position=position,
+            )
+
     def put_source_status(self, status: SourceStatus) -> None:
         values = {**vars(status), "at": text_of(status.at or now())}
         values["error"] = storable(status.error) if status.error else status.error

@@ -160,6 +160,10 @@ class Progress(Protocol):
         """The newest batches, newest first."""
         ...
 
+    def pass_over(self, position: str) -> None:
+        """The log behind the last batch holds nothing for its tables up to here: its position moves on, never back."""
+        ...
+
     def put_source_status(self, status: SourceStatus) -> None:
         """Replace what the receiving half said before."""
         ...

@@ -7,7 +7,7 @@ import re
 from tailrace.errors import TailraceError, UnavailableError, revive
 
 _RAISED = re.compile(
-    r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==)|\Z)", re.S
+    r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==|SQLSTATE: )|\Z)", re.S
 )
 _LOST_WORKER = re.compile(
     r"Python worker (exited unexpectedly|failed to connect back)|EOFException|Executor.*(lost|heartbeat)"

@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from tailrace.advice import advice_for
 from tailrace.change import Position
@@ -50,6 +49,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._results: dict[int, list[Result]] = {}
         self._previous: Status | None = None
+        self._passed: str | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
         self._first_batch = self.last_batch + 1
@@ -281,14 +281,20 @@ class Ledger:
 
     def note_source(self) -> str | None:
         """Store what the receiving half says of itself; its gear."""
-        status = SourceStatus(**self._source.status())
+        told = self._source.status()
+        passed = told.pop("passed", None)
+        if passed is not None and passed != self._passed:
+            self._store.pass_over(passed)
+            self._passed = passed
+        status = SourceStatus(**told)
         self._store.put_source_status(status)
         return status.gear
 
     def waiting(self, error: TailraceError) -> None:
         """Something is unavailable: say so in the status until it is over."""
-        status: dict[str, Any] = {**self._source.status(), "gear": "waiting", "error": error.message, "fix": error.fix}
-        self._store.put_source_status(SourceStatus(**status))
+        told = {**self._source.status(), "gear": "waiting", "error": error.message, "fix": error.fix}
+        told.pop("passed", None)
+        self._store.put_source_status(SourceStatus(**told))
 
     def status(self) -> Status:
         self._previous = Status.read(self._store, previous=self._previous)

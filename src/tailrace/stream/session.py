@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from pyspark.sql import SparkSession
@@ -70,4 +73,16 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    return builder.getOrCreate()
+    with _interrupt_kept():
+        return builder.getOrCreate()
+
+
+@contextmanager
+def _interrupt_kept() -> Iterator[None]:
+    """PySpark takes SIGINT for itself when a session begins; what an interrupt does was decided before."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, handler)

@@ -58,6 +58,14 @@ class ProgressContract(Stores):
         store.apply_batch(BatchRecord(1001, {}))
         assert [batch.id for batch in store.recent_batches(5)] == [1001, 1000]
 
+    def test_the_position_of_the_last_batch_moves_on_over_what_concerns_nobody(self, store: StateStore) -> None:
+        store.pass_over("05")
+        for number in range(2):
+            store.apply_batch(BatchRecord(number, {}, position="02"))
+        for position in ("04", "03"):
+            store.pass_over(position)
+        assert [batch.position for batch in store.recent_batches(2)] == ["04", "02"]
+
     def test_the_source_status_is_the_last_one_said(self, store: StateStore) -> None:
         assert store.source_status() is None
         store.put_source_status(SourceStatus("backlog", "01", 10, "02", error="down\0"))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 
 import psycopg
 import pyarrow as pa
 import pytest
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
 from tailrace.schema import TableName
@@ -152,6 +153,48 @@ def test_every_error_of_the_check_comes_with_sql_that_mends_it(database: Databas
     database.run(*(finding.fix for finding in found.values() if finding.fix))
     assert errors(weak) == {}
     database.run("DROP OWNED BY weak", "DROP ROLE weak")
+
+
+def test_a_role_that_may_create_but_owns_no_table_is_told_to_let_an_owner_publish(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE foreign_to_it (id int PRIMARY KEY)",
+        "DROP ROLE IF EXISTS guest",
+        "CREATE ROLE guest LOGIN REPLICATION",
+        "GRANT SELECT ON foreign_to_it TO guest",
+        f'GRANT CREATE ON DATABASE "{database.name}" TO guest',
+    )
+    guest = replace(source, dsn=database.server.dsn(database.name, user="guest"))
+    found = errors(guest)
+    assert found.keys() == {"publication"}
+    database.run(found["publication"].fix or "")
+    guest.prepare()
+    guest.reset()
+    database.run("DROP OWNED BY guest", "DROP ROLE guest")
+
+
+def test_what_the_dsn_has_wrong_is_no_server_that_is_down(tmp_path: Path, source: PostgresSource) -> None:
+    wrong = {
+        "password=''": "refused the login",
+        "user=nobody_here": "refused the login",
+        "sslmode=sometimes": "do not fit",
+        "options='-c nosuch=1'": "do not fit",
+    }
+    with EmbeddedPostgres(tmp_path / "guarded", password="guarded") as server:
+        for setting, said in wrong.items():
+            dsn = make_conninfo(server.dsn(), **conninfo_to_dict(setting))
+            assert said in errors(replace(source, dsn=dsn))["connection"].message
+
+
+def test_a_server_without_a_free_connection_is_not_told_to_start(tmp_path: Path, source: PostgresSource) -> None:
+    limits = {"max_connections": "4", "superuser_reserved_connections": "0", "max_wal_senders": "1"}
+    with EmbeddedPostgres(tmp_path / "full", settings=limits) as server, ExitStack() as taken:
+        for _ in range(int(limits["max_connections"])):
+            taken.enter_context(closing(server.connect()))
+        with pytest.raises(UnavailableError) as caught:
+            replace(source, dsn=server.dsn()).check()
+    assert "max_connections" in (caught.value.fix or "")
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable_and_its_password_stays_secret(source: PostgresSource) -> None:

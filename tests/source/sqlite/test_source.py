@@ -12,6 +12,7 @@ import pytest
 from tailrace.change import Op, Position
 from tailrace.errors import LostError, PreflightError, TableError, UnfitError
 from tailrace.source import Limit, Orders
+from tailrace.sqlite import disable
 from tailrace.testing.replay import Replay
 from tests.source.sqlite.writer import KINDS, Application, Kind, differences, held, make_source
 
@@ -279,3 +280,13 @@ def test_a_file_that_is_missing_or_no_database_is_a_finding(content: bytes | Non
         application = Application.__new__(Application)
         application.path, application.kind = path, "turso" if library == "turso" else "hook"
         assert [finding.level for finding in make_source(application, tmp_path).check()] == ["error"]
+
+
+def test_a_capture_by_triggers_that_was_stopped_is_told_instead_of_tables_let_go(tmp_path: Path) -> None:
+    with captured(tmp_path, "trigger", ITEMS) as application, following(application, tmp_path) as replay:
+        application.run("INSERT INTO items VALUES (1, 'a', 1.5)")
+        disable(application.connection)
+        with pytest.raises(PreflightError, match="was stopped"):
+            replay.plan()
+        found = [finding for finding in make_source(application, tmp_path).check() if finding.level == "error"]
+        assert "sqlite enable" in (found[0].fix or "")

@@ -257,10 +257,11 @@ def reaching(place: Place, table: str) -> Iterator[None]:
 
 
 def _unavailable(place: Place, table: str, reason: str) -> UnavailableError:
+    way = "write access to," if place.is_local else "the network and storage_options for,"
     return UnavailableError(
-        f"cannot use {place.base}: {reason}",
+        f"cannot use {place.uri}: {reason}",
         table=table,
-        fix=f"free space on, or restore write access to, {place.base}; the pipeline goes on by itself",
+        fix=f"free space on, or restore {way} {place.uri}; the pipeline goes on by itself",
     )
 
 

@@ -17,9 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs as arrow_fs
 
+from tailrace.errors import PreflightError
 from tailrace.schema import TableName
 
 OWN = "_tailrace"
@@ -39,6 +41,16 @@ def encode(part: str) -> str:
     )
 
 
+def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
+    try:
+        return DeltaStorageHandler(uri, dict(options))
+    except DeltaError as error:
+        # Its text may quote the options, and with them keys to the store.
+        raise PreflightError(
+            f"delta-rs knows no store for {uri}", fix="correct path and storage_options of the destination"
+        ) from error
+
+
 @dataclass(frozen=True)
 class Place:
     """A table's directory: what delta-rs opens (`uri`) and where its files are (`base` on `files`)."""
@@ -55,7 +67,7 @@ class Place:
         tail = f"{encode(table.schema)}/{encode(table.name)}"
         if "://" in root and not root.startswith("file://"):
             uri = f"{root.rstrip('/')}/{tail}"
-            return cls(uri, "", arrow_fs.PyFileSystem(DeltaStorageHandler(uri, dict(options))), False, options)
+            return cls(uri, "", arrow_fs.PyFileSystem(_open_store(uri, options)), False, options)
         base = str(Path(root.removeprefix("file://")).absolute() / tail)
         return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
 

@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.destination.delta.layout import Layout, delta_type
-from tailrace.destination.delta.log import MARK, foreign_content
+from tailrace.destination.delta.log import MARK, foreign_content, reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.part import METADATA
 from tailrace.errors import Finding
@@ -29,7 +29,8 @@ def check(root: str, tables: Sequence[tuple[TableSchema, Place, Layout]]) -> lis
         return findings
     seen: dict[str, TableSchema] = {}
     for table, place, layout in tables:
-        findings += _look_at_table(table, place, layout)
+        with reaching(place, str(table.table)):
+            findings += _look_at_table(table, place, layout)
         twin = seen.setdefault(place.uri.lower(), table)
         if twin is not table:
             findings.append(

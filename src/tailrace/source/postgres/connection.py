@@ -18,7 +18,8 @@ import adbc_driver_manager
 import psycopg
 from psycopg import conninfo, pq, sql
 
-from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.libpq import read_dsn, relief
 from tailrace.source.postgres.mapping import SESSION, session_for
 
 CONNECT_TIMEOUT_SECONDS = 10
@@ -28,14 +29,7 @@ SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
 
 def connection_string(dsn: str, settings: Mapping[str, str] = SESSION, **extra: str) -> str:
     """The user's DSN with what tailrace needs of every session: pinned output settings, keepalives, a name."""
-    try:
-        given = conninfo.conninfo_to_dict(dsn)
-    except psycopg.ProgrammingError:
-        # The driver's message may quote the DSN, and with it the password.
-        raise ConfigError(
-            "the source's dsn is not a Postgres connection string",
-            fix="use postgresql://user:password@host:5432/database or host=… dbname=… user=…",
-        ) from None
+    given = read_dsn(dsn, "source")
     options = " ".join(f"-c {name}={_escape(value)}" for name, value in settings.items())
     defaults = {
         "application_name": "tailrace",
@@ -70,12 +64,12 @@ def translate(error: Exception, doing: str) -> TailraceError:
     """The one table from a driver's error to what tailrace does about it."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split())
-    if state in {"28P01", "28000"} or "password authentication failed" in text or "no pg_hba.conf entry" in text:
+    if state in {"28P01", "28000"} or any(sign in text for sign in _REFUSED) or _lacks("role", text):
         return PreflightError(
             f"Postgres refused the login while {doing}: {text}",
             fix="check user and password in the dsn (an environment variable can hold them) and pg_hba.conf",
         )
-    if state == "3D000" or ('database "' in text and "does not exist" in text):
+    if state == "3D000" or _lacks("database", text):
         return PreflightError(f"the database does not exist, while {doing}: {text}", fix="correct the dsn's database")
     if state == "55006" or "is active for PID" in text:
         return OwnedError(
@@ -89,6 +83,13 @@ def translate(error: Exception, doing: str) -> TailraceError:
             f"a text of the database has no form in UTF-8, while {doing}: {text}",
             fix="mend the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
         )
+    if any(sign in text for sign in _UNFIT):
+        return PreflightError(
+            f"the dsn's settings do not fit the server, while {doing}: {text}",
+            fix="correct sslmode, the other TLS options and `options` in the dsn",
+        )
+    if fix := relief(state, text):
+        return UnavailableError(f"Postgres cannot serve now, while {doing}: {text}", fix=fix)
     is_down = isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError)
     if is_down or (state or "")[:2] in _PASSING or _looks_down(text):
         fix = "start the server, or correct host and port in the dsn"
@@ -96,8 +97,15 @@ def translate(error: Exception, doing: str) -> TailraceError:
     return TailraceError(f"Postgres failed while {doing}: {text}")
 
 
+_REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in")
+_UNFIT = ("does not support SSL", "invalid sslmode", "root certificate file", "unrecognized configuration parameter")
+
 _PASSING = ("08", "53", "57", "58")
 """Classes of states that pass: broken connections, no room or memory, a shutdown or a cancel, the system's errors."""
+
+
+def _lacks(what: str, text: str) -> bool:
+    return f'{what} "' in text and "does not exist" in text
 
 
 def _looks_down(text: str) -> bool:
@@ -254,4 +262,4 @@ class Replication:
         return [None if value is None else value.decode() for value in values]
 
 
-_STATES = {"55006", "42704", "42501", "28P01", "28000", "42710", "53400", "55000", "58P01"}
+_STATES = {"55006", "42704", "42501", "28P01", "28000", "42710", "55000", "58P01", "53100", "53200", "53300", "53400"}

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.change import START, Position
-from tailrace.child import read_status
+from tailrace.child import read_status, write_status
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
@@ -36,6 +37,8 @@ RECEIVER_SECONDS = 5.0
 """How long the receiver that the pipeline started may take to begin, before the follower starts one."""
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
+PASS_SECONDS = 0.1
+FOLLOWER = "follower"
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
 """After this much log that concerns no table, the offset moves on so that the journal may forget it."""
 
@@ -55,6 +58,8 @@ class PostgresFollower:
         self._opening: Opening | None = None
         self._waits_for_round = False
         self._gathers_since: float | None = None
+        self._passed: Position | None = None
+        self._passed_at = 0.0
 
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.reader)
@@ -98,9 +103,22 @@ class PostgresFollower:
         self._schemas.scan(self._journal, now.low_water, end.log)
         end = self._begin_anew(now, end)
         end = self._copy(now, end, limit, orders)
-        if end.tables == LogOffset.from_json(start).tables and (self._gathers(end) or not self._concerns(now, end)):
-            return start
+        if end.tables == LogOffset.from_json(start).tables:
+            if self._gathers(end):
+                return start
+            if not self._concerns(now, end):
+                self._pass_over(end.log)
+                return start
         return end.to_json()
+
+    def _pass_over(self, upto: Position) -> None:
+        """Say that nothing waits up to here, which no batch will: without it an idle table would seem to lag."""
+        since = time.monotonic() - self._passed_at
+        if not self.source.is_pipeline or upto == self._passed or since < PASS_SECONDS:
+            return
+        self._passed, self._passed_at = upto, time.monotonic()
+        with suppress(OSError):  # only people look at it
+            write_status(Path(self.source.journal), FOLLOWER, {"passed": str(upto)})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash took what was seen there and not durable yet.

@@ -162,7 +162,7 @@ def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
         if not source.create_publication:
             message = f"the publication {source.publication!r} does not exist and create_publication is off"
             return [Finding("error", "publication", message, statement)]
-        if not _value(connection, "SELECT has_database_privilege(current_database(), 'CREATE')"):
+        if not _may_publish(connection, [published.oid for published in selected]):
             return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
         return [Finding("ok", "publication", f"{source.publication!r} will be created for {len(names)} tables")]
     if not names:
@@ -192,6 +192,15 @@ def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
         fix = f"ALTER PUBLICATION \"{source.publication}\" SET (publish = 'insert, update, delete, truncate');"
         findings.append(Finding("warning", "publication", "does not publish every kind of change", fix))
     return findings
+
+
+def _may_publish(connection: Session, oids: list[int]) -> bool:
+    """A publication takes the right to create in the database, and each of its tables an owner."""
+    query = (
+        "SELECT has_database_privilege(current_database(), 'CREATE')"
+        " AND (SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s))"
+    )
+    return bool(_value(connection, query, oids))
 
 
 def _known(relations: Sequence[Relation]) -> str:

@@ -29,7 +29,7 @@ from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
 from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
-from tailrace.source.postgres.follower import PostgresFollower
+from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import LogOffset
 from tailrace.source.postgres.option import PostgresOptions
@@ -45,6 +45,7 @@ from tailrace.source.postgres.slot import (
 from tailrace.source.postgres.split import LogSplit, read_log
 
 PIPELINE = "pipeline"
+"""The name of the pipeline among the readers of its journal."""
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,14 @@ class PostgresSource:
         )
 
     @property
+    def is_pipeline(self) -> bool:
+        """Whether this is the pipeline itself, and not another reader of its journal."""
+        return self.reader == PIPELINE
+
+    @property
     def extends_publication(self) -> bool:
         """Whether tables that are new may be added to a publication of ours: the pipeline's affair, not a reader's."""
-        return self.create_publication and self.reader == PIPELINE
+        return self.create_publication and self.is_pipeline
 
     def check(self) -> list[Finding]:
         return preflight.check(self)
@@ -208,6 +214,7 @@ class PostgresSource:
             return str(before(raw[name])) if raw.get(name) else None
 
         return {
+            "passed": read_status(Path(self.journal), FOLLOWER).get("passed"),
             "gear": raw.get("gear"),
             "received": position("durable"),
             "server": position("server"),

@@ -14,6 +14,7 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from tailrace.errors import PreflightError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite import layout
@@ -86,8 +87,15 @@ def list_tables(connection: Connection, cdc_table: str, *, by_triggers: bool) ->
     """The tables whose changes can be on the tape, as the capture knows them.
 
     Triggers were made for the schema they remember; what DDL did since is not theirs until they are made anew.
+    Raises PreflightError when they were taken away: what is written since then is on no tape.
     """
     if by_triggers:
+        if layout.trigger_capture(connection) is None:
+            raise PreflightError(
+                "the capture by triggers was stopped, and changes made since are not on the tape",
+                fix="tailrace sqlite disable FILE --drop && tailrace sqlite enable FILE;"
+                " then tailrace reset and run the pipeline, which copies every table anew",
+            )
         source = quoted(side_tables(cdc_table)[2])
         prefix = f"{TRIGGER_PREFIX}insert:"
         triggers = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
