@@ -202,6 +202,14 @@ def test_a_file_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> No
         load(tmp_path / "none.yaml")
 
 
+def test_a_file_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_bytes("name: caf\u00e9".encode("latin-1"))
+    with pytest.raises(ConfigError, match="not UTF-8") as refused:
+        load(file)
+    assert refused.value.fix == "save it as UTF-8"
+
+
 def test_no_secret_shows_in_text_json_or_the_fingerprint(tmp_path: Path) -> None:
     text = SHOP.replace("path: ./lake", f"path: s3://b/lake, storage_options: {{key: {CANARY}}}")
     config = load(write(tmp_path, text))

@@ -17,6 +17,7 @@ from tailrace.errors import UnavailableError
 from tailrace.failpoint import VARIABLE
 from tailrace.journal import JournalReader
 from tailrace.source import Limit, Orders
+from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.testing.database import Database
 from tailrace.testing.replay import Replay
@@ -250,3 +251,25 @@ def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
 
         wait_until(is_level)
         assert replay.contents()["public.t"] == rows(session, "t")
+
+
+def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY)") as (session, replay):
+        replay.catch_up()
+        for bound in ("GATHER_SECONDS", "STILL_SECONDS"):
+            monkeypatch.setattr(follower, bound, 1000.0)
+        monkeypatch.setattr(follower, "read_status", lambda *_: {"gear": "backlog"})
+        with closing(JournalReader(tmp_path / "journal")) as reader:
+            before = reader.head()
+            session.execute("INSERT INTO t VALUES (1)")
+
+            def has_come() -> bool:
+                reader.refresh()
+                return reader.head() > before
+
+            wait_until(has_come)
+        assert not replay.plan()
+        monkeypatch.setattr(follower, "STILL_SECONDS", 0.0)
+        assert replay.plan()

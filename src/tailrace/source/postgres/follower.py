@@ -37,6 +37,8 @@ RECEIVER_SECONDS = 5.0
 """How long the receiver that the pipeline started may take to begin, before the follower starts one."""
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
+STILL_SECONDS = 0.5
+"""When no more of them have come for so long, the server decodes the next step, and they need not wait for that."""
 PASS_SECONDS = 0.1
 FOLLOWER = "follower"
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
@@ -58,6 +60,8 @@ class PostgresFollower:
         self._opening: Opening | None = None
         self._waits_for_round = False
         self._gathers_since: float | None = None
+        self._gathered: Position | None = None
+        self._still_since = 0.0
         self._passed: Position | None = None
         self._passed_at = 0.0
 
@@ -218,12 +222,14 @@ class PostgresFollower:
 
     def _gathers(self, end: LogOffset) -> bool:
         """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
-        full = end.log < self._journal.head()
-        if full or read_status(Path(self.source.journal), STATUS).get("gear") != "backlog":
+        head, now = self._journal.head(), time.monotonic()
+        if end.log < head or read_status(Path(self.source.journal), STATUS).get("gear") != "backlog":
             self._gathers_since = None
             return False
-        self._gathers_since = self._gathers_since or time.monotonic()
-        return time.monotonic() - self._gathers_since < GATHER_SECONDS
+        self._gathers_since = self._gathers_since or now
+        if head != self._gathered:
+            self._gathered, self._still_since = head, now
+        return now - self._still_since < STILL_SECONDS and now - self._gathers_since < GATHER_SECONDS
 
     def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
         """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
