@@ -19,7 +19,11 @@ _RELIEFS = (
         "end sessions that nobody needs, or raise max_connections (for replication max_wal_senders)",
     ),
     ("53400", ("replication slots are in use",), "drop slots that nobody needs, or raise max_replication_slots"),
-    (None, ("due to statement timeout",), "raise statement_timeout for the dsn's role"),
+    (
+        None,
+        ("due to statement timeout",),
+        "raise statement_timeout for the dsn's role; of a polled source, source.statement_timeout",
+    ),
 )
 
 

@@ -15,10 +15,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
+from deltalake.exceptions import DeltaError
+from pyarrow.fs import LocalFileSystem
 
 from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.log import reaching
+from tailrace.destination.delta.path import Place
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.errors import (
     OwnedError,
@@ -294,10 +298,18 @@ def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) ->
         write(destination, 0, insert(id=2, name="b", price=2))
 
 
-def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct() -> None:
-    with pytest.raises(PreflightError, match="foo://bar/lake") as refused:
-        DeltaDestination("foo://bar/lake").check([ITEMS])
+@pytest.mark.parametrize("path", ["foo://bar/lake", "az://bar/lake"], ids=["unknown", "lacking its account"])
+def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct(path: str) -> None:
+    with pytest.raises(PreflightError, match=path) as refused:
+        DeltaDestination(path).check([ITEMS])
     assert "storage_options" in (refused.value.fix or "")
+
+
+def test_an_error_in_an_object_store_names_the_table_by_its_address() -> None:
+    place = Place("s3://bucket/lake/shop/items", "", LocalFileSystem(), False)
+    with pytest.raises(TableError) as caught, reaching(place, "shop.items"):
+        raise DeltaError("not understood")
+    assert "s3://bucket/lake/shop/items/_delta_log" in (caught.value.fix or "")
 
 
 def test_an_object_store_that_does_not_answer_is_unavailable_already_when_it_is_looked_at() -> None:

@@ -208,3 +208,11 @@ def test_the_dead_letters_of_a_table_that_was_renamed_can_be_skipped(scene: Scen
     scene.store.add_table("1", "public.renamed")
     assert scene.ask("skip", "public.renamed") == "skipped 1"
     assert scene.state() is TableState.FINISHED_COPY
+
+
+def test_what_was_asked_for_a_table_before_it_was_renamed_still_waits_for_it(scene: Scene) -> None:
+    request = scene.store.ask("resync", "public.a")
+    scene.store.add_table("3", "public.a")
+    scene.store.add_table("1", "public.renamed")
+    scene.attendant.tend()
+    assert [(each.id, each.table) for each in scene.store.open_requests()] == [(request.id, "public.renamed")]

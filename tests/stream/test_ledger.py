@@ -37,7 +37,7 @@ class PlainSource:
     """An upstream whose offset is what `progress` answers, by upstream id; it notes what it may forget."""
 
     released: list[Offset] = field(default_factory=list)
-    passed: list[str] = field(default_factory=list)
+    passed: list[list[str]] = field(default_factory=list)
 
     def check(self) -> list[Finding]:
         return []
@@ -99,6 +99,14 @@ class Scene:
     def place(self, upstream_id: str, phase: str, position: int = 0, **more: Any) -> None:
         """Where the next batch leaves a table."""
         self.at = {**self.at, upstream_id: {"phase": phase, "position": str(Position(position, 0)), **more}}
+
+    def passes(self, behind: int, upto: int) -> None:
+        """The follower finds nothing between two positions."""
+        self.source.passed.append([str(Position(behind, 0)), str(Position(upto, 0))])
+        self.ledger.note_source()
+
+    def reached(self) -> int:
+        return Position.parse(self.ledger.status().position or "").commit
 
     def batch(self, *results: Result) -> None:
         """One batch that is applied and committed."""
@@ -226,11 +234,29 @@ def test_a_copy_that_failed_or_went_stale_begins_again(scene: Scene) -> None:
 
 def test_a_table_that_nothing_waits_for_does_not_lag(scene: Scene) -> None:
     scene.follow("1")
-    scene.source.passed.append(str(Position(50, 0)))
-    scene.ledger.note_source()
-    assert scene.ledger.status().position == str(Position(50, 0))
+    scene.passes(10, 50)
+    assert scene.reached() == 50
     scene.ledger.waiting(UnavailableError("gone"))
-    assert scene.ledger.status().position == str(Position(50, 0))
+    assert scene.reached() == 50
+
+
+def test_what_was_passed_over_behind_a_batch_counts_once_that_batch_is_recorded(scene: Scene) -> None:
+    scene.follow("1")
+    scene.passes(20, 50)
+    assert scene.reached() == 10
+    scene.place("1", "ready", 20, copy=1)
+    scene.batch()
+    scene.passes(20, 50)
+    assert scene.reached() == 50
+
+
+def test_what_was_passed_over_behind_an_earlier_batch_does_not_count(scene: Scene) -> None:
+    scene.follow("1")
+    scene.place("1", "ready", 30, copy=1)
+    scene.batch()
+    scene.open()
+    scene.passes(10, 50)
+    assert scene.reached() == 30
 
 
 def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_last_failure(scene: Scene) -> None:

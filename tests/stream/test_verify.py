@@ -24,7 +24,7 @@ from tailrace.cli import app
 from tailrace.cli.verify import verify as command
 from tailrace.config import load
 from tailrace.destination import Batch
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, PreflightError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
@@ -316,3 +316,16 @@ def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_foun
     database.run("ALTER TABLE t ALTER v TYPE real")
     [verdict] = verify(load(file))
     assert verdict.different == 1
+
+
+def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_somebody_else_is_refused(file: Path) -> None:
+    path = file.parent / "replica.db"
+    sections = {**yaml.safe_load(file.read_text()), "destination": {"type": "sqlite", "path": str(path)}}
+    file.write_text(yaml.safe_dump(sections))
+    path.touch()
+    [verdict] = verify(load(file))
+    assert verdict.missing == 100
+    with closing(sqlite3.connect(path)) as other, other:
+        other.execute("CREATE TABLE t (a)")
+    with pytest.raises(PreflightError, match="not made by tailrace"):
+        list(verify(load(file)))

@@ -224,6 +224,7 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]:
         """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap.
 
-        `passed` is a position up to which the follower found nothing behind the last batch, and made none for it.
+        `passed` are two positions: behind a batch that ended at the first, the follower found nothing up to the second,
+        and made no batch for it.
         """
         ...

@@ -94,7 +94,8 @@ class TableLifecycle(Protocol):
     """From the first sight of a table to its end."""
 
     def add_table(self, upstream_id: str, name: str) -> TableRecord:
-        """Make a table known, in Init. A repeat changes nothing but the name, here and in its dead letters."""
+        """Make a table known, in Init. A repeat changes nothing but the name: here, in its dead letters, and in what is
+        asked for it."""
         ...
 
     def reset_table(self, upstream_id: str) -> None:

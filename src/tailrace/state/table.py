@@ -62,6 +62,13 @@ class TableKeeper:
                     name=name,
                     upstream_id=upstream_id,
                 )
+            if known is not None and known.name != name:
+                tx.run(
+                    'UPDATE request SET "table" = :name'
+                    ' WHERE pipeline = :pipeline AND "table" = :before AND done_at IS NULL',
+                    name=name,
+                    before=known.name,
+                )
         return table
 
     def move_table(self, upstream_id: str, *steps: TableState) -> None:

@@ -49,7 +49,7 @@ class Ledger:
         self._lock = threading.Lock()
         self._results: dict[int, list[Result]] = {}
         self._previous: Status | None = None
-        self._passed: str | None = None
+        self._passed: Sequence[str] | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
         self._first_batch = self.last_batch + 1
@@ -208,7 +208,7 @@ class Ledger:
         record = BatchRecord(
             batch_id,
             offset,
-            str(max((table.position for table in standing.values()), default=None) or "") or None,
+            _furthest(standing),
             rows=sum(result.copied + result.changes for result in results),
             seconds=seconds,
             at=self._clock(),
@@ -283,8 +283,9 @@ class Ledger:
         """Store what the receiving half says of itself; its gear."""
         told = self._source.status()
         passed = told.pop("passed", None)
-        if passed is not None and passed != self._passed:
-            self._store.pass_over(passed)
+        # The batch that it was found behind may be one that is not recorded yet, or no longer the last.
+        if passed is not None and passed != self._passed and passed[0] == _furthest(self._standing):
+            self._store.pass_over(passed[1])
             self._passed = passed
         status = SourceStatus(**told)
         self._store.put_source_status(status)
@@ -303,6 +304,10 @@ class Ledger:
 
 def _by_id(standing: Sequence[TableProgress]) -> dict[str, TableProgress]:
     return {table.upstream_id: table for table in standing}
+
+
+def _furthest(standing: Mapping[str, TableProgress]) -> str | None:
+    return str(max(table.position for table in standing.values())) if standing else None
 
 
 def _update(

@@ -26,10 +26,11 @@ from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite import register
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.evolution import plan
+from tailrace.destination.sqlite.file import foreign_content
 from tailrace.destination.sqlite.layout import as_kept, note_nan
 from tailrace.destination.sqlite.name import file_name, listed, quote
 from tailrace.destination.sqlite.value import declared, encode, nan_mask
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, PreflightError
 from tailrace.schema import TableSchema
 from tailrace.stream.verify_source import Rows
 
@@ -121,18 +122,26 @@ def _(destination: SqliteDestination, table: TableSchema) -> Kept:
                 columns = zip(zip(*some, strict=True), [*types.values(), pa.string()], strict=True)
                 yield pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], names)
 
-    return Kept(rows() if Path(destination.path).exists() else iter(()), shape)
+    return Kept(rows() if _has_file(destination) else iter(()), shape)
 
 
 def _as_in_file(destination: SqliteDestination, table: TableSchema) -> TableSchema:
     """The table with the types the file keeps it in, which are wider than its own where those became narrower."""
     kept = as_kept(table)
-    if not Path(destination.path).exists():
+    if not _has_file(destination):
         return kept
     with closing(_opened(destination)) as file:
         now = register.kept(file, table.table)
     followed = kept if now is None else plan(now, table).kept
     return replace(kept, columns=tuple(followed.column(column.name) for column in kept.columns))
+
+
+def _has_file(destination: SqliteDestination) -> bool:
+    """Whether there is a file to read; an empty one is none. Raises PreflightError for a file of somebody else."""
+    path = Path(destination.path)
+    if problem := foreign_content(path):
+        raise PreflightError(problem, fix="set destination.path to the file that the pipeline writes")
+    return path.exists() and path.stat().st_size > 0
 
 
 def _opened(destination: SqliteDestination) -> sqlite3.Connection:

@@ -402,3 +402,38 @@ def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Call
         assert replay.offset is not None
         [table] = replay.source.progress(replay.offset)
     assert (table.phase, table.request) == ("stopped", 1)
+
+
+def test_a_role_that_a_policy_shows_some_rows_polls_those(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(
+        TABLE,
+        "INSERT INTO t VALUES (1, 'own', now()), (2, 'hidden', now())",
+        "DROP ROLE IF EXISTS tenant",
+        "CREATE ROLE tenant LOGIN",
+        "GRANT SELECT ON t TO tenant",
+        "ALTER TABLE t ENABLE ROW LEVEL SECURITY",
+        "CREATE POLICY own ON t TO tenant USING (v <> 'hidden')",
+    )
+    source = make_source(dsn=database.server.dsn(database.name, user="tenant"))
+    assert not [finding for finding in source.check() if finding.level == "error"]
+    with Replay(source, LIMIT) as replay:
+        replay.catch_up()
+        database.run("INSERT INTO t VALUES (3, 'own', now()), (4, 'hidden', now())")
+        replay.catch_up()
+    assert replay.contents()["public.t"].total() == 2
+    database.run("DROP OWNED BY tenant", "DROP ROLE tenant")
+
+
+def test_a_query_that_takes_too_long_names_the_bound_that_was_set_for_it(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE)
+    source = make_source(statement_seconds=0.2)
+    with Replay(source, LIMIT) as replay, closing(database.connect()) as other:
+        replay.catch_up()
+        other.execute("BEGIN; LOCK TABLE t")
+        with pytest.raises(UnavailableError) as caught:
+            replay.catch_up()
+    assert "source.statement_timeout" in (caught.value.fix or "")

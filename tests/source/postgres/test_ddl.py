@@ -444,3 +444,16 @@ def test_taking_a_table_out_and_putting_it_back_gives_another_membership(site: S
     assert catalog(site.connection, "t").membership not in (0, after)
     site.run("CREATE PUBLICATION everything FOR ALL TABLES")
     assert catalog(site.connection, "t", "everything").membership == 0
+
+
+@pytest.mark.parametrize("part", ["TABLE part (n int, m mood)", "TYPE part AS (n int, m mood)"], ids=["table", "type"])
+def test_a_type_that_takes_a_field_of_stored_rows_with_it_asks_for_a_copy(site: Site, part: str) -> None:
+    site.run(f"CREATE TYPE mood AS ENUM ('calm'); CREATE {part}; ALTER TABLE t ADD p part")
+    site.log()
+    assert site.told("DROP TYPE mood CASCADE").recopy
+
+
+def test_a_column_that_comes_from_a_parent_to_stored_rows_asks_for_a_copy(site: Site) -> None:
+    site.run("CREATE TABLE part (n int); CREATE TABLE child () INHERITS (part); ALTER TABLE t ADD p child")
+    site.log()
+    assert site.told("ALTER TABLE part ADD m int").recopy

@@ -70,7 +70,7 @@ def require_files(place: Place, table: str, notes: Sequence[Note]) -> None:
     paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
     if missing := place.missing(paths):
         raise TableError(
-            f"{len(missing)} of the {len(paths)} files that were copied are no longer in {place.base or place.uri}",
+            f"{len(missing)} of the {len(paths)} files that were copied are no longer in {place.uri}",
             table=table,
             fix=f"tailrace resync FILE {table}, and let nobody else vacuum the table meanwhile",
         )

@@ -146,7 +146,7 @@ class DeltaDestination:
                 return Written(repeated=True)
             if before is None and not starts:
                 root = Path(self.path) if place.is_local else None
-                require_unwritten(table, batch, place.base or place.uri, root=root)
+                require_unwritten(table, batch, place.uri, root=root)
             pieces = parts(
                 changes,
                 table,
@@ -194,7 +194,7 @@ class DeltaDestination:
         message = f"another writer changed the Delta table while batch {batch.id} was written: {problem}"
         if tries == 1:
             raise UnavailableError(f"{message}; the batch is done again", table=name)
-        raise TableError(message, table=name, fix=f"stop the other writer of {place.base}")
+        raise TableError(message, table=name, fix=f"stop the other writer of {place.uri}")
 
     def _work(self, chunks: list[Changes], table: TableSchema) -> _Log | Collapsed:
         if table.key:

@@ -63,13 +63,13 @@ class Snapshot:
             handle = _opened(place)
         except TableNotFoundError:
             if problem := foreign_content(place):
-                raise TableError(problem, table=table, fix=f"move {place.base} away, or choose another path") from None
+                raise TableError(problem, table=table, fix=f"move {place.uri} away, or choose another path") from None
             return None
         if handle.metadata().description != MARK:
             raise TableError(
-                f"the Delta table at {place.base} was not made by tailrace",
+                f"the Delta table at {place.uri} was not made by tailrace",
                 table=table,
-                fix=f"move {place.base} away, or choose another path",
+                fix=f"move {place.uri} away, or choose another path",
             )
         return cls(place, table, handle)
 
@@ -134,14 +134,14 @@ def app_id(batch: Batch) -> str:
 def foreign_content(place: Place) -> str | None:
     """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
     if place.is_file():
-        return f"{place.base} is a file, not a directory"
+        return f"{place.uri} is a file, not a directory"
     others = [
         name for name in place.names() if name != OWN and not (name.startswith("part-") and name.endswith(".parquet"))
     ]
     # A log directory without a commit is what a crash before the very first one leaves.
     if others == [LOG]:
         return None
-    return f"{place.base} holds files that are no Delta table" if others else None
+    return f"{place.uri} holds files that are no Delta table" if others else None
 
 
 def commit(
@@ -238,7 +238,7 @@ def reaching(place: Place, table: str) -> Iterator[None]:
         if not place.is_local or not Path(place.base, LOG).is_dir():
             raise _unavailable(place, table, "ENOENT") from error
         raise TableError(
-            f"a file of the table is no longer in {place.base}",
+            f"a file of the table is no longer in {place.uri}",
             table=table,
             fix=f"put it back and tailrace retry FILE {table}, or tailrace resync FILE {table}",
         ) from error
@@ -251,7 +251,7 @@ def reaching(place: Place, table: str) -> Iterator[None]:
         raise TableError(
             f"delta-rs refused: {str(error).splitlines()[0]}",
             table=table,
-            fix=f"look at the log in {place.base}/{LOG}; if it is damaged, move {place.base} away, then "
+            fix=f"look at the log in {place.uri}/{LOG}; if it is damaged, move {place.uri} away, then "
             f"tailrace resync FILE {table} begins the table again",
         ) from error
 

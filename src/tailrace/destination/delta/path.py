@@ -44,7 +44,7 @@ def encode(part: str) -> str:
 def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
     try:
         return DeltaStorageHandler(uri, dict(options))
-    except DeltaError as error:
+    except (DeltaError, OSError) as error:
         # Its text may quote the options, and with them keys to the store.
         raise PreflightError(
             f"delta-rs knows no store for {uri}", fix="correct path and storage_options of the destination"

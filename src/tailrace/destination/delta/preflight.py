@@ -92,11 +92,11 @@ def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Fin
     if len(set(folded)) != len(folded):
         problems.append(("two columns differ only in case, which Delta does not allow", "exclude one of them"))
     if problem := _foreign(place):
-        problems.append((problem, f"move {place.base} away, or choose another path"))
+        problems.append((problem, f"move {place.uri} away, or choose another path"))
     findings = [Finding("error", name, message, fix) for message, fix in problems]
     if not table.key:
         findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))
-    return findings or [Finding("ok", name, f"kept at {place.base or place.uri}")]
+    return findings or [Finding("ok", name, f"kept at {place.uri}")]
 
 
 def _foreign(place: Place) -> str | None:
@@ -108,4 +108,4 @@ def _foreign(place: Place) -> str | None:
         return foreign_content(place)
     except (DeltaError, OSError) as error:
         return foreign_content(place) or f"cannot be read: {str(error).splitlines()[0]}"
-    return None if described == MARK else f"the Delta table at {place.base} was not made by tailrace"
+    return None if described == MARK else f"the Delta table at {place.uri} was not made by tailrace"

@@ -220,7 +220,8 @@ BEGIN
         -- Rows of a table that are values in another are printed with a field for each of its columns.
         IF tg_tag = 'ALTER TABLE' AND (query ~* '\\m(add|drop)\\M' OR query !~* '\\malter\\s+table\\M') THEN
             SELECT coalesce(jsonb_object_agg(u.relid, 'a type of its columns changed the text of stored values'), '{}')
-            INTO moved FROM pg_class c CROSS JOIN tailrace.users(c.reltype) AS u(relid) WHERE c.oid = ANY(targets);
+            INTO moved FROM unnest(targets) AS t(oid) CROSS JOIN tailrace.family(t.oid) AS f(relid)
+            JOIN pg_class c ON c.oid = f.relid CROSS JOIN tailrace.users(c.reltype) AS u(relid);
             targets := targets || ARRAY(SELECT jsonb_object_keys(moved)::oid);
         END IF;
     END IF;
@@ -292,11 +293,18 @@ BEGIN
             WHERE m.object_type = 'publication relation' AND m.address_names = ARRAY[d.schema_name, d.object_name]
                 OR m.object_type = 'publication namespace' AND m.address_names[1] = d.schema_name));
     PERFORM tailrace.emit(described.payload || jsonb_build_object(
-        'tag', tg_tag, 'rewritten', false, 'reason', NULL, 'recopy', false))
+        'tag', tg_tag, 'rewritten', false, 'reason', altered.why, 'recopy', altered.why IS NOT NULL))
     FROM (
-        SELECT DISTINCT f.relid FROM pg_event_trigger_dropped_objects() d
-        CROSS JOIN tailrace.family(d.objid) AS f(relid)
-        WHERE d.object_type = 'table column' AND NOT d.is_temporary
+        SELECT f.relid, max(lost.why) AS why FROM pg_event_trigger_dropped_objects() d
+        CROSS JOIN LATERAL (
+            SELECT d.objid, NULL WHERE d.object_type = 'table column'
+          UNION ALL
+            SELECT u.relid, 'a type of its columns changed the text of stored values'
+            FROM pg_class c CROSS JOIN tailrace.users(c.reltype) AS u(relid) WHERE c.oid = d.objid
+        ) AS lost (relid, why)
+        CROSS JOIN tailrace.family(lost.relid) AS f(relid)
+        WHERE d.object_type IN ('table column', 'composite type column') AND NOT d.is_temporary
+        GROUP BY f.relid
     ) AS altered CROSS JOIN LATERAL tailrace.describe(altered.relid) AS described (payload)
     WHERE described.payload IS NOT NULL;
     FOR root IN SELECT DISTINCT substr(d.address_names[3], 16)::oid FROM pg_event_trigger_dropped_objects() d

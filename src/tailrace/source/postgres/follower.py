@@ -62,7 +62,7 @@ class PostgresFollower:
         self._gathers_since: float | None = None
         self._gathered: Position | None = None
         self._still_since = 0.0
-        self._passed: Position | None = None
+        self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
 
     def start(self) -> Offset:
@@ -98,31 +98,31 @@ class PostgresFollower:
     def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
         self._receiver.require_alive()
         self._journal.refresh()
-        now = LogOffset.from_json(start)
-        if now.log > self._journal.mark():
-            self._require_sent_again(now.log)
+        given = LogOffset.from_json(start)
+        if given.log > self._journal.mark():
+            self._require_sent_again(given.log)
         self._census.refresh()
-        now = self._enrol(self._heed(now, orders))
+        now = self._enrol(self._heed(given, orders))
         end = self._read_log(now, limit)
         self._schemas.scan(self._journal, now.low_water, end.log)
         end = self._begin_anew(now, end)
         end = self._copy(now, end, limit, orders)
-        if end.tables == LogOffset.from_json(start).tables:
+        if end.tables == given.tables:
             if self._gathers(end):
                 return start
             if not self._concerns(now, end):
-                self._pass_over(end.log)
+                self._pass_over(given.high_water, end.log)
                 return start
         return end.to_json()
 
-    def _pass_over(self, upto: Position) -> None:
+    def _pass_over(self, behind: Position, upto: Position) -> None:
         """Say that nothing waits up to here, which no batch will: without it an idle table would seem to lag."""
         since = time.monotonic() - self._passed_at
-        if not self.source.is_pipeline or upto == self._passed or since < PASS_SECONDS:
+        if not self.source.is_pipeline or (behind, upto) == self._passed or since < PASS_SECONDS:
             return
-        self._passed, self._passed_at = upto, time.monotonic()
+        self._passed, self._passed_at = (behind, upto), time.monotonic()
         with suppress(OSError):  # only people look at it
-            write_status(Path(self.source.journal), FOLLOWER, {"passed": str(upto)})
+            write_status(Path(self.source.journal), FOLLOWER, {"passed": [str(behind), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash took what was seen there and not durable yet.

@@ -142,6 +142,11 @@ class LogOffset:
         """Nothing at or before this position is needed again."""
         return min((entry.position(self.log) for entry in self.tables.values()), default=self.log)
 
+    @property
+    def high_water(self) -> Position:
+        """No table has come further than this position."""
+        return max((entry.position(self.log) for entry in self.tables.values()), default=self.log)
+
     def within(self, *phases: Phase) -> dict[int, Entry]:
         return {oid: entry for oid, entry in self.tables.items() if entry.phase in phases}
 
