@@ -19,6 +19,7 @@ _RELIEFS = (
         "end sessions that nobody needs, or raise max_connections (for replication max_wal_senders)",
     ),
     ("53400", ("replication slots are in use",), "drop slots that nobody needs, or raise max_replication_slots"),
+    ("55P03", ("due to lock timeout",), "end who holds the lock; pg_stat_activity names it"),
     (
         None,
         ("due to statement timeout",),

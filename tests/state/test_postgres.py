@@ -131,6 +131,20 @@ def test_a_write_that_the_server_gave_up_because_the_process_slept_can_be_tried_
         store.renew_lease()
 
 
+def test_who_falls_asleep_within_a_write_does_not_keep_the_next_runner_out(address: StoreAddress) -> None:
+    with address.open() as old, address.open() as new:
+        runs = [old.claim_run()]
+
+        def sleep_within_a_write() -> None:
+            with old._session.write() as tx:
+                runs.append(new.claim_run(takes_over=True))
+                tx.run("SELECT 1")
+
+        with pytest.raises(UnavailableError):
+            sleep_within_a_write()
+        assert runs == [1, 2]
+
+
 def test_a_skip_leaves_either_both_the_letter_and_the_table_or_neither(
     address: StoreAddress, database: Database
 ) -> None:

@@ -29,10 +29,10 @@ _SETTINGS = {
 }
 
 # Everything is set for one transaction only, so that a pooler between us and the server does no harm. Whoever is
-# frozen in the middle of a write must not keep the next runner out for longer than this.
+# frozen in the middle of a write loses its session before the next runner, which waits for it, loses patience.
 _BEGIN = sql.SQL(
     "BEGIN ISOLATION LEVEL READ COMMITTED {access}; SET LOCAL search_path TO {schema}, pg_catalog;"
-    " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '20s'"
+    " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '3s'"
 )
 _WRITE, _READ = sql.SQL("READ WRITE"), sql.SQL("READ ONLY")
 _MAKING = 0x7461696C72616365  # an advisory lock, held while the tables are made
