@@ -355,14 +355,19 @@ def test_a_single_run_ends_though_its_table_is_written_to_all_the_time(
         assert replay.contents()["public.t"].total() == 2
 
 
+def oid(database: Database) -> str:
+    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    return str(number)
+
+
 def test_a_table_that_cannot_be_followed_any_more_says_so_also_when_it_waits_for_its_copy(
     database: Database, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
-    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    t = oid(database)
     with Replay(make_source(), LIMIT) as replay:
         replay.catch_up()
-        replay.orders = Orders(stopped={str(number): None})
+        replay.orders = Orders(stopped={t: None})
         replay.catch_up()
         replay.orders = Orders()
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
@@ -376,11 +381,11 @@ def test_a_resync_of_a_table_that_cannot_be_followed_waits_until_it_can(
     database: Database, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
-    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    t = oid(database)
     with Replay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
-        replay.orders = Orders(stopped={str(number): None}, resync={str(number): 1})
+        replay.orders = Orders(stopped={t: None}, resync={t: 1})
         replay.catch_up()
         database.run("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (1, 'mended', now())")
         replay.follower.target()
@@ -392,12 +397,12 @@ def test_a_resync_of_a_table_that_cannot_be_followed_waits_until_it_can(
 
 def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Callable[..., PollSource]) -> None:
     database.run(TABLE)
-    [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
+    t = oid(database)
     with Replay(make_source(), LIMIT) as replay:
         replay.catch_up()
-        replay.orders = Orders(paused=[str(number)])
+        replay.orders = Orders(paused=[t])
         replay.catch_up()
-        replay.orders = Orders(paused=[str(number)], resync={str(number): 1})
+        replay.orders = Orders(paused=[t], resync={t: 1})
         replay.catch_up()
         assert replay.offset is not None
         [table] = replay.source.progress(replay.offset)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -109,7 +111,9 @@ def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_pat
         assert "not in the schema file" in fails(replay).message
 
 
-def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> None:
+@contextmanager
+def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, Replay]]:
+    """Two clusters, `one` and `two`, with a table each, and a pipeline that is level with both."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/cdc"
     with RqliteNode(url, service="one") as one, RqliteNode(url, service="two") as two:
@@ -117,27 +121,26 @@ def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> 
         two.execute(ITEMS)
         with Replay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
             replay.catch_up()
-            one.close()
-            replay.orders = Orders(resync={"one.items": 1})
-            two.execute("INSERT INTO items VALUES (1, 'x', 1)")
-            wait_until(lambda: replay.step() or (1,) in replay.tables["two.items"].rows)
+            yield one, two, replay
+
+
+def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> None:
+    with two_clusters(tmp_path) as (one, two, replay):
+        one.close()
+        replay.orders = Orders(resync={"one.items": 1})
+        two.execute("INSERT INTO items VALUES (1, 'x', 1)")
+        wait_until(lambda: replay.step() or (1,) in replay.tables["two.items"].rows)
 
 
 def test_a_single_run_is_not_at_its_end_while_a_cluster_does_not_answer(tmp_path: Path) -> None:
-    port = free_port()
-    url = f"http://127.0.0.1:{port}/cdc"
-    with RqliteNode(url, service="one") as one, RqliteNode(url, service="two") as two:
-        one.execute(ITEMS)
-        two.execute(ITEMS)
-        with Replay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
-            replay.catch_up()
-            assert replay.offset is not None
-            target = replay.follower.target()
-            one.close()
-            replay.orders = Orders(resync={"one.items": 1})
-            wait_until(lambda: not replay.step())
-            with pytest.raises(UnavailableError):
-                replay.follower.done(replay.offset, target)
+    with two_clusters(tmp_path) as (one, _, replay):
+        assert replay.offset is not None
+        target = replay.follower.target()
+        one.close()
+        replay.orders = Orders(resync={"one.items": 1})
+        wait_until(lambda: not replay.step())
+        with pytest.raises(UnavailableError):
+            replay.follower.done(replay.offset, target)
 
 
 def test_an_inferred_table_grows_with_its_events(tmp_path: Path) -> None:
