@@ -163,6 +163,7 @@ def test_a_batch_is_written_in_one_go_unless_it_grew_for_a_huge_transaction(
     lake: Path, monkeypatch: pytest.MonkeyPatch, weight: int, times: int
 ) -> None:
     monkeypatch.setattr(delta, "PART_BYTES", 100_000)
+    monkeypatch.setattr(delta, "HUGE_PART_BYTES", 50_000)
     applied = Mock(wraps=engine.apply)
     monkeypatch.setattr(engine, "apply", applied)
     chunks = [chunk for at in range(2) for chunk in changes_of(ITEMS, insert(id=at, name="x" * 60_000, price=1))]

@@ -36,7 +36,9 @@ if TYPE_CHECKING:
 _TRIES = 5
 PART_BYTES = 256 << 20
 """How much of a batch is collapsed and written at a time: all of it as a rule, since every part writes the files anew
-that hold its keys. A transaction for which a batch grew past this goes in halves of it, to take less memory."""
+that hold its keys."""
+HUGE_PART_BYTES = 96 << 20
+"""The same for a batch that grew past that for a huge transaction, which is to take less memory."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +152,7 @@ class DeltaDestination:
             pieces = parts(
                 changes,
                 table,
-                PART_BYTES if weight <= PART_BYTES else PART_BYTES // 2,
+                PART_BYTES if weight <= PART_BYTES else HUGE_PART_BYTES,
                 row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
                 keep_deleted=self.deletes == "soft",
             )
