@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import pickle
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,28 +173,32 @@ def test_what_waits_is_sent_by_the_next_run(tmp_path: Path) -> None:
         assert told(endpoint) == [("public.orders", "insert", 1)]
 
 
+@contextmanager
+def refused(tmp_path: Path) -> Iterator[tuple[Endpoint, WebhookDestination, WebhookDelivery]]:
+    """An endpoint that takes nothing, and a delivery with one event for it."""
+    with Endpoint() as endpoint:
+        endpoint.rule = always(Reply(500))
+        destination = make(tmp_path, endpoint.url)
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
+            yield endpoint, destination, delivery
+
+
 def test_a_run_to_the_end_says_so_when_the_endpoint_takes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS", 1.0)
-    with Endpoint() as endpoint:
-        endpoint.rule = always(Reply(500))
-        destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
-                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
-            with pytest.raises(UnavailableError, match="1 events wait"):
-                delivery.drain()
+    with (
+        refused(tmp_path) as (_, _, delivery),
+        pytest.raises(UnavailableError, match="1 events wait"),
+    ):
+        delivery.drain()
 
 
 def test_a_run_to_the_end_that_is_told_to_end_does_not_wait_for_the_endpoint(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
-        endpoint.rule = always(Reply(500))
-        destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
-                destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
-            delivery.drain(lambda: bool(endpoint.requests))
+    with refused(tmp_path) as (endpoint, destination, delivery):
+        delivery.drain(lambda: bool(endpoint.requests))
     reader = QueueReader(Path(destination.queue))
     assert reader.count(reader.start) == 1
 

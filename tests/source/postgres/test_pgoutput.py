@@ -447,11 +447,13 @@ def test_a_scan_counts_rows_and_finds_commits_without_decoding(story: Story) -> 
     assert looked.end_lsn.tolist() == [lsn + 8 for lsn in looked.commit_lsn.tolist()]
     assert sum(looked.rows.values()) == sum(kind in b"IUD" for kind in kinds)
     assert looked.changes == sum(kind in b"IUDT" for kind in kinds)
-    assert looked.open_at(int(looked.commits[0]) + 1) is None
+    cut = int(looked.commits[0]) + 1
+    assert cut == kinds.index(b"C") + 1
+    assert looked.open_at(cut) is None
 
 
 def test_a_scan_refuses_bytes_that_are_no_messages() -> None:
-    for message in (b"Z123456789", commit(1)[:-9], insert(1, [])[:3], b""):
+    for message in (b"Z123456789", commit(1)[:-1], insert(1, [])[:3], b""):
         with pytest.raises(MalformedError):
             scan(Frame.of(pa.array([message], pa.binary())))
 

@@ -250,25 +250,27 @@ def _trigger(connection: Session) -> Finding:
 
 
 # Rows are copied from the leaves of a partitioned table, where the policies of its root do not hold.
-_HIDES = """
-SELECT EXISTS (
+_HIDING = """
+SELECT root.oid::int8 FROM unnest(%s::oid[]) AS root(oid) WHERE EXISTS (
     SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
-    AND c.oid IN (SELECT %s::oid UNION SELECT relid FROM pg_partition_tree(%s::oid)))
+    AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid)))
 """
 
 
 def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
     findings: list[Finding] = []
-    for published in wanted(connection, source):
+    tables = wanted(connection, source)
+    role = _value(connection, "SELECT quote_ident(current_user)")
+    hiding = {oid for (oid,) in connection.execute(_HIDING, [[published.oid for published in tables]])}
+    for published in tables:
         table = published.schema.table
         name = sql.Identifier(table.schema, table.name).as_string(connection)
         if not published.can_select:
-            role = _value(connection, "SELECT quote_ident(current_user)")
             schema = sql.Identifier(table.schema).as_string(connection)
             fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
             findings.append(Finding("error", str(table), "the role may not read it", fix))
-        if _value(connection, _HIDES, published.oid, published.oid):
-            fix = f"ALTER ROLE {_value(connection, 'SELECT quote_ident(current_user)')} BYPASSRLS;"
+        if published.oid in hiding:
+            fix = f"ALTER ROLE {role} BYPASSRLS;"
             findings.append(Finding("error", str(table), "row-level security may hide rows of it from the role", fix))
         if published.identity == "n":
             message = (

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tailrace.source.postgres.frame import ORDINALS_PER_CHANGE, Frame, OpenTransaction, Places
-from tailrace.source.postgres.message import EPOCH_US, Kind
+from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
+
+_COMMIT_BYTES = 26
 
 
 @dataclass(frozen=True)
@@ -60,10 +62,12 @@ class Scan:
 def scan(frame: Frame, transaction: OpenTransaction | None = None) -> Scan:
     """Look at messages in stream order; `transaction` is the one they begin in the middle of. Pure.
 
-    Raises MalformedError when the last message is cut short.
+    Raises MalformedError when a message is cut short.
     """
     begins, commits = frame.places(Kind.BEGIN), frame.places(Kind.COMMIT)
     at = frame.starts[commits]
+    if (frame.ends[commits] - at < _COMMIT_BYTES).any():
+        raise MalformedError("a Commit is cut short")
     changed = frame.changes
     oids, counts = np.unique(frame.relation_oids(changed[frame.kinds[changed] != Kind.TRUNCATE]), return_counts=True)
     relations = tuple((index, frame.message(index)) for index in frame.places(Kind.RELATION).tolist())

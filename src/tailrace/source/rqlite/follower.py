@@ -30,7 +30,7 @@ class RqliteFollower:
         self._versions = versions
         self._receiver = source.start_receiver(0.0 if receives else RECEIVER_SECONDS)
         self._services: dict[str, ServiceFollower] = {}
-        self._away: dict[str, UnavailableError] = {}
+        self._away: list[UnavailableError] = []
 
     def start(self) -> Offset:
         return {"services": {name: one.start().to_json() for name, one in self._followers().items()}}
@@ -39,8 +39,8 @@ class RqliteFollower:
         return {"services": {name: one.target().to_json() for name, one in self._followers().items()}}
 
     def done(self, start: Offset, target: Offset) -> bool:
-        for error in self._away.values():
-            raise error  # what it was asked for is still to do, and nobody else is left who could be held up
+        if self._away:
+            raise self._away[0]  # what it was asked for is still to do, and nobody else is left who could be held up
         followers, given = self._followers(), start["services"]
         for name, goal in target["services"].items():
             follower = followers.get(name) or self._follow(name)
@@ -57,18 +57,18 @@ class RqliteFollower:
         followers, given = self._followers(), start["services"]
         share = Limit(max(limit.rows // max(len(followers), 1), 1), max(limit.bytes // max(len(followers), 1), 1))
         end: dict[str, Any] = dict(given)
-        self._away = {}
+        self._away = []
         for name, follower in followers.items():
             raw = given.get(name) or follower.start().to_json()
             try:
                 reached = self._advance(follower, raw, share, orders)
             except UnavailableError as error:
-                self._away[name] = error
+                self._away.append(error)
                 continue
             if reached != raw:
                 end[name] = reached
         if self._away and len(self._away) == len(followers):
-            raise next(iter(self._away.values()))  # one of several may be away without holding the others up
+            raise self._away[0]  # one of several may be away without holding the others up
         return start if end == given else {"services": end}
 
     @staticmethod
