@@ -83,7 +83,7 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
         scattered = bool(layout.partition_by) or bool((at_home >= 0).any())
         if scattered and upsert.nbytes <= _JOINED_BYTES:
             # Taking rows here and there out of many chunks costs three times as much as out of one.
-            upsert = upsert.combine_chunks()
+            upsert = _joined(upsert)
         if not layout.partition_by:
             order = np.argsort(at_home, kind="stable")
             ends = np.searchsorted(at_home[order], np.arange(len(candidates) + 1))
@@ -101,6 +101,12 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
         outcome.deletes = int((marks.op == Op.DELETE).sum())
         outcome.upserts -= outcome.deletes
     return outcome
+
+
+def _joined(rows: pa.Table) -> pa.Table:
+    """The same rows with one chunk to a column."""
+    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
+        return pa.table(list(pool.map(lambda column: column.combine_chunks(), rows.columns)), schema=rows.schema)
 
 
 def _wanted_keys(collapsed: Collapsed, kinds: Mapping[str, pa.DataType]) -> keys.Comparable:
