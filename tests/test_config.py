@@ -197,6 +197,23 @@ def test_a_file_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path: Path
     assert expected in refused(tmp_path, text)
 
 
+def test_a_name_that_is_too_long_for_its_slot_is_told_as_such(tmp_path: Path) -> None:
+    text = SHOP.replace("name: shop", f"name: {'a' * 60}")
+    assert "source.slot made of the pipeline's name is longer than 63 bytes; set it, or" in refused(tmp_path, text)
+    load(write(tmp_path, text.replace("publication: shop", "publication: shop, slot: short")))
+
+
+@pytest.mark.parametrize("state", ["./taken", "./taken/deeper"])
+def test_a_file_where_the_state_should_be_is_refused_at_once(tmp_path: Path, state: str) -> None:
+    (tmp_path / "taken").touch()
+    text = SHOP.replace("./.tailrace/shop", state)
+    assert f"state needs a folder, and {tmp_path / 'taken'} is a file" in refused(tmp_path, text)
+
+
+def test_a_state_that_is_no_path_is_refused(tmp_path: Path) -> None:
+    assert "state must be a path, as text" in refused(tmp_path, SHOP.replace("./.tailrace/shop", "5"))
+
+
 def test_a_file_that_is_not_there_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot read .*none\.yaml: No such file"):
         load(tmp_path / "none.yaml")

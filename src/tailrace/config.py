@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, Union
 
 from pydantic import (
+    AfterValidator,
     BeforeValidator,
     Field,
     SerializeAsAny,
@@ -82,6 +83,13 @@ def _state(value: object, info: ValidationInfo) -> object:
     return Place.of(info).state if value is None else value
 
 
+def _is_folder(path: Path) -> Path:
+    nearest = next(place for place in (path, *path.parents) if place.exists())
+    if not nearest.is_dir():
+        raise ValueError(f"needs a folder, and {nearest} is a file; choose another path, or move it")
+    return path
+
+
 class PipelineConfig(Options):
     """One pipeline. `source` and `destination` hold the options model of their type. Its repr shows no secret."""
 
@@ -89,7 +97,7 @@ class PipelineConfig(Options):
     source: SerializeAsAny[TypedOptions]
     tables: TableOptions = Field(default_factory=TableOptions)
     destination: SerializeAsAny[TypedOptions]
-    state: Annotated[FilePath, BeforeValidator(_state, json_schema_input_type=str)] = Field(
+    state: Annotated[FilePath, BeforeValidator(_state, json_schema_input_type=str), AfterValidator(_is_folder)] = Field(
         default=None,
         validate_default=True,
         description="the folder of the pipeline's state; default: .tailrace/<name>",
@@ -233,6 +241,8 @@ def _problem(detail: ErrorDetails, model: type[Options]) -> Problem:
             return Problem(path, "may hold only a-z, 0-9, _ and -")
         case "model_type" | "model_attributes_type" | "dict_type":
             return Problem(path, "must be a section of keys", f"write `{key}: {{…}}`")
+        case "path_type":
+            return Problem(path, "must be a path, as text")
         case "value_error":
             return Problem(path, detail["msg"].removeprefix("Value error, "))
         case _:
