@@ -24,9 +24,7 @@ def _slot(value: str, info: ValidationInfo) -> str:
     if not value:
         value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", Place.of(info).name.lower())
         if len(value) > _NAME_BYTES:
-            raise ValueError(
-                f"made of the pipeline's name is longer than {_NAME_BYTES} bytes; set it, or shorten that"
-            )
+            raise ValueError(f"made of the pipeline's name is longer than {_NAME_BYTES} bytes; set it, or shorten that")
     if not re.fullmatch(rf"[a-z0-9_]{{1,{_NAME_BYTES}}}", value):
         raise ValueError(f"may hold only a-z, 0-9 and _, at most {_NAME_BYTES} of them")
     return value
