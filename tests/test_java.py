@@ -9,11 +9,13 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pyspark
 import pytest
 
 from tailrace.errors import PreflightError
 from tailrace.java import java_home
 from tailrace.stream.archive import Archive
+from tailrace.stream.home import spark_home
 
 _SESSION = """
 from pyspark.sql import SparkSession
@@ -139,3 +141,34 @@ def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(
     assert done.returncode == 0, done.stderr
     assert "rows 5" in done.stdout
     assert str(archive.file) not in done.stdout
+
+
+def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    archive = Archive.here()
+    assert archive is not None
+    files = [file for file in (archive.file, archive.base) if file is not None]
+    monkeypatch.setattr(Archive, "_make", lambda self, folder: [file.touch() for file in files])
+    cache = archive.file.parent
+    owners = {
+        "elsewhere": tmp_path / "env" / "pyspark",
+        "before": Path(pyspark.__file__).parent,
+        "gone": tmp_path / "none",
+    }
+    owners["elsewhere"].mkdir(parents=True)
+    cache.mkdir(exist_ok=True)
+    for name, owner in owners.items():
+        (cache / f"spark-{name}.jsa").touch()
+        (cache / f"base-{name}.jsa").touch()
+        (cache / f"spark-{name}.owner").symlink_to(owner)
+    (cache / "spark-unknown.jsa").touch()
+    (cache / "spark-home").mkdir()
+    (cache / "spark-home" / "jars").symlink_to(tmp_path / "none")
+    archive.make()
+    archive.make()
+    assert archive.exists
+    found = {file.name for file in cache.iterdir() if file != spark_home()}
+    own = {*(file.name for file in files), archive.file.with_suffix(".owner").name}
+    assert found == own | {"spark-elsewhere.jsa", "spark-elsewhere.owner", "base-elsewhere.jsa"}

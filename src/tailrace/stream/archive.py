@@ -7,6 +7,7 @@ Java calls it class data sharing. The archive belongs to one Java and one Spark;
 from __future__ import annotations
 
 import hashlib
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -24,6 +25,8 @@ REHEARSAL = "tailrace.stream.rehearsal"
 _SECONDS = 300.0
 # What Java has to say about an archive goes to standard output, where data may be printed.
 _SILENT = "-Xlog:disable"
+# Beside an archive, a link to the Spark it belongs to.
+_OWNER = ".owner"
 _AS_BEFORE = "none needed: Spark starts as before"
 
 
@@ -109,8 +112,16 @@ class Archive:
             raise PreflightError(f"{Path(command[0]).name} ended with code {done.returncode}", fix=_AS_BEFORE)
 
     def _forget_others(self) -> None:
-        kept = {self.file, self.base}
-        for pattern in ("spark-*.jsa", "base-*.jsa"):
-            for old in self.file.parent.glob(pattern):
-                if old not in kept:
-                    old.unlink(missing_ok=True)
+        """Remove what no Spark needs any more. Those of other environments of this user stay."""
+        package = Path(pyspark.__file__).parent
+        owner = self.file.with_suffix(_OWNER)
+        owner.unlink(missing_ok=True)
+        owner.symlink_to(package)
+        for old in self.file.parent.glob("spark-*.jsa"):
+            owner = old.with_suffix(_OWNER)
+            if old != self.file and (not owner.exists() or owner.readlink() == package):
+                for file in (old, owner, old.with_name(old.name.replace("spark-", "base-", 1))):
+                    file.unlink(missing_ok=True)
+        for home in self.file.parent.glob("spark-*/"):
+            if not (home / "jars").exists():
+                shutil.rmtree(home, ignore_errors=True)
