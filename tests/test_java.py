@@ -150,7 +150,7 @@ def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(
     archive = Archive.here()
     assert archive is not None
     files = [file for file in (archive.file, archive.base) if file is not None]
-    monkeypatch.setattr(Archive, "_make", lambda self, folder: [file.touch() for file in files])
+    monkeypatch.setattr(Archive, "_make", lambda *_: [file.write_bytes(b"") for file in files])
     cache = archive.file.parent
     owners = {
         "elsewhere": tmp_path / "env" / "pyspark",
