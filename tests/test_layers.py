@@ -52,10 +52,24 @@ MAY_IMPORT = {
     "stream": MODEL
     | CONFIGURATION
     | {"preflight", "cache", "java", "sqlite", "journal", "state", "source", "destination", "status"},
+    "verify": MODEL | CONFIGURATION | {"source", "destination"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
     | CONFIGURATION
-    | {"preflight", "java", "child", "sqlite", "state", "source", "destination", "status", "view", "stream", "testing"},
+    | {
+        "preflight",
+        "java",
+        "child",
+        "sqlite",
+        "state",
+        "source",
+        "destination",
+        "status",
+        "view",
+        "stream",
+        "verify",
+        "testing",
+    },
 }
 """For each part (a module or package right below `tailrace`), the other parts it may know of."""
 

@@ -12,9 +12,9 @@ import duckdb
 import pytest
 
 from tailrace.config import load
-from tailrace.stream.verify import verify
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
+from tailrace.verify.comparison import verify
 
 pytestmark = pytest.mark.timeout(300)
 

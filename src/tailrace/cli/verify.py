@@ -12,7 +12,7 @@ from tailrace.cli.report import Debug, Json, colored, print_json, reported
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
-    from tailrace.stream.verify import Verdict
+    from tailrace.verify.comparison import Verdict
 
 
 @reported
@@ -29,7 +29,7 @@ def verify(
     Tables without a key cannot be compared, and are named.
     """
     from tailrace.config import load
-    from tailrace.stream.verify import verify as compare
+    from tailrace.verify.comparison import verify as compare
 
     verdicts = []
     for verdict in compare(load(file), table, shown=keys):

@@ -46,7 +46,7 @@ def source_rows(source: object, table: TableSchema) -> Rows:
     """
     raise ConfigError(
         f"a source of type {type(source).__name__} cannot be read as a whole, so that nothing can be compared",
-        fix="register a function for it: tailrace.stream.verify_source.source_rows.register",
+        fix="register a function for it: tailrace.verify.source.source_rows.register",
     )
 
 

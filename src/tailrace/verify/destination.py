@@ -32,7 +32,7 @@ from tailrace.destination.sqlite.name import file_name, listed, quote
 from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import ConfigError, PreflightError
 from tailrace.schema import TableSchema
-from tailrace.stream.verify_source import Rows
+from tailrace.verify.source import Rows
 
 _READ_ROWS = 50_000
 

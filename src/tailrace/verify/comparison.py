@@ -24,9 +24,9 @@ from tailrace.config import PipelineConfig
 from tailrace.errors import ConfigError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import TableSchema
-from tailrace.stream.verify_destination import kept_rows
-from tailrace.stream.verify_pile import DIGEST, RUN_ROWS, Pile, strides
-from tailrace.stream.verify_source import Rows, source_rows
+from tailrace.verify.destination import kept_rows
+from tailrace.verify.pile import DIGEST, RUN_ROWS, Pile, strides
+from tailrace.verify.source import Rows, source_rows
 
 KEYS_SHOWN = 20
 

@@ -28,11 +28,11 @@ from tailrace.errors import ConfigError, PreflightError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
-from tailrace.stream.verify import _compare, _pile, verify
-from tailrace.stream.verify_source import source_rows
 from tailrace.testing.database import Database
 from tailrace.testing.destination import changes_of, insert
 from tailrace.testing.rqlite import RqliteNode
+from tailrace.verify.comparison import _compare, _pile, verify
+from tailrace.verify.source import source_rows
 from tests.source.slatedb.traffic import MAPPING
 from tests.source.slatedb.writing import Writer
 from tests.source.sqlite.writer import Application

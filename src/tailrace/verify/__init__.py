@@ -1,0 +1,1 @@
+"""`tailrace verify`: does the destination hold what the source holds?"""
