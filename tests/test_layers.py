@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "view": MODEL | {"state", "status"},
     "stream": MODEL
     | CONFIGURATION
-    | {"preflight", "cache", "java", "sqlite", "journal", "state", "source", "destination", "status"},
+    | {"preflight", "cache", "java", "sqlite", "state", "source", "destination", "status"},
     "verify": MODEL | CONFIGURATION | {"source", "destination"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination", "status", "stream"},
     "cli": MODEL
