@@ -18,8 +18,8 @@ PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """Those of the pipeline from Postgres to Delta."""
 ALONE = ("capture", "queue", "slatedb")
 """Those that need neither; each is a module of its own with a function `measure`."""
-ON_REQUEST = ("poll", "webhook")
-"""The same, but only when they are named: they need extras, or minutes."""
+ON_REQUEST = ("poll", "webhook", "peers")
+"""The same, but only when they are named: they need extras, minutes, or the package index."""
 
 
 def main() -> None:
