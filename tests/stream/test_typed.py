@@ -6,10 +6,12 @@ import json
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from tailrace.change import Changes, Op, Position, pack_unchanged, position_texts
+from tailrace.errors import SchemaChangedError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.stream.typed import json_rows, typed_rows
+from tailrace.stream.typed import fitted, json_rows, typed_rows
 
 TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
 
@@ -58,3 +60,11 @@ def test_a_change_as_json_has_key_before_and_after() -> None:
     assert (json.loads(delete["before"]), delete["after"]) == ({"id": 1, "v": "a"}, None)
     assert (truncate["key"], truncate["before"], truncate["after"]) == (None, None, None)
     assert {json.loads(row["key"])["id"] for row in (insert, update, delete)} == {1}
+
+
+def test_a_change_that_does_not_fit_the_columns_of_a_stream_is_not_mended_by_a_resync() -> None:
+    opened = TableSchema(TABLE.table, (Column("id", pa.int64()), Column("v", pa.int32())), ("id",))
+    with pytest.raises(SchemaChangedError, match="does not fit column v") as raised:
+        fitted(changes(), opened)
+    assert "load the stream again" in str(raised.value)
+    assert "resync" not in str(raised.value)

@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from tailrace.change import Changes, Op, op_names, position_texts
 from tailrace.collapse import fit
 from tailrace.config import load
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, SchemaChangedError
 from tailrace.jsontext import object_text
 from tailrace.registry import open_source
 from tailrace.schema import TableName, TableSchema
@@ -100,10 +100,19 @@ class ChangeReader(BlockReader):
         table = self.request.table
         for changes in self.feed.source.read(partition.split):
             # The columns of a stream are those the table had when it was opened.
-            yield json_rows(changes) if table is None else typed_rows(fit(changes, table), self.request.layout())
+            yield json_rows(changes) if table is None else typed_rows(fitted(changes, table), self.request.layout())
 
     def commit(self, end: Offset) -> None:
         self.feed.source.release(end)
+
+
+def fitted(changes: Changes, table: TableSchema) -> Changes:
+    """The changes with the columns of `table`. Raises SchemaChangedError with what helps a stream: it has no resync."""
+    try:
+        return fit(changes, table)
+    except SchemaChangedError as error:
+        error.fix = "load the stream again, with the columns of now; a new checkpoint skips changes that fit neither"
+        raise
 
 
 def typed_rows(changes: Changes, layout: pa.Schema) -> pa.RecordBatch:

@@ -16,6 +16,7 @@ from typing import Any
 
 import adbc_driver_manager
 import psycopg
+import pyarrow as pa
 from psycopg import conninfo, pq, sql
 
 from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
@@ -58,6 +59,10 @@ def translated(doing: str) -> Iterator[None]:
         raise
     except (psycopg.Error, adbc_driver_manager.Error, ConnectionError, TimeoutError) as error:
         raise translate(error, doing) from error
+    except (OSError, pa.ArrowException) as error:
+        if _ADBC not in str(error):
+            raise
+        raise translate(error, doing) from error
 
 
 def translate(error: Exception, doing: str) -> TailraceError:
@@ -97,8 +102,16 @@ def translate(error: Exception, doing: str) -> TailraceError:
     return TailraceError(f"Postgres failed while {doing}: {text}")
 
 
+_ADBC = "[libpq]"
+"""What breaks off while batches come is an error of Arrow; this in its text shows that the driver is behind it."""
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in")
-_UNFIT = ("does not support SSL", "invalid sslmode", "root certificate file", "unrecognized configuration parameter")
+_UNFIT = (
+    "does not support SSL",
+    "invalid sslmode",
+    "root certificate file",
+    "unrecognized configuration parameter",
+    "invalid connection option",  # psycopg knows more of them than ADBC, whose libpq is older
+)
 
 _PASSING = ("08", "53", "57", "58")
 """Classes of states that pass: broken connections, no room or memory, a shutdown or a cancel, the system's errors."""

@@ -97,6 +97,7 @@ class Receiver:
         self._beat = time.monotonic()
         self._failures = 0
         self._walsender: int | None = None
+        self._rests_until: float | None = None
 
     def run(self) -> None:
         """Until stopped; what is unavailable is tried again, everything else is raised."""
@@ -202,12 +203,17 @@ class Receiver:
             reach("receiver.before_advance")
             if self.writer.head > head:
                 self._advance()
-        if status.server > self.durable and not self._take_step(status):
+        status = self._look(fresh=True)
+        # What has come meanwhile, unless it is more work for the server than a step.
+        cheap = self.durable - status.restart <= 2 * STEP_BYTES
+        if cheap and status.server > self.durable and not self._take_step(status):
             return
         self._rest()
 
     def _take_step(self, status: SlotStatus) -> bool:
-        """Bounded WAL, in bulk. False when stopped meanwhile."""
+        """Bounded WAL, in bulk. False when stopped before or meanwhile."""
+        if self.stopping():
+            return False
         ahead = max(status.confirmed, self.durable)
         # Steps grow with what each decodes again, and none is made for a small rest.
         step = max(STEP_BYTES, 2 * (ahead - status.restart))
@@ -237,10 +243,11 @@ class Receiver:
         """Leave the machine to the batch that applies the backlog, for a while.
 
         A walsender begins by reading the log since restart_lsn once more, and what it would send then has to wait for
-        that batch anyway.
+        that batch anyway. All rests until the next walsender together last no longer than one: where a reader stands
+        still and the server is busy, backlog would follow backlog.
         """
-        deadline = time.monotonic() + REST_SECONDS
-        while time.monotonic() < deadline and not self.stopping():
+        self._rests_until = self._rests_until or time.monotonic() + REST_SECONDS
+        while time.monotonic() < self._rests_until and not self.stopping():
             if self._is_applied() or self._worth_backlog(self._look()):
                 return
             time.sleep(WAIT_SECONDS)
@@ -275,6 +282,7 @@ class Receiver:
     def _stream(self) -> None:
         """The replication protocol, until stopped or so far behind that the other gear is better."""
         self.gear = "streaming"
+        self._rests_until = None
         self.publish(None)
         with Replication(self.options.dsn) as replication:
             self._walsender = replication.pgconn.backend_pid

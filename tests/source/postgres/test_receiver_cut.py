@@ -1,0 +1,37 @@
+"""A receiver process whose connection breaks while the server decodes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from psycopg import conninfo
+
+from tailrace.source.postgres.lsn import before
+from tailrace.source.postgres.source import PostgresSource
+from tailrace.testing.database import Database
+from tailrace.testing.proxy import Proxy
+from tailrace.testing.wait import wait_until
+from tests.source.postgres.receiving import Session, mark, server_lsn
+
+DECODING = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'COPY%pg_logical_slot_peek%' AND state = 'active'"
+
+
+def test_a_connection_that_breaks_while_the_server_decodes_a_backlog_ends_no_receiver(
+    database: Database, session: Session, source: PostgresSource
+) -> None:
+    session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 400000) i")
+    goal = before(server_lsn(session))
+    with Proxy("127.0.0.1", database.server.port) as proxy:
+        address = conninfo.make_conninfo(source.dsn, host="127.0.0.1", port=proxy.port)
+        child = replace(source, dsn=address).receiver()
+        try:
+            wait_until(lambda: bool(session.execute(DECODING).fetchall()), 30)
+            proxy.cut()
+
+            def arrived() -> bool:
+                child.require_alive()
+                return mark(source) >= goal
+
+            wait_until(arrived, 60)
+        finally:
+            child.stop()
