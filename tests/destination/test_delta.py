@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import datetime
+import decimal
+import json
+import math
 import os
 import resource
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,6 +17,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -464,3 +470,100 @@ def test_a_day_that_readers_do_not_know_in_a_partition_column_stops_the_table(la
     destination = DeltaDestination(str(lake), partition_by={"shop.days": ("day",)})
     with pytest.raises(UnfitError, match="before year 1 or after 9999"):
         destination.write_changes(table, [Changes.build(table, rows, op=Op.INSERT, commit=1)], Batch("p", 0))
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"),
+    [
+        (pa.bool_(), True),
+        (pa.float64(), 1.5),
+        (pa.float64(), math.inf),
+        (pa.string(), "not so short, but longer than a bound is kept"),
+        (pa.string(), "long " * 2_000),
+        (pa.string(), chr(sys.maxunicode) * 40),
+        (pa.decimal128(12, 2), decimal.Decimal("0.10")),
+        (pa.decimal128(38, 0), decimal.Decimal(2**60)),
+        (pa.timestamp("us"), datetime.datetime(9999, 12, 31, 23, 59, 59, 999999)),  # noqa: DTZ001
+    ],
+)
+def test_a_filter_on_any_column_finds_its_rows(lake: Path, kind: pa.DataType, value: Any) -> None:
+    table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("value", kind)), ("id",))
+    write(DeltaDestination(str(lake)), 0, insert(id=1, value=value), insert(id=2, value=None), table=table)
+    rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("value") == pa.scalar(value, kind))
+    assert rows.column("id").to_pylist() == [1]
+
+
+def test_a_file_with_short_and_long_texts_and_a_sentinel_keeps_the_bounds_of_its_key(lake: Path) -> None:
+    columns = (Column("id", pa.int64(), False), Column("text", pa.string()), Column("until", pa.timestamp("us", "UTC")))
+    table = TableSchema(ITEMS.table, columns, ("id",))
+    until = datetime.datetime(9999, 12, 31, tzinfo=UTC)
+    rows = [insert(id=1, text="b", until=until), insert(id=2, text="a" * 5_000, until=until)]
+    write(DeltaDestination(str(lake)), 0, *rows, table=table)
+    found = pa.table(table_at(lake).get_add_actions(flatten=True))
+    assert [found.column(f"{side}.id")[0].as_py() for side in ("min", "max")] == [1, 2]
+    assert [found.column(f"{side}.text")[0].as_py() for side in ("min", "max")] == ["a" * 32, "b"]
+
+
+def test_a_filter_on_a_column_with_a_dot_in_its_name_finds_its_rows(lake: Path) -> None:
+    table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("a.b", pa.int32())), ("id",))
+    write(DeltaDestination(str(lake)), 0, insert(id=1, **{"a.b": 7}), insert(id=2, **{"a.b": 8}), table=table)
+    rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("a.b") == 7)
+    assert rows.column("id").to_pylist() == [1]
+
+
+def test_a_file_with_nan_is_found_by_a_filter_on_its_other_values(lake: Path) -> None:
+    table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("value", pa.float64())), ("id",))
+    write(DeltaDestination(str(lake)), 0, insert(id=1, value=math.nan), insert(id=2, value=1.5), table=table)
+    rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("value") == 1.5)
+    assert rows.column("id").to_pylist() == [2]
+
+
+@pytest.mark.parametrize("number", [2**60, -(2**60) - 1, 10**20 - 1])
+def test_the_bounds_of_a_decimal_are_the_number_itself_in_all_its_digits(lake: Path, number: int) -> None:
+    value = decimal.Decimal(number)
+    table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("n", pa.decimal128(20, 0))), ("id",))
+    write(DeltaDestination(str(lake)), 0, insert(id=1, n=value), table=table)
+    log = (lake / "shop" / "items" / "_delta_log" / f"{0:020}.json").read_text()
+    [add] = [action["add"] for action in map(json.loads, log.splitlines()) if "add" in action]
+    stats = json.loads(add["stats"], parse_float=decimal.Decimal)
+    assert (stats["minValues"]["n"], stats["maxValues"]["n"]) == (value, value)
+
+
+def optimize_as_spark_does(place: Path, folder: str) -> None:
+    """Put all files of a table in one, named and typed as Spark's OPTIMIZE does."""
+    table = DeltaTable(str(place))
+    old = pa.table(table.get_add_actions(flatten=True))
+    partition = {name: old.column(f"partition.{name}")[0].as_py() for name in table.metadata().partition_columns}
+    rows = table.to_pyarrow_table().drop_columns(list(partition))
+    new = f"{folder}part-00000.c000.snappy.parquet"
+    (place / new).parent.mkdir(exist_ok=True)
+    pq.write_table(rows, place / new, use_deprecated_int96_timestamps=True)
+    about = {"partitionValues": partition, "size": (place / new).stat().st_size, "dataChange": False}
+    actions = [
+        {"add": {"path": new, "modificationTime": 0, "stats": json.dumps({"numRecords": rows.num_rows}), **about}},
+        *({"remove": {"path": path, "deletionTimestamp": 0, **about}} for path in old.column("path").to_pylist()),
+    ]
+    entry = place / "_delta_log" / f"{table.version() + 1:020}.json"
+    entry.write_text("\n".join(json.dumps(action, ensure_ascii=False) for action in actions))
+
+
+def test_moments_far_off_are_the_same_after_spark_optimized_their_table(lake: Path) -> None:
+    columns = (Column("id", pa.int64(), False), Column("at", pa.timestamp("us", "UTC")))
+    table = TableSchema(ITEMS.table, columns, ("id",))
+    moments = [datetime.datetime(1500, 1, 1, 0, 0, 0, 5, UTC), datetime.datetime(9998, 1, 1, tzinfo=UTC)]
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, *(insert(id=number, at=at) for number, at in enumerate(moments)), table=table)
+    optimize_as_spark_does(lake / "shop" / "items", "")
+    write(destination, 1, insert(id=2, at=None), delete(id=7), table=table)
+    assert [row["at"] for row in rows_at(lake, table)] == [*moments, None]
+
+
+def test_a_file_that_delta_cannot_remove_stops_the_table_and_doubles_no_row(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    write(destination, 0, insert(id=1, name="ü", price=1), insert(id=2, name="ü", price=2))
+    before = rows_at(lake)
+    optimize_as_spark_does(lake / "shop" / "items", "name=ü/")
+    with pytest.raises(TableError, match="cannot remove") as caught:
+        write(destination, 1, update(id=1, name="ü", price=5))
+    assert "resync" in (caught.value.fix or "")
+    assert rows_at(lake) == before

@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
+import math
+import sys
 import time
 import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -30,6 +32,10 @@ FILES = 400
 MOST_BYTES = 128 << 20  # of Arrow data, roughly three times the file's
 _GROUP_ROWS = 131_072
 _FEW_VALUES = 0.1
+_FOOTER_BYTES = 4096
+"""Parquet's footer has no bounds of texts longer than that."""
+_STAT_CHARS = 32
+_LAST_CHAR = chr(sys.maxunicode)
 
 
 def rows_per_file(table_rows: int) -> int:
@@ -62,7 +68,7 @@ class DataFile:
     def from_json(cls, raw: dict[str, Any], key: Sequence[str | None]) -> DataFile:
         """The inverse of `to_json`, with the bounds of a key, by its names in the file, that is one whole number."""
         stats = json.loads(raw["stats"])
-        low, high = (stats[side].get(key[0]) if len(key) == 1 else None for side in ("minValues", "maxValues"))
+        low, high = (stats.get(side, {}).get(key[0]) if len(key) == 1 else None for side in ("minValues", "maxValues"))
         whole = type(low) is type(high) is int
         return cls(
             raw["path"],
@@ -160,6 +166,8 @@ class _OpenFile:
         self._writer: pq.ParquetWriter | None = None
         self._held: list[pa.Table] = []
         self._held_rows = 0
+        self._texts: dict[str, tuple[str, str]] = {}
+        self._with_nan: set[str] = set()
 
     def write(self, rows: pa.Table) -> None:
         part = rows.select(self.schema.names)
@@ -175,6 +183,7 @@ class _OpenFile:
             return
         group = pa.concat_tables(self._held).cast(self.schema)
         self._held, self._held_rows = [], 0
+        self._look_at(group)
         if self._writer is None:
             self._writer = pq.ParquetWriter(
                 self._stream,
@@ -185,6 +194,16 @@ class _OpenFile:
                 store_schema=False,
             )
         self._writer.write_table(group, row_group_size=_GROUP_ROWS)
+
+    def _look_at(self, group: pa.Table) -> None:
+        """Note what the footer does not tell: the bounds of long texts, and which columns hold NaN."""
+        for name, values in zip(group.schema.names, group.columns, strict=True):
+            if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > _FOOTER_BYTES:
+                low, high = pc.min_max(values).as_py().values()
+                known = self._texts.get(name, (low, high))
+                self._texts[name] = min(low, known[0]), max(high, known[1])
+            elif pa.types.is_floating(values.type) and pc.any(pc.is_nan(values)).as_py():
+                self._with_nan.add(name)
 
     def close(self) -> DataFile:
         try:
@@ -197,7 +216,7 @@ class _OpenFile:
         size = self._stream.tell()
         footer = self._writer.writer.metadata
         self._context.__exit__(None, None, None)
-        return DataFile(self.name, size, self.rows, stats_of(footer), self.partition)
+        return DataFile(self.name, size, self.rows, stats_of(footer, self._texts, self._with_nan), self.partition)
 
     def abandon(self, kind: Any, error: Any, trace: Any) -> None:
         try:
@@ -258,30 +277,33 @@ def partition_value(text: str | None, kind: pa.DataType) -> Any:
     return pa.scalar(text, pa.string()).cast(kind)
 
 
-def stats_of(footer: pq.FileMetaData) -> str:
-    """Delta's statistics of a file, from its Parquet footer."""
-    low: dict[str, Any] = {}
-    high: dict[str, Any] = {}
+def stats_of(footer: pq.FileMetaData, texts: Mapping[str, tuple[str, str]], with_nan: Collection[str]) -> str:
+    """Delta's statistics of a file, from its Parquet footer, the bounds of long texts and the columns that hold NaN.
+
+    Bounds stand there for every column or for none: delta-rs takes one that is missing among others for null, and its
+    datasets then leave out the file's rows whatever the filter on that column asks for.
+    """
+    low: dict[str, Any] = {name: pair[0] for name, pair in texts.items()}
+    high: dict[str, Any] = {name: pair[1] for name, pair in texts.items()}
     nulls: dict[str, int] = {}
-    unknown: set[str] = set()
+    unknown = set(with_nan)
     uncounted: set[str] = set()
+    columns = set(footer.schema.to_arrow_schema().names)
     for group in range(footer.num_row_groups):
         for index in range(footer.num_columns):
+            kind = footer.schema.column(index)
             chunk = footer.row_group(group).column(index)
             name = chunk.path_in_schema
             stats = chunk.statistics
-            if (
-                footer.schema.column(index).max_repetition_level
-                or footer.schema.column(index).path != name
-                or "." in name
-            ):
+            if kind.max_repetition_level or name not in columns:
                 continue
             if stats is None or not stats.has_null_count:
                 unknown.add(name)
                 uncounted.add(name)
                 continue
             nulls[name] = nulls.get(name, 0) + stats.null_count
-            if stats.num_values == 0:
+            is_binary = kind.physical_type == "BYTE_ARRAY" and kind.logical_type.type == "NONE"
+            if stats.num_values == 0 or is_binary or (name in texts and not stats.has_min_max):
                 continue
             try:
                 least, most = (stats.min, stats.max) if stats.has_min_max else (None, None)
@@ -292,44 +314,47 @@ def stats_of(footer: pq.FileMetaData) -> str:
                 continue
             low[name] = min(low[name], least) if name in low else least
             high[name] = max(high[name], most) if name in high else most
-    bounds = {
-        name: pair
-        for name in low
-        if name not in unknown and (pair := (_stat(low[name], False), _stat(high[name], True))) and None not in pair
-    }
-    return json.dumps(
-        {
-            "numRecords": footer.num_rows,
-            "minValues": {name: pair[0] for name, pair in bounds.items()},
-            "maxValues": {name: pair[1] for name, pair in bounds.items()},
-            "nullCount": {name: count for name, count in nulls.items() if name not in uncounted},
-        },
-        ensure_ascii=False,
-    )
+    least_texts = {name: _stat(value, False) for name, value in low.items()}
+    most_texts = {name: _stat(value, True) for name, value in high.items()}
+    counted = {name: str(count) for name, count in nulls.items() if name not in uncounted}
+    fields = {"numRecords": str(footer.num_rows), "nullCount": _object(counted)}
+    if not unknown and None not in (*least_texts.values(), *most_texts.values()):
+        fields |= {"minValues": _object(least_texts), "maxValues": _object(most_texts)}
+    return _object(fields)
 
 
-def _stat(value: Any, is_high: bool) -> Any:
-    """A bound as Delta's JSON; None where it cannot be told exactly enough."""
-    if isinstance(value, bool) or value is None:
+def _object(values: Mapping[str, str | None]) -> str:
+    """A JSON object of values that are JSON already."""
+    return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in values.items()) + "}"
+
+
+def _stat(value: Any, is_high: bool) -> str | None:
+    """A bound as JSON; None where there is none that every reader takes for one."""
+    if isinstance(value, float) and not math.isfinite(value):
         return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, float):
-        return None  # Parquet leaves NaN out of its bounds, and Spark holds it for the largest number
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
     if isinstance(value, str):
-        return value if len(value) <= 32 else None
+        if len(value) > _STAT_CHARS:
+            if is_high and value[_STAT_CHARS] == _LAST_CHAR:
+                return None
+            value = value[:_STAT_CHARS] + (_LAST_CHAR if is_high else "")
+        return json.dumps(value, ensure_ascii=False)
     if isinstance(value, datetime.datetime):
         if is_high:
             # Delta reads milliseconds; an upper bound must not fall below the value.
-            if value.year == datetime.MAXYEAR:
+            try:
+                value += datetime.timedelta(microseconds=999)
+            except OverflowError:
                 return None
-            value += datetime.timedelta(microseconds=999)
         text = value.replace(microsecond=value.microsecond // 1000 * 1000).isoformat(timespec="milliseconds")
-        return text.replace("+00:00", "Z")
+        return json.dumps(text.replace("+00:00", "Z"))
     if isinstance(value, datetime.date):
-        return value.isoformat()
+        return json.dumps(value.isoformat())
     if isinstance(value, decimal.Decimal):
-        return float(value) if float(value) == value else None
+        # All digits: a float's would be another number to readers that take them as decimals.
+        text = format(value, "f")
+        return text if "." in text else f"{text}.0"
     return None
 
 
@@ -338,7 +363,10 @@ def read_columns(
 ) -> Iterator[pa.Table]:
     """A file's rows, a row group's worth at a time, the partition's values put back. `kinds` types the latter."""
     with pq.ParquetFile(
-        place.open(unquote(file.path)), memory_map=place.is_local, pre_buffer=not place.is_local
+        place.open(unquote(file.path)),
+        memory_map=place.is_local,
+        pre_buffer=not place.is_local,
+        coerce_int96_timestamp_unit="us",  # as Spark writes them; nanoseconds hold no year before 1677 or after 2262
     ) as parquet:
         present = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
         constant = [name for name in file.partition if columns is None or name in columns]

@@ -88,9 +88,20 @@ class Snapshot:
         return tuple(self.handle.metadata().partition_columns)
 
     def files(self, key: Sequence[str | None] = ()) -> list[DataFile]:
-        """The table's files; with the bounds of a key, by its names in the files, that is one whole number or date."""
+        """The table's files; with the bounds of a key, by its names in the files, that is one whole number or date.
+
+        Raises TableError when another writer left a file there that tailrace cannot take out again.
+        """
         adds = pa.table(self.handle.get_add_actions(flatten=True))
         count = adds.num_rows
+        if others := [path for path in adds.column("path").to_pylist() if not path.isascii()]:
+            # delta-rs escapes such a name when it removes the file, no reader takes that for the same file, and its
+            # rows would stay beside those written anew.
+            raise TableError(
+                f"another writer gave a file of {self.place.uri} a name that delta-rs cannot remove: {others[0]}",
+                table=self.table,
+                fix=f"move {self.place.uri} away, then tailrace resync FILE {self.table} begins the table again",
+            )
 
         def column(name: str) -> list[Any]:
             return adds.column(name).to_pylist() if name in adds.schema.names else [None] * count
