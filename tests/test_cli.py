@@ -241,6 +241,12 @@ def test_an_upstream_that_is_down_ends_in_four(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
+def test_an_error_as_json_is_one_line_as_the_events_of_a_run_are(tmp_path: Path) -> None:
+    [line] = invoke("run", write(tmp_path, "down"), "--json").stdout.splitlines()
+    assert json.loads(line)["error"]["exit_code"] == 4
+
+
+@pytest.mark.usefixtures("plugin")
 def test_an_unexpected_error_is_told_in_a_line_without_its_text(tmp_path: Path) -> None:
     result = invoke("check", write(tmp_path, "broken"))
     assert result.exit_code == 1
@@ -397,6 +403,13 @@ def test_a_source_that_needs_nothing_installed_says_so(file: Path) -> None:
     assert "needs nothing to be installed" in result.stderr
 
 
+def test_the_script_to_install_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text("name: shop\nsource: {type: postgres, dsn: host=a}\ndestination: {type: delta, path: l}\n")
+    script = invoke("prepare", file, "--print-sql").stdout
+    assert json.loads(invoke("prepare", file, "--print-sql", "--json").stdout) == {"sql": script.removesuffix("\n")}
+
+
 @pytest.mark.usefixtures("plugin")
 def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -> None:
     checkpoint = file.parent / "state" / "checkpoint"
@@ -413,6 +426,9 @@ def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -
         assert after.run > before.run
         assert invoke("reset", file, "--yes").exit_code == 0
     assert CliRunner().invoke(app, ["reset", str(file)], input="n\n").exit_code == 1
+    asked = CliRunner().invoke(app, ["reset", str(file), "--json"], input="n\n")
+    assert "Forget" in asked.stderr
+    assert "Forget" not in asked.stdout, "the question stands beside the data, not in it"
 
 
 @pytest.mark.usefixtures("plugin")

@@ -107,6 +107,19 @@ def test_who_does_not_connect_needs_no_secret(tmp_path: Path, monkeypatch: pytes
         load(write(tmp_path, SHOP.replace("./.tailrace/shop", "${STATE_DIR}")), connects=False)
 
 
+def test_who_does_not_connect_needs_nothing_of_the_source_whatever_its_type(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SHOP_DSN")
+    polled = "{type: poll, dsn: ${SHOP_DSN}}\ntables: {defaults: {updated_at: changed_at}}"
+    pushed = "{type: rqlite, listen: ${LISTEN}, max_requests: ${MOST}, api: ${API}}"
+    for source in (polled, pushed):
+        text = f"name: shop\nsource: {source}\ndestination: {{type: delta, path: ./lake}}\n"
+        assert load(write(tmp_path, text), connects=False).store_address.state_dir == tmp_path / ".tailrace/shop"
+        with pytest.raises(ConfigError, match="is not set"):
+            load(write(tmp_path, text))
+
+
 def test_a_default_stands_in_for_a_variable_that_is_unset_or_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,6 +294,19 @@ def test_tables_are_chosen_by_pattern() -> None:
 def test_a_setting_of_a_table_that_nothing_honours_is_refused(tmp_path: Path) -> None:
     text = SHOP.replace('["public.*"]', '["public.*"], settings: {public.orders: {exclude_columns: [card]}}')
     assert "line 3, tables.settings.public.orders.exclude_columns is not a key here" in refused(tmp_path, text)
+
+
+def test_the_json_schema_takes_what_a_file_may_hold() -> None:
+    models = json_schema()["$defs"]
+
+    def words(model: str, key: str) -> list[object]:
+        ways = models[model]["properties"][key]["anyOf"]
+        return [word for way in ways for word in (*way.get("enum", []), *([way["const"]] if "const" in way else []))]
+
+    assert words("DeltaOptions", "compact") == words("DeltaOptions", "vacuum") == ["off", False]
+    assert words("TableSettings", "deletes") == ["disabled", "off", False]
+    conf = models["SparkOptions"]["properties"]["conf"]["additionalProperties"]
+    assert [way["type"] for way in conf["anyOf"]] == ["string", "number", "boolean"]
 
 
 def test_the_json_schema_knows_every_key() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Iterator
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,11 @@ import yaml
 from tailrace.advice import ADVICE
 from tailrace.cli import app
 from tailrace.cli.report import EXIT_CODES
-from tailrace.config import load
+from tailrace.config import json_schema, load
+from tailrace.state import SourceStatus
+from tailrace.state.record import Letter
+from tailrace.status import Status, TableStatus
+from tailrace.verify.comparison import Verdict
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -99,6 +105,27 @@ def test_every_command_is_on_a_page() -> None:
     every = list(commands(typer.main.get_command(app)))
     assert ("tailrace", "errors", "skip") in every
     assert [words for words in every if not re.search(rf"\b{' '.join(words)}\b", told)] == []
+
+
+def test_every_key_of_a_file_is_on_a_page() -> None:
+    told = "\n".join(page.read_text("utf-8") for page in PAGES)
+    keys = {key for model in json_schema()["$defs"].values() for key in model.get("properties", {})}
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", told)] == []
+
+
+def test_every_extra_is_on_the_page_of_the_configuration() -> None:
+    page = (DOCS / "configuration.md").read_text("utf-8")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+    assert [
+        extra for extra in project["optional-dependencies"] if extra != "dev" and f"| `{extra}` |" not in page
+    ] == []
+
+
+def test_the_page_of_commands_has_every_key_of_the_status() -> None:
+    page = (DOCS / "commands.md").read_text("utf-8")
+    keys = {field.name for kind in (Status, TableStatus, SourceStatus, Letter, Verdict) for field in fields(kind)}
+    hidden = {"raw", "upstream_id"}
+    assert [key for key in sorted(keys - hidden) if f"`{key}`" not in page] == []
 
 
 def test_the_page_of_commands_has_every_exit_code() -> None:

@@ -49,12 +49,16 @@ class BatchOptions(Options):
     interval: Duration = Field(default=0.0, description="the least time from one batch to the next")
 
 
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 class SparkOptions(Options):
     """Where the pipeline runs."""
 
     master: str = Field(default="local[*]", description="local[*], spark://…, yarn, k8s://…")
-    conf: dict[str, Annotated[str, BeforeValidator(lambda v: str(v).lower() if isinstance(v, bool) else str(v))]] = (
-        Field(default={}, description="any spark.* setting")
+    conf: dict[str, Annotated[str, BeforeValidator(_plain, json_schema_input_type=str | float | bool)]] = Field(
+        default={}, description="any spark.* setting"
     )
 
 
@@ -170,6 +174,8 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
         refuse(document, missing)
     problems: list[Problem] = []
     source, destination = (_section(data, kind, problems) for kind in (SOURCES, DESTINATIONS))
+    if any(problem.path[0] == "source" for problem in missing):
+        source = _AnyOptions  # a reference that stays where it was is no dsn, address or number
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
     place = Place(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
@@ -188,6 +194,8 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
 
 def _unhonoured(config: PipelineConfig) -> list[Problem]:
     """Keys of tables that the pipeline's source would pass over without a word."""
+    if isinstance(config.source, _AnyOptions):
+        return []
     honoured: frozenset[str] = getattr(type(config.source), "table_keys", frozenset())
     given = {("tables", "defaults"): config.tables.defaults} | {
         ("tables", "settings", name): settings for name, settings in config.tables.settings.items()

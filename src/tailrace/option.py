@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -153,6 +153,10 @@ def parse_duration(value: object) -> float:
         if unit.lower() in _SECOND_UNITS:
             return float(number.replace("_", "")) * _SECOND_UNITS[unit.lower()]
     raise ValueError("is not a duration; write a number with a unit such as 500ms, 10s, 5m or 7d")
+
+
+Off = Literal["off", False]
+"""How `off` may stand in a file, for schemas of keys that take it: YAML 1.1 reads it as false, YAML 1.2 as text."""
 
 
 def none_if_off(value: object) -> object:

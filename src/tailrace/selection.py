@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from tailrace.option import Duration, Options, none_if_off
+from tailrace.option import Duration, Off, Options, none_if_off
 
 Name = TypeVar("Name")
 Model = TypeVar("Model", bound=Options)
@@ -76,9 +76,10 @@ class TableSettings(Options):
     created_at: str | None = Field(
         default=None, description="poll: the column that equals updated_at in a row that was only inserted"
     )
-    deletes: Annotated[DeleteOptions | None, BeforeValidator(_none_if_disabled)] = Field(
-        default=None, description="poll: how deleted rows are found, or disabled"
-    )
+    deletes: Annotated[
+        DeleteOptions | None,
+        BeforeValidator(_none_if_disabled, json_schema_input_type=DeleteOptions | Literal["disabled"] | Off | None),
+    ] = Field(default=None, description="poll: how deleted rows are found, or disabled")
     columns: list[str] | None = Field(default=None, min_length=1, description="poll: only these columns, and the key")
     mapping: dict[str, Any] | None = Field(
         default=None, description="slatedb: prefix, key layout, value format, merge operator of the table"

@@ -1,6 +1,6 @@
 """The command `tailrace`.
 
-Imports are inside the commands: help must come at once, and only `run` and `demo` may cost the start of Spark.
+Imports are inside the commands: help must come at once, and only `run`, `demo` and `warm` may cost the start of Spark.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def check(file: File, as_json: Json = False, debug: Debug = False) -> None:
 def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
     """Show how each table stands: state, rows, lag, and the last error with its fix. Works beside a running pipeline.
 
-    Reads only the pipeline's state folder: no connection is made, no password needed.
+    Reads only the pipeline's state: no connection to source or destination is made, no password of theirs needed.
     """
     from tailrace.cli.inspect import print_status
     from tailrace.config import load
@@ -182,7 +182,9 @@ def reset(
 
     config = load(file)
     if not yes:
-        typer.confirm(f"Forget how far pipeline {config.name} has come, and copy every table anew?", abort=True)
+        typer.confirm(
+            f"Forget how far pipeline {config.name} has come, and copy every table anew?", abort=True, err=True
+        )
     reset_pipeline(config, as_json=as_json)
 
 

@@ -25,7 +25,7 @@ _SHOW_SECONDS = 1.0
 @app.command(epilog="Example: tailrace queue status shop.yaml --json")
 @reported
 def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
-    """Show what waits, since when, who sends, and the last answer of the endpoint. Connects to nothing."""
+    """Show what waits, since when, who sends, and what last went wrong. Connects to nothing."""
     found = _read(_queue_folder(file))
     if as_json:
         print_json(found)
@@ -74,7 +74,7 @@ def purge(
     folder = Path(destination.queue)
     waiting = _read(folder)["pending"]
     if not yes:
-        typer.confirm(f"Never send {_events(waiting)} in {folder}?", abort=True)
+        typer.confirm(f"Never send {_events(waiting)} in {folder}?", abort=True, err=True)
     sender = destination.sender
     with claim_queue(folder):
         with QueueWriter(

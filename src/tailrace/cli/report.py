@@ -74,7 +74,8 @@ def fail(error: TailraceError, *, as_json: bool, debug: bool) -> NoReturn:
     if debug:
         traceback.print_exception(error)
     if as_json:
-        print_json({"error": to_dict(error)})
+        # One line: those that `run` and `receive` print before it are lines, too.
+        typer.echo(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
     elif sys.stderr.isatty():
         _print_panel(error)
     else:

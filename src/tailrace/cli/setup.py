@@ -37,7 +37,8 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
             f"a source of type {config.source.type} needs nothing to be installed", fix="tailrace run FILE"
         )
     if print_sql:
-        typer.echo(source.setup_sql(remove=remove))
+        script = source.setup_sql(remove=remove)
+        print_json({"sql": script}) if as_json else typer.echo(script)
         return
     done = source.set_up(remove=remove)
     if as_json:

@@ -22,6 +22,9 @@ OP = "_tailrace_op"
 COMMITTED_AT = "_tailrace_committed_at"
 DELETED_AT = "_tailrace_deleted_at"
 
+LEAVE_OUT = "let the source leave it out (column list of a publication, `columns` of a polled table)"
+"""The second half of a fix for a column that cannot be kept: `tables.exclude` knows tables only."""
+
 METADATA = {
     "position": pa.field(POSITION, pa.string()),
     "op": pa.field(OP, pa.string()),

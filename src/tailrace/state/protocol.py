@@ -176,7 +176,10 @@ class Requests(Protocol):
     """What operators ask of the runner."""
 
     def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> Request:
-        """Leave a request, also beside a runner. The same request again, while it is open, is the same one."""
+        """Leave a request, also beside a runner. The same request again, while it is open, is the same one.
+
+        A pause behind a resume is another than the one before it, and so the other way round: the last one counts.
+        """
         ...
 
     def open_requests(self) -> list[Request]:

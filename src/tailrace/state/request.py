@@ -6,6 +6,8 @@ from tailrace.state.record import Request, RequestKind
 from tailrace.state.row import now, read_request, storable, text_of
 from tailrace.state.session import Session
 
+_UNDONE_BY: dict[RequestKind, RequestKind] = {"pause": "resume", "resume": "pause"}
+
 
 class RequestKeeper:
     """Implements `Requests` over a session."""
@@ -16,14 +18,15 @@ class RequestKeeper:
         # An operator's command is no runner: it must work beside one.
         with self._session.write(fenced=False) as tx:
             rows = tx.run(
-                'SELECT * FROM request WHERE pipeline = :pipeline AND kind = :kind AND "table" = :table'
+                'SELECT * FROM request WHERE pipeline = :pipeline AND kind IN (:kind, :undone_by) AND "table" = :table'
                 " AND done_at IS NULL ORDER BY id",
                 kind=kind,
+                undone_by=_UNDONE_BY.get(kind, kind),
                 table=table,
             )
-            known = [row for row in rows if row["argument"] == argument]
+            last = [row for row in rows if row["argument"] == argument][-1:]
             row = (
-                known
+                [row for row in last if row["kind"] == kind]
                 or tx.run(
                     'INSERT INTO request (pipeline, id, kind, "table", argument, at)'
                     " VALUES (:pipeline, :id, :kind, :table, :argument, :at) RETURNING *",

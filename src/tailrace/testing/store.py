@@ -91,6 +91,11 @@ class ProgressContract(Stores):
         assert store.ask("resync", "public.orders").id != first.id
         assert store.request(10**9) is None
 
+    def test_of_pauses_and_resumes_that_wait_the_last_one_counts(self, store: StateStore) -> None:
+        for kind in ("pause", "resume", "resume", "pause", "pause"):
+            store.ask(kind, "public.orders")
+        assert [request.kind for request in store.open_requests()] == ["pause", "resume", "pause"]
+
     def test_a_letter_is_kept_once_and_counts_its_tries(self, store: StateStore) -> None:
         first = letter(store, 5)
         assert letter(store, 5, reason="still too long") == first

@@ -154,6 +154,13 @@ def test_a_transaction_without_its_commit_is_not_emitted_before_it_ends(tmp_path
         assert [one["commit"] for one in changes(to)] == [last + 1]
 
 
+def test_numbers_of_changes_are_not_told_as_bytes_of_a_log(tmp_path: Path) -> None:
+    with captured(tmp_path, "trigger", ITEMS) as application, following(application, tmp_path) as replay:
+        application.run("INSERT INTO items VALUES (1, 'a', 1.0)")
+        status = replay.source.status()
+        assert (status["received"] is None, status.get("server")) == (False, None)
+
+
 def test_a_batch_ends_with_a_transaction(tmp_path: Path) -> None:
     with captured(tmp_path, "turso", ITEMS) as app, following(app, tmp_path) as to:
         for first in (1, 11, 21):

@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from tailrace.change import EXACT, Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, METADATA, OP, POSITION
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, LEAVE_OUT, METADATA, OP, POSITION
 from tailrace.errors import UnfitError
 from tailrace.schema import TableSchema
 
@@ -86,7 +86,7 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
         raise UnfitError(
             f"a value of column {column} does not fit the Delta type {kind}",
             table=table,
-            fix=f"cast the column upstream, or leave it out: exclude {column}",
+            fix=f"cast the column upstream, or {LEAVE_OUT}",
         ) from error
 
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tailrace.option import Duration, Location, Options, Secret, Size, TypedOptions, none_if_off
+from tailrace.option import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
 
 
 class CompactOptions(Options):
@@ -36,9 +36,9 @@ class DeltaOptions(TypedOptions):
     partition_by: dict[str, list[str]] = Field(
         default={}, description="columns to partition a table by: {public.orders: [day]}"
     )
-    compact: Annotated[CompactOptions | None, BeforeValidator(none_if_off)] = Field(
-        default_factory=CompactOptions, description="when small files are merged, or off"
-    )
-    vacuum: Annotated[VacuumOptions | None, BeforeValidator(none_if_off)] = Field(
-        default_factory=VacuumOptions, description="when unneeded files are deleted, or off"
-    )
+    compact: Annotated[
+        CompactOptions | None, BeforeValidator(none_if_off, json_schema_input_type=CompactOptions | Off | None)
+    ] = Field(default_factory=CompactOptions, description="when small files are merged, or off")
+    vacuum: Annotated[
+        VacuumOptions | None, BeforeValidator(none_if_off, json_schema_input_type=VacuumOptions | Off | None)
+    ] = Field(default_factory=VacuumOptions, description="when unneeded files are deleted, or off")

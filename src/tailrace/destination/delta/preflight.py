@@ -14,7 +14,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.destination.delta.layout import Layout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content, reaching
 from tailrace.destination.delta.path import Place
-from tailrace.destination.part import METADATA
+from tailrace.destination.part import LEAVE_OUT, METADATA
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 
@@ -82,15 +82,19 @@ def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Fin
         try:
             delta_type(entry.type)
         except TypeError as error:
-            problems.append((f"column {entry.name}: {error}", f"exclude {entry.name}, or cast it upstream"))
+            problems.append((f"column {entry.name}: {error}", f"cast it upstream, or {LEAVE_OUT}"))
         if entry.name.startswith("_tailrace_"):
-            problems.append((f"column {entry.name} has a name that tailrace uses", "rename it upstream, or exclude it"))
+            problems.append(
+                (f"column {entry.name} has a name that tailrace uses", f"rename it upstream, or {LEAVE_OUT}")
+            )
     for wanted in layout.metadata:
         if wanted not in METADATA:
             problems.append((f"metadata names {wanted}", f"name some of {', '.join(METADATA)}"))
     folded = [entry.name.lower() for entry in table.columns]
     if len(set(folded)) != len(folded):
-        problems.append(("two columns differ only in case, which Delta does not allow", "exclude one of them"))
+        problems.append(
+            ("two columns differ only in case, which Delta does not allow", f"rename one upstream, or {LEAVE_OUT}")
+        )
     if problem := _foreign(place):
         problems.append((problem, f"move {place.uri} away, or choose another path"))
     findings = [Finding("error", name, message, fix) for message, fix in problems]

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from tailrace.destination.part import LEAVE_OUT
 from tailrace.destination.sqlite.file import foreign_content
 from tailrace.destination.sqlite.name import file_name, fold, is_reserved
 from tailrace.destination.sqlite.value import kept_type
@@ -64,14 +65,16 @@ def _look_at_table(table: TableSchema, twin: TableSchema) -> list[Finding]:
         try:
             kept_type(column.type)
         except TypeError as error:
-            problems.append((f"column {column.name}: {error}", f"exclude {column.name}, or cast it upstream"))
+            problems.append((f"column {column.name}: {error}", f"cast it upstream, or {LEAVE_OUT}"))
         if is_reserved(column.name) and not column.name.startswith("sqlite_"):
             problems.append(
-                (f"column {column.name} has a name that tailrace uses", "rename it upstream, or exclude it")
+                (f"column {column.name} has a name that tailrace uses", f"rename it upstream, or {LEAVE_OUT}")
             )
     folded = [fold(column.name) for column in table.columns]
     if len(set(folded)) != len(folded):
-        problems.append(("two columns differ only in case, and SQLite takes them for one", "exclude one of them"))
+        problems.append(
+            ("two columns differ only in case, and SQLite takes them for one", f"rename one upstream, or {LEAVE_OUT}")
+        )
     findings = [Finding("error", name, message, fix) for message, fix in problems]
     if not table.key:
         findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))

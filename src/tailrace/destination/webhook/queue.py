@@ -41,7 +41,7 @@ _LAST = "last"
 _QUARANTINE = "quarantine"
 _PURGE = (
     "tailrace queue drain FILE sends what can be read, tailrace queue purge FILE gives up the rest;"
-    " tailrace resync FILE sends the rows again"
+    " tailrace resync FILE TABLE sends its rows again"
 )
 
 

@@ -34,7 +34,7 @@ class CopyOptions(Options):
     """The initial copy of a table."""
 
     chunk_bytes: Size = Field(default=32_000_000, ge=1_000_000, description="how much of a table one task reads")
-    parallel: int | None = Field(default=None, ge=1, description="connections at once; default: Spark's cores")
+    parallel: int | None = Field(default=None, ge=1, description="connections at once; default: the cores")
 
 
 class PostgresOptions(TypedOptions):

@@ -164,7 +164,8 @@ class SqliteSource:
         except TailraceError as error:
             return {"gear": "waiting", "error": error.message, "fix": error.fix}
         position = str(behind(head))
-        return {"gear": "tape", "received": position, "server": position, "journal_bytes": self._size()}
+        # No `server`: the distance from there is told in bytes, and a tape counts changes.
+        return {"gear": "tape", "received": position, "journal_bytes": self._size()}
 
     def _size(self) -> int:
         """The tape lies in the file, and grows with it."""
