@@ -6,7 +6,6 @@ import shutil
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from time import sleep
 from typing import Any
 
 import pytest
@@ -27,7 +26,7 @@ from tailrace.source.postgres.stream import ReplicationStream
 from tailrace.testing.database import Database
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import Session, arrived, confirmed, ids, mark, origin, receiving, server_lsn
+from tests.source.postgres.receiving import Session, arrived, confirmed, ids, origin, receiving, server_lsn
 
 
 def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:
@@ -62,58 +61,6 @@ def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
         arrived(session, source)
     assert ids(source) == list(range(20_001))
     assert "backlog" in gears
-
-
-def test_after_a_backlog_the_slot_moves_on_and_nobody_reads_it_until_that_is_applied(
-    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
-    cursor = Cursor(source.journal, source.reader)
-    cursor.advance(origin(source))
-    session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 4999) i")
-    goal = server_lsn(session)
-    with receiving(source.receiver_options()) as made:
-        wait_until(lambda: made.gear == "resting", 30)
-        wait_until(lambda: confirmed(session, source) >= goal, 30)
-        session.execute("INSERT INTO t VALUES (5000, 'live')")
-        sleep(0.5)
-        assert (made.gear, _reader(session, source)) == ("resting", None)
-        cursor.advance(mark(source))
-        arrived(session, source)
-        assert (made.gear, _reader(session, source) is not None) == ("streaming", True)
-    assert ids(source) == list(range(5001))
-
-
-def test_a_reader_that_stands_still_does_not_keep_the_receiver_at_rest(
-    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
-    monkeypatch.setattr(receiver, "REST_SECONDS", 0.5)
-    Cursor(source.journal, source.reader).advance(origin(source))
-    session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 4999) i")
-    with receiving(source.receiver_options()) as made:
-        wait_until(lambda: made.gear == "resting", 30)
-        session.execute("INSERT INTO t VALUES (5000, 'live')")
-        arrived(session, source)
-    assert ids(source) == list(range(5001))
-
-
-def test_a_receiver_at_rest_goes_on_when_another_backlog_has_come(
-    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
-    monkeypatch.setattr(receiver, "REST_SECONDS", 60.0)
-    Cursor(source.journal, source.reader).advance(origin(source))
-    session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 4999) i")
-    with receiving(source.receiver_options()) as made:
-        wait_until(lambda: made.gear == "resting", 30)
-        session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(5000, 19999) i")
-        arrived(session, source)
-    assert ids(source) == list(range(20_000))
-
-
-def _reader(session: Session, source: PostgresSource) -> int | None:
-    return require(look(session, source.slot), source.slot, "").active_pid
 
 
 def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(

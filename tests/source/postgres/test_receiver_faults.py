@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import errno
-import itertools
 import os
 import shutil
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -316,83 +315,6 @@ def test_the_length_of_a_small_frame_is_looked_at_a_few_times_however_many_there
     (split,) = log_splits(refs, {1: Wanted(START, refs[-1].last, only(table))}, 1)
     assert split.weights == {"public.t": 1_000_000}
     assert Length.added <= 3 * len(refs)
-
-
-def test_a_stop_is_heeded_between_the_steps_of_a_backlog_that_concerns_no_table(
-    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
-    monkeypatch.setattr(receiver, "STEP_BYTES", 500_000)
-    session.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 20000)")
-    stop, steps = threading.Event(), []
-
-    def bulk_and_stop(dsn: str, doing: str) -> AbstractContextManager[Any]:
-        steps.append(doing)
-        stop.set()
-        return bulk(dsn, doing)
-
-    monkeypatch.setattr(receiver, "bulk", bulk_and_stop)
-    made = Receiver(source.receiver_options(), stop.is_set)
-    with closing(made.writer):
-        made.run()
-    made._close_session()
-    assert len(steps) == 1
-
-
-def test_what_a_long_transaction_holds_back_is_not_decoded_once_more_for_a_small_rest(
-    database: Database, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    numbers, steps = itertools.count(10_000), []
-
-    @contextmanager
-    def bulk_while_busy(dsn: str, doing: str) -> Iterator[Any]:
-        with bulk(dsn, doing) as connection:
-            yield connection
-        session.execute("INSERT INTO t VALUES (%s, 'meanwhile')", [next(numbers)])
-        steps.append(doing)
-
-    monkeypatch.setattr(receiver, "bulk", bulk_while_busy)
-    with closing(database.connect()) as idle:
-        idle.execute("BEGIN; INSERT INTO other VALUES ('open for hours')")
-        session.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(0, 4999) i")
-        with receiving(source.receiver_options()):
-            arrived(session, source)
-        monkeypatch.setattr(receiver, "BACKLOG_BYTES", 100_000)
-        monkeypatch.setattr(receiver, "STEP_BYTES", 1_000_000)
-        session.execute("INSERT INTO t SELECT i, repeat('x', 1000) FROM generate_series(5000, 9999) i")
-        with receiving(source.receiver_options()) as made:
-            wait_until(lambda: made.gear == "streaming", 30)
-            arrived(session, source)
-        idle.execute("ROLLBACK")
-    assert ids(source) == list(range(10_001))
-    assert len(steps) == 1
-
-
-def test_a_server_that_is_always_busy_is_streamed_from_although_a_reader_stands_still(
-    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
-    monkeypatch.setattr(receiver, "LOOK_SECONDS", 0.0)
-    monkeypatch.setattr(receiver, "REST_SECONDS", 0.5)
-    Cursor(source.journal, source.reader).advance(origin(source))
-    starts = itertools.count(0, 2000)
-
-    def write() -> None:
-        start = next(starts)
-        query = "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i"
-        session.execute(query, [start, start + 1999])
-        session.execute("SELECT pg_log_standby_snapshot()")  # as the server does by itself, so that restart_lsn moves
-
-    def is_applied_while_busy(_: Receiver) -> bool:
-        write()
-        return False
-
-    monkeypatch.setattr(Receiver, "_is_applied", is_applied_while_busy)
-    write()
-    with receiving(source.receiver_options()) as made:
-        wait_until(lambda: made.gear == "streaming", 15)
-        arrived(session, source)
-    assert ids(source) == list(range(next(starts)))
 
 
 def test_a_connection_that_breaks_while_a_result_comes_is_told_as_such(database: Database) -> None:

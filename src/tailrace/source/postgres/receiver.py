@@ -51,7 +51,6 @@ READ_BYTES = 4 * 1024 * 1024
 LOOK_SECONDS = 1.0
 WAIT_SECONDS = 0.05
 """How often a quiet stream looks up: as long as that, its owner waits for it to end."""
-REST_SECONDS = 10.0
 PATIENCE_SECONDS = 75.0
 """How long a slot may look taken before its reader counts as alive. A server holds a machine that lost its power for a
 reader of the slot for a minute (`wal_sender_timeout`)."""
@@ -97,7 +96,6 @@ class Receiver:
         self._beat = time.monotonic()
         self._failures = 0
         self._walsender: int | None = None
-        self._rests_until: float | None = None
 
     def run(self) -> None:
         """Until stopped; what is unavailable is tried again, everything else is raised."""
@@ -117,7 +115,7 @@ class Receiver:
                 self._check_journal(status)
                 taken_since = None
                 if self._worth_backlog(status):
-                    self._catch_up(status)
+                    self._drain(status)
                 else:
                     self._stream()
                 self._failures = 0
@@ -185,39 +183,15 @@ class Receiver:
         worth = max(BACKLOG_BYTES, (ahead - status.restart) // 2)
         return self.options.acknowledge == "journal" and status.server - ahead > worth
 
-    def _catch_up(self, status: SlotStatus) -> None:
-        """The backlog gear: step by step up to the server's head, then a rest until that is applied."""
+    def _drain(self, status: SlotStatus) -> None:
+        """One backlog step: bounded WAL, in bulk, then the slot moves on."""
         self.gear = "backlog"
         self.publish(None)
-        more = True
-        while more:
-            head = self.writer.head
-            if not self._take_step(status):
-                return
-            status = self._look(fresh=True)
-            more = self._worth_backlog(status)
-            if not more:
-                # What has come may be applied now; the slot moves on beside that.
-                self.gear = "resting"
-                self.publish(None)
-            reach("receiver.before_advance")
-            if self.writer.head > head:
-                self._advance()
-        status = self._look(fresh=True)
-        # What has come meanwhile, unless it is more work for the server than a step.
-        cheap = self.durable - status.restart <= 2 * STEP_BYTES
-        if cheap and status.server > self.durable and not self._take_step(status):
-            return
-        self._rest()
-
-    def _take_step(self, status: SlotStatus) -> bool:
-        """Bounded WAL, in bulk. False when stopped before or meanwhile."""
-        if self.stopping():
-            return False
         ahead = max(status.confirmed, self.durable)
         # Steps grow with what each decodes again, and none is made for a small rest.
         step = max(STEP_BYTES, 2 * (ahead - status.restart))
         upto = status.server if status.server - ahead < step * 3 // 2 else ahead + step
+        head = self.writer.head
         query = sql.SQL(
             "SELECT data FROM pg_logical_slot_peek_binary_changes({}, {}, NULL,"
             " 'proto_version', '1', 'publication_names', {}, 'messages', 'true')"
@@ -226,35 +200,17 @@ class Receiver:
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
             cursor.execute(query.as_string())
             if not self._receive_all(cursor.fetch_record_batch()):
-                return False
+                return
         if upto > self.durable:
             self.writer.note(before(upto))
             self.durable = upto
-        return True
-
-    def _advance(self) -> None:
-        # A session of its own, because this may take long without anything being wrong.
-        with session(self.options.dsn, "moving the slot on") as connection:
-            connection.execute(
-                "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
-            )
-
-    def _rest(self) -> None:
-        """Leave the machine to the batch that applies the backlog, for a while.
-
-        A walsender begins by reading the log since restart_lsn once more, and what it would send then has to wait for
-        that batch anyway. All rests until the next walsender together last no longer than one: where a reader stands
-        still and the server is busy, backlog would follow backlog.
-        """
-        self._rests_until = self._rests_until or time.monotonic() + REST_SECONDS
-        while time.monotonic() < self._rests_until and not self.stopping():
-            if self._is_applied() or self._worth_backlog(self._look()):
-                return
-            time.sleep(WAIT_SECONDS)
-
-    def _is_applied(self) -> bool:
-        head = self.writer.head
-        return min(cursors(Path(self.options.journal)).values(), default=head) >= head
+        reach("receiver.before_advance")
+        if status.server - upto > BACKLOG_BYTES and self.writer.head > head:
+            # A session of its own, because this may take long without anything being wrong.
+            with session(self.options.dsn, "moving the slot on") as connection:
+                connection.execute(
+                    "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
+                )
 
     def _receive_all(self, reader: pa.RecordBatchReader) -> bool:
         """Receive what a step sends: one piece comes in while the next one is looked at and the one before it stored.
@@ -282,7 +238,6 @@ class Receiver:
     def _stream(self) -> None:
         """The replication protocol, until stopped or so far behind that the other gear is better."""
         self.gear = "streaming"
-        self._rests_until = None
         self.publish(None)
         with Replication(self.options.dsn) as replication:
             self._walsender = replication.pgconn.backend_pid
