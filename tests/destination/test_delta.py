@@ -567,3 +567,44 @@ def test_a_file_that_delta_cannot_remove_stops_the_table_and_doubles_no_row(lake
         write(destination, 1, update(id=1, name="ü", price=5))
     assert "resync" in (caught.value.fix or "")
     assert rows_at(lake) == before
+
+
+def folders_of(lake: Path) -> list[str]:
+    place = lake / "shop" / "items"
+    return sorted(str(file.relative_to(place).parent) for file in place.rglob("part-*.parquet"))
+
+
+def test_a_plain_partition_has_a_folder_of_its_name_and_any_other_lies_with_the_table(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name", "price")})
+    names = ["EUR", None, "a b", "ü", "x/y", "__HIVE_DEFAULT_PARTITION__", "%41"]
+    write(destination, 0, *(insert(id=number, name=name, price=5) for number, name in enumerate(names)))
+    folders = ["name=EUR/price=5", "name=__HIVE_DEFAULT_PARTITION__/price=5"]
+    assert folders_of(lake) == sorted([*folders, *["."] * 5])
+    write(destination, 1, update(id=0, name="EUR", price=6), delete(id=1), update(id=2, name="a b", price=-1))
+    assert [(row["name"], row["price"]) for row in rows_at(lake)] == [
+        *(("EUR", 6), ("a b", -1)),
+        *((name, 5) for name in names[3:]),
+    ]
+    alive = pa.table(table_at(lake).get_add_actions(flatten=True)).column("size_bytes").to_pylist()
+    every = [file.stat().st_size for file in (lake / "shop" / "items").rglob("part-*.parquet")]
+    assert Place.of(str(lake), ITEMS.table, {}).dead_bytes(sum(alive)) == sum(every) - sum(alive) > 0
+
+
+def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep_a_table_from_beginning(
+    lake: Path,
+) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    left = lake / "shop" / "items" / "name=EUR"
+    left.mkdir(parents=True)
+    (left / "part-0.parquet").touch()
+    write(destination, 0, insert(id=1, name="EUR", price=1))
+    assert [row["id"] for row in rows_at(lake)] == [1]
+
+
+def test_partitions_of_somebody_else_are_left_alone(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    theirs = lake / "shop" / "items" / "name=EUR"
+    theirs.mkdir(parents=True)
+    (theirs / "data.csv").touch()
+    with pytest.raises(TableError, match="holds files that are no Delta table"):
+        write(destination, 0, insert(id=1, name="EUR", price=1))

@@ -6,6 +6,7 @@ import datetime
 import decimal
 import json
 import math
+import re
 import sys
 import time
 import uuid
@@ -34,6 +35,8 @@ _GROUP_ROWS = 131_072
 _FEW_VALUES = 0.1
 _FOOTER_BYTES = 4096
 """Parquet's footer has no bounds of texts longer than that."""
+_NULL = "__HIVE_DEFAULT_PARTITION__"
+_PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*=[A-Za-z0-9_.-]+")
 _STAT_CHARS = 32
 _LAST_CHAR = chr(sys.maxunicode)
 
@@ -158,7 +161,7 @@ class _OpenFile:
         self.place = place
         self.partition = partition
         self.schema = pa.schema([f.remove_metadata() for f in schema if f.name not in partition])
-        self.name = f"part-{uuid.uuid4().hex}.parquet"
+        self.name = f"{_folder(partition)}part-{uuid.uuid4().hex}.parquet"
         self.rows = 0
         self.bytes = 0
         self._context = place.creating(self.name)
@@ -224,6 +227,16 @@ class _OpenFile:
         except BaseException as again:
             if again is not error:
                 raise
+
+
+def _folder(partition: Mapping[str, str | None]) -> str:
+    """The folder of a partition, as most writers of Delta name it: some readers take its values from there.
+
+    None where a name or a value would have to be escaped, which not all of them do in the same way.
+    """
+    parts = [f"{name}={_NULL if value is None else value}" for name, value in partition.items()]
+    is_plain = _NULL not in partition.values() and all(_PLAIN.fullmatch(part) for part in parts)
+    return "".join(f"{part}/" for part in parts) if is_plain else ""
 
 
 def _worth_dictionary(rows: pa.Table) -> list[str] | bool:

@@ -146,13 +146,17 @@ def foreign_content(place: Place) -> str | None:
     """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
     if place.is_file():
         return f"{place.uri} is a file, not a directory"
-    others = [
-        name for name in place.names() if name != OWN and not (name.startswith("part-") and name.endswith(".parquet"))
-    ]
+    others = [name for name in place.names() if name != OWN and not _is_data(place, name)]
     # A log directory without a commit is what a crash before the very first one leaves.
     if others == [LOG]:
         return None
     return f"{place.uri} holds files that are no Delta table" if others else None
+
+
+def _is_data(place: Place, name: str) -> bool:
+    """Whether this is a data file, or the folder of a partition with nothing else in it."""
+    files = place.names_below(name) if "=" in name else [name]
+    return all(file.startswith("part-") and file.endswith(".parquet") for file in files)
 
 
 def commit(

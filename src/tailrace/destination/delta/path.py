@@ -85,11 +85,17 @@ class Place:
         selector = arrow_fs.FileSelector(self.base, allow_not_found=True)
         return [info.base_name for info in self.files.get_file_info(selector)]
 
+    def names_below(self, folder: str) -> list[str]:
+        """The names of all files in a folder of the directory and in those within it."""
+        selector = arrow_fs.FileSelector(f"{self.base}/{folder}" if self.base else folder, recursive=True)
+        return [info.base_name for info in self.files.get_file_info(selector) if info.is_file]
+
     def dead_bytes(self, alive: int) -> int:
         """How many bytes the table's files take beyond those of its current version; 0 where that is dear to ask."""
         if not self.is_local:
             return 0
-        return sum(path.stat().st_size for path in Path(self.base).glob("part-*.parquet")) - alive
+        patterns = ("part-*.parquet", "*=*/**/part-*.parquet")
+        return sum(path.stat().st_size for pattern in patterns for path in Path(self.base).glob(pattern)) - alive
 
     def open(self, name: str) -> Any:
         """A file of the table, for reading at random."""
@@ -104,14 +110,20 @@ class Place:
             with self.files.open_output_stream(name) as stream:
                 yield stream
             return
-        path = f"{self.base}/{name}"
+        path = Path(self.base, name)
+        # From the file's folder up to the one below the table's, which `sync` makes durable.
+        folders = [parent for parent in path.parents if parent.is_relative_to(self.base) and parent != Path(self.base)]
+        for folder in reversed(folders):
+            folder.mkdir(exist_ok=True)
         try:
-            with Path(path).open("xb") as file:
+            with path.open("xb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
+            for folder in folders:
+                _sync(str(folder))
         except BaseException:
-            Path(path).unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
             raise
 
     def note(self, name: str, text: str) -> None:
