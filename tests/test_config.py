@@ -120,6 +120,17 @@ def test_who_does_not_connect_needs_nothing_of_the_source_whatever_its_type(
             load(write(tmp_path, text))
 
 
+@pytest.mark.parametrize(
+    "destination",
+    ["{type: delta, path: ./lake, compact: {files: ${MOST}}}", "{type: webhook, url: '${URL}', timeout: '${LONGEST}'}"],
+)
+def test_who_does_not_connect_needs_nothing_of_the_destination(tmp_path: Path, destination: str) -> None:
+    text = f"name: shop\nsource: {{type: postgres, dsn: host=a}}\ndestination: {destination}\n"
+    assert load(write(tmp_path, text), connects=False).store_address.state_dir == tmp_path / ".tailrace/shop"
+    with pytest.raises(ConfigError, match="is not set"):
+        load(write(tmp_path, text))
+
+
 def test_a_default_stands_in_for_a_variable_that_is_unset_or_empty(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -221,6 +232,11 @@ def test_a_file_where_the_state_should_be_is_refused_at_once(tmp_path: Path, sta
     (tmp_path / "taken").touch()
     text = SHOP.replace("./.tailrace/shop", state)
     assert f"state needs a folder, and {tmp_path / 'taken'} is a file" in refused(tmp_path, text)
+
+
+def test_a_state_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+    text = SHOP.replace("./.tailrace/shop", "./" + "a" * 300)
+    assert "state is out of reach: File name too long; choose another path" in refused(tmp_path, text)
 
 
 def test_a_state_that_is_no_path_is_refused(tmp_path: Path) -> None:

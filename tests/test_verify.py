@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Mapping
 from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,8 @@ from tailrace.cli import app
 from tailrace.cli.verify import verify as command
 from tailrace.config import load
 from tailrace.destination import Batch
-from tailrace.errors import ConfigError, PreflightError
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.errors import ConfigError, PreflightError, TableError, UnavailableError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
@@ -32,7 +34,9 @@ from tailrace.testing.database import Database
 from tailrace.testing.destination import changes_of, insert
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.verify.comparison import _compare, _pile, verify
+from tailrace.verify.destination import kept_rows
 from tailrace.verify.source import source_rows
+from tests.destination.optimizing import optimize_as_spark_does
 from tests.source.slatedb.traffic import MAPPING
 from tests.source.slatedb.writing import Writer
 from tests.source.sqlite.writer import Application
@@ -77,6 +81,40 @@ def test_every_kind_of_difference_is_counted_and_its_key_listed(file: Path) -> N
 def test_a_table_that_is_not_there_yet_lacks_every_row(file: Path) -> None:
     [verdict] = verify(load(file))
     assert (verdict.source_rows, verdict.missing, len(verdict.keys)) == (100, 100, 20)
+
+
+def test_a_lake_with_options_of_its_storage_is_read_back_with_them(file: Path) -> None:
+    sections = yaml.safe_load(file.read_text())
+    sections["destination"]["storage_options"] = {"allow_http": "true"}
+    file.write_text(yaml.safe_dump(sections))
+    keep(file, [("k", n, n / 3) for n in range(100)])
+    [verdict] = verify(load(file))
+    assert verdict.equal
+
+
+def test_a_lake_that_lost_a_file_or_does_not_answer_is_told_as_such(file: Path) -> None:
+    keep(file, [("k", 1, 1.0)])
+    for part in (file.parent / "lake" / "main" / "t").glob("*.parquet"):
+        part.unlink()
+    with pytest.raises(TableError, match="is no longer in"):
+        list(verify(load(file)))
+    sections = yaml.safe_load(file.read_text())
+    address = {"aws_endpoint_url": "http://127.0.0.1:9", "allow_http": "true", "aws_region": "x", "max_retries": "0"}
+    keys = {"aws_access_key_id": "a", "aws_secret_access_key": "b"}
+    sections["destination"] = {"type": "delta", "path": "s3://shop/lake", "storage_options": address | keys}
+    file.write_text(yaml.safe_dump(sections))
+    with pytest.raises(UnavailableError, match="cannot use s3://shop/lake"):
+        list(verify(load(file)))
+
+
+def test_moments_far_off_are_read_back_from_a_file_as_spark_writes_it(tmp_path: Path) -> None:
+    table = TableSchema(TableName("main", "t"), (Column("at", pa.timestamp("us", "UTC")),))
+    moments = [datetime(1500, 1, 1, 0, 0, 0, 5, UTC), datetime(9998, 1, 1, tzinfo=UTC)]
+    place = tmp_path / "main" / "t"
+    write_deltalake(str(place), pa.table({"at": pa.array(moments, table.column("at").type)}))
+    optimize_as_spark_does(place, "")
+    kept = kept_rows(DeltaDestination(str(tmp_path)), table).rows
+    assert [at for batch in kept for at in batch.column("at").to_pylist()] == moments
 
 
 def test_a_table_that_is_not_followed_is_refused(file: Path) -> None:

@@ -88,7 +88,10 @@ def _state(value: object, info: ValidationInfo) -> object:
 
 
 def _is_folder(path: Path) -> Path:
-    nearest = next(place for place in (path, *path.parents) if place.exists())
+    try:
+        nearest = next(place for place in (path, *path.parents) if place.exists())
+    except OSError as error:
+        raise ValueError(f"is out of reach: {error.strerror}; choose another path, or let this user in") from None
     if not nearest.is_dir():
         raise ValueError(f"needs a folder, and {nearest} is a file; choose another path, or move it")
     return path
@@ -174,12 +177,15 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
         refuse(document, missing)
     problems: list[Problem] = []
     source, destination = (_section(data, kind, problems) for kind in (SOURCES, DESTINATIONS))
-    if any(problem.path[0] == "source" for problem in missing):
-        source = _AnyOptions  # a reference that stays where it was is no dsn, address or number
+    unset = {problem.path[0] for problem in missing}
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
     place = Place(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
-    model = _with_sections(source, destination)
+    model = _with_sections(
+        # A reference that stays where it was is no dsn, address or number.
+        _AnyOptions if "source" in unset else source,
+        _or_any(destination) if "destination" in unset else destination,
+    )
     try:
         valid = model.model_validate(data, context=place)
     except ValidationError as error:
@@ -211,6 +217,12 @@ class _AnyOptions(TypedOptions, extra="allow"):
     """Stands in for a section whose type is unknown, so that the other sections are checked all the same."""
 
     type: Any = None
+
+
+def _or_any(model: type[TypedOptions]) -> Any:
+    """A model, and what stands in for it where it refuses the section."""
+    models = (model, _AnyOptions)
+    return Annotated[Union[models], Field(union_mode="left_to_right")]  # noqa: UP007
 
 
 def _section(data: dict[str, Any], kinds: Registry, problems: list[Problem]) -> type[TypedOptions]:

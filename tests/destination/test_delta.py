@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
@@ -41,6 +40,7 @@ from tailrace.errors import (
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
 from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
+from tests.destination.optimizing import optimize_as_spark_does
 
 UTC = datetime.UTC
 COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=UTC)
@@ -527,24 +527,6 @@ def test_the_bounds_of_a_decimal_are_the_number_itself_in_all_its_digits(lake: P
     [add] = [action["add"] for action in map(json.loads, log.splitlines()) if "add" in action]
     stats = json.loads(add["stats"], parse_float=decimal.Decimal)
     assert (stats["minValues"]["n"], stats["maxValues"]["n"]) == (value, value)
-
-
-def optimize_as_spark_does(place: Path, folder: str) -> None:
-    """Put all files of a table in one, named and typed as Spark's OPTIMIZE does."""
-    table = DeltaTable(str(place))
-    old = pa.table(table.get_add_actions(flatten=True))
-    partition = {name: old.column(f"partition.{name}")[0].as_py() for name in table.metadata().partition_columns}
-    rows = table.to_pyarrow_table().drop_columns(list(partition))
-    new = f"{folder}part-00000.c000.snappy.parquet"
-    (place / new).parent.mkdir(exist_ok=True)
-    pq.write_table(rows, place / new, use_deprecated_int96_timestamps=True)
-    about = {"partitionValues": partition, "size": (place / new).stat().st_size, "dataChange": False}
-    actions = [
-        {"add": {"path": new, "modificationTime": 0, "stats": json.dumps({"numRecords": rows.num_rows}), **about}},
-        *({"remove": {"path": path, "deletionTimestamp": 0, **about}} for path in old.column("path").to_pylist()),
-    ]
-    entry = place / "_delta_log" / f"{table.version() + 1:020}.json"
-    entry.write_text("\n".join(json.dumps(action, ensure_ascii=False) for action in actions))
 
 
 def test_moments_far_off_are_the_same_after_spark_optimized_their_table(lake: Path) -> None:

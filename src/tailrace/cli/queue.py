@@ -120,6 +120,8 @@ def _queue_folder(file: Path) -> Path:
 
     options = load(file, connects=False).destination
     _require_webhook(options.type)
+    if not isinstance(options, WebhookOptions) or "${" in str(options.queue.path):
+        options = load(file).destination  # which names the variables that are not set
     assert isinstance(options, WebhookOptions)
     return Path(options.queue.path)
 

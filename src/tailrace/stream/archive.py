@@ -80,6 +80,10 @@ class Archive:
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.file.parent) as folder:
+                # Before the archive itself, so that nobody takes it for one without an owner.
+                link = Path(folder, "owner")
+                link.symlink_to(Path(pyspark.__file__).parent)
+                link.replace(self.file.with_suffix(_OWNER))
                 self._make(Path(folder))
             self._forget_others()
         except OSError as error:
@@ -114,9 +118,6 @@ class Archive:
     def _forget_others(self) -> None:
         """Remove what no Spark needs any more. Those of other environments of this user stay."""
         package = Path(pyspark.__file__).parent
-        owner = self.file.with_suffix(_OWNER)
-        owner.unlink(missing_ok=True)
-        owner.symlink_to(package)
         for old in self.file.parent.glob("spark-*.jsa"):
             owner = old.with_suffix(_OWNER)
             if old != self.file and (not owner.exists() or owner.readlink() == package):

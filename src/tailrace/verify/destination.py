@@ -21,6 +21,7 @@ from tailrace.change import EXACT
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.evolution import is_wider
 from tailrace.destination.delta.layout import delta_type, to_delta
+from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite import register
@@ -57,22 +58,32 @@ def kept_rows(destination: object, table: TableSchema) -> Kept:
 @kept_rows.register
 def _(destination: DeltaDestination, table: TableSchema) -> Kept:
     from deltalake import DeltaTable
+    from pyarrow.dataset import ParquetReadOptions
 
-    place = Place.of(destination.path, table.table, destination.storage_options)
-    options = dict(destination.storage_options) or None
+    place = destination.place(table.table)
+    options = dict(place.options) or None
     types = {column.name: delta_type(column.type) for column in table.columns}
     rows: Rows = iter(())
-    if DeltaTable.is_deltatable(place.uri, storage_options=options):
-        dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset()
-        # A type that became narrower upstream stayed as it was; as the narrower one, values would look alike.
-        types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
-        rows = _delta_rows(dataset, types)
+    with reaching(place, str(table.table)):
+        if DeltaTable.is_deltatable(place.uri, storage_options=options):
+            dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset(
+                # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
+                parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
+            )
+            # A type that became narrower upstream stayed as it was; as the narrower one, values would look alike.
+            types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
+            rows = _reached(_delta_rows(dataset, types), place, str(table.table))
 
     def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
         return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], [*types, EXACT])
 
     return Kept(rows, shape)
+
+
+def _reached(rows: Rows, place: Place, table: str) -> Rows:
+    with reaching(place, table):
+        yield from rows
 
 
 def _delta_rows(dataset: Any, columns: Mapping[str, pa.DataType]) -> Rows:

@@ -62,6 +62,17 @@ def test_status_counts_what_waits_and_needs_no_variable_of_the_file(tmp_path: Pa
     assert (status["pending"], status["running"], status["leader"]) == (1234, False, False)
 
 
+def test_status_of_a_queue_whose_place_is_not_known_is_refused(tmp_path: Path) -> None:
+    file = write_file(tmp_path, "stdout")
+    content = yaml.safe_load(file.read_text())
+    content["destination"]["queue"] = {"path": "${QUEUE}"}
+    file.write_text(yaml.safe_dump(content))
+    code, told = run("status", str(file))
+    assert code == 2
+    assert "needs the environment variable QUEUE" in told["error"]["message"]
+    assert run("status", str(file), environment={"QUEUE": "here"})[1]["queue"] == str(tmp_path / "here")
+
+
 def test_drain_sends_what_waits_and_a_second_time_there_is_nothing_to_send(tmp_path: Path) -> None:
     with Endpoint() as endpoint:
         file = write_file(tmp_path, endpoint.url)

@@ -85,14 +85,14 @@ class DeltaDestination:
 
     def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
         """Look whether these tables can be kept here. Creates nothing."""
-        return preflight.check(self.path, [(table, self._place(table.table), self._layout(table)) for table in tables])
+        return preflight.check(self.path, [(table, self.place(table.table), self._layout(table)) for table in tables])
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
         """Write copied rows to files that no version of the table knows yet.
 
         The receipt names them. Each call writes files of its own; those that are never committed go at a vacuum.
         """
-        place = self._place(table.table)
+        place = self.place(table.table)
         layout = self._layout(table)
         require_partition(layout)
         at = now()
@@ -139,7 +139,7 @@ class DeltaDestination:
         UnavailableError when the storage does not answer, TableError when this table cannot go on.
         """
         name = str(table.table)
-        place = self._place(table.table)
+        place = self.place(table.table)
         with reaching(place, name):
             before = Snapshot.load(place, name)
             if before is not None and before.has(batch):
@@ -267,14 +267,14 @@ class DeltaDestination:
 
         Raises TableError for a table that tailrace did not make.
         """
-        place = self._place(table.table)
+        place = self.place(table.table)
         with reaching(place, str(table.table)):
             Snapshot.load(place, str(table.table))
             place.remove()
 
     def maintain(self, table: TableName) -> str | None:
         """Merge small files and delete unneeded ones, when that is due; reads only the table's log otherwise."""
-        place = self._place(table)
+        place = self.place(table)
         with reaching(place, str(table)):
             return upkeep.maintain(place, str(table), self.compact, self.vacuum)
 
@@ -284,7 +284,8 @@ class DeltaDestination:
     def shutdown(self) -> None:
         """Nothing is open between calls."""
 
-    def _place(self, table: TableName) -> Place:
+    def place(self, table: TableName) -> Place:
+        """Where a table lies, with all that it takes to open it."""
         options = {
             name: getattr(value, "reveal", lambda value=value: str(value))()
             for name, value in self.storage_options.items()
