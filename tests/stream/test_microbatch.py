@@ -93,7 +93,7 @@ def test_a_file_that_only_housekeeping_misses_does_not_stop_its_table(
     for number in range(2):
         row = insert(id=number, name="old", price=1)
         destination.write_changes(ITEMS, changes_of(ITEMS, row), Batch("p", number))
-    next((tmp_path / "shop" / "items").glob("part-*.parquet")).unlink()
+    next((tmp_path / "shop" / "items").rglob("part-*.parquet")).unlink()
     [result] = apply(destination, 2, {ITEMS: read(id=3, name="new", price=1)})
     assert (result["copied"], result["error"]) == (1, None)
     assert "a file of the table is no longer in" in caplog.text
