@@ -34,10 +34,10 @@ class Peer:
     script: str
     requirements: Sequence[str]
 
-    def run(self, part: str, folder: Path, **options: object) -> float:
-        """Seconds it takes for a part, as it says itself."""
+    def run(self, folder: Path, **options: object) -> float:
+        """Seconds it takes, as it says itself."""
         script = Path(__file__).with_name("peer") / f"{self.script}.py"
-        asked = json.dumps({"part": part, "folder": str(folder), **options})
+        asked = json.dumps({"folder": str(folder), **options})
         done = subprocess.run(
             [str(self._python()), str(script), asked],
             cwd=folder,
@@ -89,7 +89,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
             for peer in peers:
                 place = folder / peer.script
                 place.mkdir(exist_ok=True)
-                seconds = peer.run(part, place, count=count, **told)
+                seconds = peer.run(place, count=count, **told)
                 report.add("peers", f"{part}: {peer.name}", count / seconds, "/s")
                 report.add("peers", "  times as fast as that", seconds / ours)
 

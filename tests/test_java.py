@@ -127,13 +127,17 @@ def test_an_archive_of_classes_is_made_and_used_also_with_the_bundled_runtime(tm
     assert said == {"rows": "5", "mapped": f"{archive.base} {archive.file}"}
 
 
-def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """The one of this machine in a cache of the test's own, not made yet."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = Archive.here()
-    assert archive is not None
-    archive.file.parent.mkdir(parents=True, exist_ok=True)
+    here = Archive.here()
+    assert here is not None
+    here.file.parent.mkdir(parents=True, exist_ok=True)
+    return here
+
+
+def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(tmp_path: Path, archive: Archive) -> None:
     archive.file.write_bytes(b"not an archive" * 1000)
     if archive.base is not None:
         archive.base.write_bytes(b"neither")
@@ -144,11 +148,8 @@ def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(
 
 
 def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Archive
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    archive = Archive.here()
-    assert archive is not None
     files = [file for file in (archive.file, archive.base) if file is not None]
     monkeypatch.setattr(Archive, "_make", lambda *_: [file.write_bytes(b"") for file in files])
     cache = archive.file.parent
@@ -158,7 +159,6 @@ def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(
         "gone": tmp_path / "none",
     }
     owners["elsewhere"].mkdir(parents=True)
-    cache.mkdir(exist_ok=True)
     for name, owner in owners.items():
         (cache / f"spark-{name}.jsa").touch()
         (cache / f"base-{name}.jsa").touch()

@@ -39,7 +39,7 @@ def properties(asked: dict[str, Any]) -> dict[str, str]:
         "tombstones.on.delete": "false",
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
-        # Larger than the defaults, which halve its speed.
+        # Larger than the defaults, with which it is slower.
         "max.batch.size": "16384",
         "max.queue.size": "65536",
         "snapshot.fetch.size": "16384",

@@ -34,7 +34,7 @@ from pydantic_core import ErrorDetails
 
 from tailrace.document import Document, Problem, parse, refuse, substitute
 from tailrace.errors import ConfigError
-from tailrace.option import Dsn, Duration, FilePath, Options, Place, Size, TypedOptions
+from tailrace.option import Dsn, Duration, FilePath, Options, Place, Size, TypedOptions, nearest
 from tailrace.registry import DESTINATIONS, SOURCES, Registry, suggest
 from tailrace.selection import SOURCE_KEYS, TableOptions
 from tailrace.state.address import SCHEMA, StoreAddress
@@ -89,11 +89,11 @@ def _state(value: object, info: ValidationInfo) -> object:
 
 def _is_folder(path: Path) -> Path:
     try:
-        nearest = next(place for place in (path, *path.parents) if place.exists())
+        found = nearest(path)
     except OSError as error:
         raise ValueError(f"is out of reach: {error.strerror}; choose another path, or let this user in") from None
-    if not nearest.is_dir():
-        raise ValueError(f"needs a folder, and {nearest} is a file; choose another path, or move it")
+    if not found.is_dir():
+        raise ValueError(f"needs a folder, and {found} is a file; choose another path, or move it")
     return path
 
 
@@ -176,16 +176,17 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
     if any(connects or problem.path[0] not in ("source", "destination") for problem in missing):
         refuse(document, missing)
     problems: list[Problem] = []
-    source, destination = (_section(data, kind, problems) for kind in (SOURCES, DESTINATIONS))
     unset = {problem.path[0] for problem in missing}
+    source, destination = (
+        # A reference that stays where it was may be no address, number or duration.
+        _or_any(model) if kinds.kind in unset else model
+        for kinds in (SOURCES, DESTINATIONS)
+        for model in [_section(data, kinds, problems)]
+    )
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
     place = Place(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
-    model = _with_sections(
-        # A reference that stays where it was is no dsn, address or number.
-        _AnyOptions if "source" in unset else source,
-        _or_any(destination) if "destination" in unset else destination,
-    )
+    model = _with_sections(source, destination)
     try:
         valid = model.model_validate(data, context=place)
     except ValidationError as error:

@@ -174,6 +174,11 @@ def resolve_path(path: Path, info: ValidationInfo) -> Path:
     return path if path.is_absolute() else Path(os.path.normpath(_folder(info) / path))
 
 
+def nearest(path: Path) -> Path:
+    """The path itself if it is there, else the first of the folders above it that is."""
+    return next(place for place in (path, *path.parents) if place.exists())
+
+
 def _resolve_location(location: str, info: ValidationInfo) -> str:
     if not location.strip():
         raise ValueError("must not be empty")

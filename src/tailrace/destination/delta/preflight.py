@@ -16,6 +16,7 @@ from tailrace.destination.delta.log import MARK, foreign_content, reaching
 from tailrace.destination.delta.path import Place
 from tailrace.destination.part import LEAVE_OUT, METADATA
 from tailrace.errors import Finding
+from tailrace.option import nearest
 from tailrace.schema import TableSchema
 
 _LITTLE_SPACE = 1 << 30
@@ -50,18 +51,14 @@ def _look_at_path(root: str) -> list[Finding]:
         return [
             Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")
         ]
-    nearest = path
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        return [
-            Finding("error", root, f"{nearest} is a file, not a directory", f"choose another path, or move {nearest}")
-        ]
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return [Finding("error", root, f"{nearest} is not writable", f"chown or chmod u+rwx {nearest}")]
-    free = shutil.disk_usage(nearest).free
+    found = nearest(path)
+    if not found.is_dir():
+        return [Finding("error", root, f"{found} is a file, not a directory", f"choose another path, or move {found}")]
+    if not os.access(found, os.W_OK | os.X_OK):
+        return [Finding("error", root, f"{found} is not writable", f"chown or chmod u+rwx {found}")]
+    free = shutil.disk_usage(found).free
     if free < _LITTLE_SPACE:
-        return [Finding("warning", root, f"only {free >> 20} MiB are free on {nearest}", "free some space")]
+        return [Finding("warning", root, f"only {free >> 20} MiB are free on {found}", "free some space")]
     return [Finding("ok", root, f"writable, {free >> 30} GiB free")]
 
 

@@ -12,6 +12,7 @@ from tailrace.destination.sqlite.file import foreign_content
 from tailrace.destination.sqlite.name import file_name, fold, is_reserved
 from tailrace.destination.sqlite.value import kept_type
 from tailrace.errors import Finding
+from tailrace.option import nearest
 from tailrace.schema import TableSchema
 
 _LITTLE_SPACE = 1 << 30
@@ -31,23 +32,19 @@ def check(path: Path, tables: Sequence[TableSchema]) -> list[Finding]:
 
 def _look_at_file(path: Path) -> Finding:
     subject = str(path)
-    nearest = path.parent
-    while not nearest.exists():
-        nearest = nearest.parent
-    if not nearest.is_dir():
-        return Finding(
-            "error", subject, f"{nearest} is a file, not a directory", f"choose another path, or move {nearest}"
-        )
+    found = nearest(path.parent)
+    if not found.is_dir():
+        return Finding("error", subject, f"{found} is a file, not a directory", f"choose another path, or move {found}")
     # SQLite keeps its log beside the file, so the folder must be writable too.
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        return Finding("error", subject, f"{nearest} is not writable", f"chown or chmod u+rwx {nearest}")
+    if not os.access(found, os.W_OK | os.X_OK):
+        return Finding("error", subject, f"{found} is not writable", f"chown or chmod u+rwx {found}")
     if path.exists() and not os.access(path, os.R_OK | os.W_OK):
         return Finding("error", subject, "is not writable", f"chown or chmod u+rw {path}")
     if problem := foreign_content(path):
         return Finding("error", subject, problem, "set destination.path to a file that is not there yet")
-    free = shutil.disk_usage(nearest).free
+    free = shutil.disk_usage(found).free
     if free < _LITTLE_SPACE:
-        return Finding("warning", subject, f"only {free >> 20} MiB are free on {nearest}", "free some space")
+        return Finding("warning", subject, f"only {free >> 20} MiB are free on {found}", "free some space")
     return Finding("ok", subject, f"writable, {free >> 30} GiB free")
 
 
