@@ -10,7 +10,8 @@ import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -30,6 +31,8 @@ from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
 
 _JOINED_BYTES = 192 << 20
 _NONE: Index = np.zeros(0, np.int64)
+_T = TypeVar("_T")
+_R = TypeVar("_R")
 
 
 @dataclass
@@ -65,11 +68,11 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
     home = np.full(len(wanted), -1, np.int64)
     home_row = np.full(len(wanted), -1, np.int64)
     if len(wanted):
-        for number, entry in enumerate(candidates):
-            if not wanted.may_hold(entry.file.low, entry.file.high):
-                continue
-            rows, which = finder.keys(entry).match(wanted)
+        concerned = [number for number, one in enumerate(candidates) if wanted.may_hold(one.file.low, one.file.high)]
+        found = _in_threads(lambda number: finder.keys(candidates[number]).match(wanted), concerned)
+        for number, (rows, which) in zip(concerned, found, strict=True):
             if len(rows):
+                entry = candidates[number]
                 alive = rows if not entry.dead else rows[~np.isin(rows, np.concatenate(entry.dead))]
                 which = which if not entry.dead else which[~np.isin(rows, np.concatenate(entry.dead))]
                 entry.dead.append(alive)
@@ -103,10 +106,17 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
     return outcome
 
 
+def _in_threads(job: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """What each item gives, in their order: the work is native code for the most part."""
+    if len(items) < 2:
+        return [job(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
+        return list(pool.map(job, items))
+
+
 def _joined(rows: pa.Table) -> pa.Table:
     """The same rows with one chunk to a column."""
-    with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        return pa.table(list(pool.map(lambda column: column.combine_chunks(), rows.columns)), schema=rows.schema)
+    return pa.table(_in_threads(lambda column: column.combine_chunks(), rows.columns), schema=rows.schema)
 
 
 def _wanted_keys(collapsed: Collapsed, kinds: Mapping[str, pa.DataType]) -> keys.Comparable:
@@ -187,12 +197,7 @@ def _write(
         for start in range(0, len(fresh), step):
             part = fresh[start : start + step]
             jobs.append(lambda part=part: _write_new(target, upsert, part, limit))  # type: ignore[misc]
-    if len(jobs) == 1:
-        outcome.adds += jobs[0]()
-    elif jobs:
-        with ThreadPoolExecutor(min(len(jobs), os.cpu_count() or 1)) as pool:
-            for files in pool.map(lambda job: job(), jobs):
-                outcome.adds += files
+    outcome.adds += chain.from_iterable(_in_threads(lambda job: job(), jobs))
     return outcome
 
 
