@@ -11,6 +11,7 @@ import os
 import pwd
 import shutil
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
@@ -87,9 +88,10 @@ class Account:
         if not self.switched or self._reaches(path.parent):
             return path
         for origin in self.cache().glob("data-*.origin"):
-            if not os.path.lexists(origin.readlink()):
-                shutil.rmtree(origin.with_suffix(""), ignore_errors=True)
-                origin.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):  # another process removes them as well
+                if not os.path.lexists(origin.readlink()):
+                    shutil.rmtree(origin.with_suffix(""), ignore_errors=True)
+                    origin.unlink()
         place = self.cache() / f"data-{hashlib.sha256(bytes(path)).hexdigest()[:16]}"
         if not path.is_symlink():
             path.parent.mkdir(parents=True, exist_ok=True)
