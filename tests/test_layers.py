@@ -25,6 +25,7 @@ MODEL = frozenset(
         "jsontext",
         "plaintext",
         "ticker",
+        "wholefile",
     }
 )
 CONFIGURATION = frozenset({"selection", "option", "document", "registry", "config"})

@@ -60,6 +60,10 @@ def end_of(commit: int) -> Position:
     return Position(commit, LAST_ORDINAL)
 
 
+def just_before(at: Position) -> Position:
+    return Position(at.commit, at.ordinal - 1) if at.ordinal else end_of(at.commit - 1)
+
+
 EXACT = "_tailrace_exact"
 """The column beside a row's own that holds `exact`, where rows travel or are kept without their changes."""
 

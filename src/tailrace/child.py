@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.errors import UnavailableError, revive
+from tailrace.wholefile import replace_text
 
 BUSY = 75
 """Exit code: another process does this work already, which serves every owner as well."""
@@ -155,10 +156,7 @@ def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
 
     Its process id stands there as `pid`.
     """
-    place = folder / f"{name}.json"
-    partial = place.with_suffix(".tmp")
-    partial.write_text(json.dumps({"pid": os.getpid(), **status}))
-    partial.replace(place)
+    replace_text(folder / f"{name}.json", json.dumps({"pid": os.getpid(), **status}))
 
 
 def read_status(folder: Path, name: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -36,8 +36,25 @@ class Marks:
     committed_at: pa.ChunkedArray[Any]
     exact: pa.ChunkedArray[Any]
 
+    @classmethod
+    def of(cls, changes: Changes) -> Marks:
+        """Those of the changes themselves, uncollapsed."""
+        return cls(
+            changes.numpy("op"),
+            changes.numpy("commit"),
+            changes.numpy("ordinal"),
+            pa.chunked_array([changes.batch.column("committed_at")]),
+            pa.chunked_array([changes.batch.column("exact")]),
+        )
+
     def __len__(self) -> int:
         return len(self.op)
+
+    def take(self, at: Index) -> Marks:
+        pick = pa.array(at)
+        return Marks(
+            self.op[at], self.commit[at], self.ordinal[at], self.committed_at.take(pick), self.exact.take(pick)
+        )
 
 
 _NO_MARKS = Marks(
@@ -118,7 +135,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
             lookup = lookup_of[incomplete]
     lookups = _taken_any(chunks, table, lookup)
     marks = _marks(chunks, kept)
-    if sources and _any_exact(chunks):
+    if sources and any_exact(chunks):
         marks = _with_folded_exact(marks, chunks, table, kept, sources, unchanged)
     rows = _taken(chunks, kept, list(range(len(table.columns))), table, sources)
     return Collapsed(table, rows, marks, unchanged, incomplete, lookups, deletes, delete_marks, truncate_marks, count)
@@ -449,7 +466,8 @@ def _marks(chunks: list[Changes], at: Index) -> Marks:
     return Marks(number("op"), number("commit"), number("ordinal"), taken("committed_at"), taken("exact"))
 
 
-def _any_exact(chunks: list[Changes]) -> bool:
+def any_exact(chunks: Iterable[Changes]) -> bool:
+    """Whether a change has a value that its column cannot hold."""
     return any(chunk.batch.column("exact").null_count < len(chunk) for chunk in chunks)
 
 
@@ -479,6 +497,4 @@ def _with_folded_exact(
                 if text and name in (given := json.loads(text)):
                     merged[name] = given[name]
         exact[row] = json.dumps(merged, ensure_ascii=False) if merged else None
-    return Marks(
-        marks.op, marks.commit, marks.ordinal, marks.committed_at, pa.chunked_array([pa.array(exact, pa.string())])
-    )
+    return replace(marks, exact=pa.chunked_array([pa.array(exact, pa.string())]))

@@ -121,13 +121,13 @@ PLAIN = Writer()
 
 
 def object_text(
-    columns: Mapping[str, pa.Array[Any]], *, left_out: npt.NDArray[np.bool_] | None = None, writer: Writer = PLAIN
+    columns: Mapping[str, pa.Array[Any]], *, left_out: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array[Any]:
     """One JSON object per row. `left_out`, (rows, columns), names members that a row does not have."""
     if not columns:
         raise ValueError("an object needs a member")
     count = len(next(iter(columns.values())))
-    return writer.join({name: writer.value(column) for name, column in columns.items()}, count, left_out)
+    return PLAIN.join({name: PLAIN.value(column) for name, column in columns.items()}, count, left_out)
 
 
 def quote(text: pa.Array[Any]) -> pa.Array[Any]:

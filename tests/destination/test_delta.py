@@ -7,10 +7,7 @@ import decimal
 import json
 import math
 import os
-import resource
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -38,9 +35,10 @@ from tailrace.errors import (
     UnfitError,
 )
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, TRUNCATE, Change, changes_of, delete, insert, moved, read, update
+from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
 from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
 from tests.destination.optimizing import optimize_as_spark_does
+from tests.destination.writing import files_of_at_most, write
 
 UTC = datetime.UTC
 COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=UTC)
@@ -50,10 +48,6 @@ LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
-
-
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def table_at(lake: Path, table: TableSchema = ITEMS) -> DeltaTable:
@@ -343,16 +337,6 @@ def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> N
     assert all(finding.fix for finding in destination.check([ITEMS, odd]) if finding.level == "error")
     assert not lake.exists()
     assert DeltaDestination(str(lake / "50%")).check([])[0].level == "error"
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(lake: Path) -> None:

@@ -9,19 +9,19 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch, Staged
+from tailrace.destination import Staged
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Vacuum
 from tailrace.errors import TableError
 from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE, FailpointError
 from tailrace.schema import Column, TableSchema
-from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, read, update
+from tailrace.testing.destination import ITEMS, changes_of, delete, insert, read, update
+from tests.destination.writing import write
 
 OLD, NEW = [7, 8, 9], [1, 2, 3, 4]
 
@@ -29,11 +29,6 @@ OLD, NEW = [7, 8, 9], [1, 2, 3, 4]
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
-
-
-def write(destination: DeltaDestination, number: int, *changes: Change, **more: Any) -> Any:
-    table = more.pop("table", ITEMS)
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def staged(destination: DeltaDestination, *ids: int) -> list[Staged]:

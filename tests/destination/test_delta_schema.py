@@ -20,7 +20,6 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import (
     ITEMS,
     TRUNCATE,
-    Change,
     altered,
     changes_of,
     delete,
@@ -28,6 +27,7 @@ from tailrace.testing.destination import (
     update,
     with_columns,
 )
+from tests.destination.writing import write
 
 SIZE = Column("size", pa.int64(), number=4)
 
@@ -35,11 +35,6 @@ SIZE = Column("size", pa.int64(), number=4)
 @pytest.fixture
 def lake(tmp_path: Path) -> Path:
     return tmp_path / "lake"
-
-
-def write(destination: DeltaDestination, number: int, *changes: Change, **more: Any) -> Any:
-    table = more.pop("table", ITEMS)
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def table_at(lake: Path) -> DeltaTable:

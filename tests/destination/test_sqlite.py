@@ -5,11 +5,10 @@ from __future__ import annotations
 import datetime
 import decimal
 import json
-import resource
 import sqlite3
 import threading
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +48,7 @@ from tailrace.testing.destination import (
     update,
     with_columns,
 )
+from tests.destination.writing import files_of_at_most, write
 
 COMMITTED = "2024-01-01T00:00:00.000000Z"
 LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
@@ -57,10 +57,6 @@ LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "replica.db"
-
-
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:
@@ -378,16 +374,6 @@ def test_a_damaged_file_is_told_apart_from_one_that_is_busy(path: Path) -> None:
         file.write(b"\xff" * (path.stat().st_size - 4096))
     with pytest.raises(DamagedError):
         write(destination, 1, *(update(id=number, name="y") for number in range(500)))
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(path: Path) -> None:

@@ -11,20 +11,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.destination import Batch
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.schema import Column, TableSchema
-from tailrace.testing.destination import ITEMS, Change, altered, changes_of, insert, read, update
+from tailrace.testing.destination import ITEMS, altered, changes_of, insert, read, update
+from tests.destination.writing import write
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "replica.db"
-
-
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 
 def query(path: Path, statement: str) -> list[tuple[Any, ...]]:

@@ -1,7 +1,10 @@
-"""Batches for destinations that keep tables, and a table whose key is an array."""
+"""Batches for destinations that keep tables, a table whose key is an array, and a disk that is full."""
 
 from __future__ import annotations
 
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -19,3 +22,14 @@ TREE = TableSchema(
 
 def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
     return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Within the block no file can grow beyond this size: as if the disk were full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from tailrace.change import START, Position
 from tailrace.errors import DamagedError
-from tailrace.journal.segment import sync_directory
+from tailrace.wholefile import sync
 
 _FOLDER = "cursors"
 _SUFFIX = ".cursor"
@@ -51,14 +51,14 @@ class Cursor:
         except OSError:
             new.unlink(missing_ok=True)
             raise
-        sync_directory(self._file.parent)
+        sync(self._file.parent)
         self._stored = position
 
     def drop(self) -> None:
         """Forget the reader; it holds nothing back any more. Dropping a cursor that is not there is harmless."""
         self._file.unlink(missing_ok=True)
         if self._file.parent.exists():
-            sync_directory(self._file.parent)
+            sync(self._file.parent)
         self._stored = None
 
 

@@ -11,8 +11,8 @@ from tailrace.errors import OwnedError, UnavailableError
 from tailrace.filelock import is_locked, try_lock
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
-from tailrace.journal.segment import sync_directory
 from tailrace.journal.writer import JournalWriter
+from tailrace.wholefile import sync
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
@@ -43,7 +43,7 @@ class Journal:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             lock = _lock(folder)
-            sync_directory(folder.parent)
+            sync(folder.parent)
             found = recover(folder, origin)
             # Several segments to a full journal: only whole ones are ever removed.
             segment_bytes = min(segment_bytes, max(max_bytes // 4, 1))

@@ -26,8 +26,8 @@ from tailrace.journal.segment import (
     read_header,
     remove_segment,
     sequence_of,
-    sync_directory,
 )
+from tailrace.wholefile import sync
 
 _QUARANTINE = "quarantine"
 
@@ -68,7 +68,7 @@ def recover(path: Path, origin: Position) -> Recovered:
     names = [name for name, _ in list_segments(path)]
     aside = [file.name for file in (path / _QUARANTINE).glob("*.seg")]
     found.next_sequence = 1 + max((sequence_of(name) for name in names + aside), default=0)
-    headers = _read_headers(path, names, found)
+    headers = _read_headers(path, names)
     limits = void_limits(list(headers.values()))
     for (name, header), limit in zip(headers.items(), limits, strict=True):
         if limit is not None and header.state.tail >= limit:
@@ -113,7 +113,7 @@ def open_segment(path: Path, name: str) -> Iterator[tuple[int, int]]:
         os.close(file)
 
 
-def _read_headers(path: Path, names: list[str], found: Recovered) -> dict[str, SegmentHeader]:
+def _read_headers(path: Path, names: list[str]) -> dict[str, SegmentHeader]:
     headers: dict[str, SegmentHeader] = {}
     for name in names:
         try:
@@ -122,8 +122,8 @@ def _read_headers(path: Path, names: list[str], found: Recovered) -> dict[str, S
         except DamagedError:
             (path / _QUARANTINE).mkdir(exist_ok=True)
             (path / name).rename(path / _QUARANTINE / name)
-            sync_directory(path / _QUARANTINE)
-            sync_directory(path)
+            sync(path / _QUARANTINE)
+            sync(path)
     return headers
 
 
@@ -156,4 +156,4 @@ def _set_aside(path: Path, name: str) -> None:
     with new.open("rb") as file:
         os.fsync(file.fileno())
     new.rename(folder / name)
-    sync_directory(folder)
+    sync(folder)

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from tailrace.change import START, Position
 from tailrace.errors import DamagedError
 from tailrace.journal.frame import padded
+from tailrace.wholefile import sync
 
 SUFFIX = ".seg"
 _MAGIC = b"tailrace"
@@ -86,7 +87,7 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
             os.fsync(file.fileno())
             opened = os.dup(file.fileno())
         new.rename(path / name)
-        sync_directory(path)
+        sync(path)
     except OSError:
         # Left behind, it would say that the journal ends where it begins.
         new.unlink(missing_ok=True)
@@ -115,16 +116,7 @@ def read_header(file: int, name: str) -> SegmentHeader:
     return SegmentHeader(state, crc, padded(_PREFIX.size + length))
 
 
-def sync_directory(path: Path) -> None:
-    """Make the creations, renames and deletions in a directory durable."""
-    file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
 def remove_segment(path: Path, name: str) -> None:
     """Delete a segment durably; one at a time, so that a crash never leaves a gap between those that stay."""
     (path / name).unlink(missing_ok=True)
-    sync_directory(path)
+    sync(path)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.change import Position
 from tailrace.schema import TableSchema
+from tailrace.wholefile import replace_durably
 
 
 class Remembered:
@@ -55,9 +55,4 @@ class Remembered:
             for versions in self._versions.values()
             for position, schema in versions
         ]
-        partial = self._file.with_suffix(".new")
-        with partial.open("w") as file:
-            json.dump(values, file)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(self._file)
+        replace_durably(self._file, json.dumps(values).encode())

@@ -16,7 +16,7 @@ class Mode:
     """id: which row; before, after: that image as well; full: both and which columns an update changed."""
 
     name: str
-    table: str = DEFAULT_TABLE
+    table: str
 
     @property
     def has_before(self) -> bool:

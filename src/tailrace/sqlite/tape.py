@@ -8,7 +8,7 @@ connection wrote and what triggers wrote alike.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from tailrace.errors import DamagedError, SchemaChangedError
@@ -44,7 +44,7 @@ class Statistics:
     transactions: int
     first: int | None
     last: int | None
-    tables: dict[str, dict[str, int]] = field(default_factory=dict)
+    tables: dict[str, dict[str, int]]
 
 
 class Tape:

@@ -33,8 +33,8 @@ class PipelineRecord:
     epoch: str
     fingerprint: str
     run: int
-    owner: Owner | None = None
-    lease_until: datetime | None = None
+    owner: Owner | None
+    lease_until: datetime | None
 
 
 @dataclass(frozen=True)

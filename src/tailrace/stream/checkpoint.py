@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tailrace import wholefile
 from tailrace.errors import LostError
 from tailrace.source import Offset
 from tailrace.state import StateStore
@@ -50,8 +51,8 @@ class Checkpoint:
         if belongs_to != epoch:
             self.folder.mkdir(parents=True, exist_ok=True)
             mark.write_text(epoch)
-            _sync(mark)
-            _sync(self.folder)
+            wholefile.sync(mark)
+            wholefile.sync(self.folder)
 
     def _forget_empty(self) -> None:
         # After a power cut Spark may find the name of an entry without its bytes. Nothing was done upon it: see `sync`.
@@ -67,8 +68,9 @@ class Checkpoint:
         After a power cut, a batch that the destination knows must be found with the range it had. A checkpoint that is
         not in the local file system looks after itself.
         """
-        _sync(self.folder / log / str(batch_id))
-        _sync(self.folder / log)
+        for place in (self.folder / log / str(batch_id), self.folder / log):
+            with suppress(FileNotFoundError):
+                wholefile.sync(place)
 
     def last_commit(self) -> tuple[int, Offset] | None:
         """The last batch that is done, and the offset it ended at."""
@@ -79,17 +81,6 @@ class Checkpoint:
         # The version, what held for the whole batch, then a line for each source, of which there is one.
         *_, offset = entry.read_text().splitlines()
         return done, json.loads(offset)
-
-
-def _sync(place: Path) -> None:
-    try:
-        handle = os.open(place, os.O_RDONLY)
-    except FileNotFoundError:
-        return
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _told(offset: Mapping[str, Any]) -> bytes:

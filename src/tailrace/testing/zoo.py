@@ -80,7 +80,6 @@ VALUES: dict[str, list[str]] = {
     "box[]": ["{(1,1),(0,0);(2,2),(1,1)}"],
 }
 
-EVERY_TYPE = ("zoo", "every_type")
 HOSTILE = ('Zoo "of" names.🦫', 'ta"ble.with ../dots, Capitals & SELECT')
 _HOSTILE_KEY, _HOSTILE_VALUE = 'Ke"y.🗝', "select"
 

@@ -27,7 +27,7 @@ Counts = npt.NDArray[np.int64]
 class Pile:
     """One side. `add` every row, then `finish`, then take any parts any number of times."""
 
-    def __init__(self, folder: Path, key: pa.Schema, run_rows: int = RUN_ROWS) -> None:
+    def __init__(self, folder: Path, key: pa.Schema, run_rows: int) -> None:
         self._folder = folder
         self._schema = key.append(pa.field(DIGEST, pa.int64()))
         self._run_rows = run_rows
@@ -92,7 +92,7 @@ class Pile:
         return pa.Table.from_batches(found, self._schema)
 
 
-def strides(piles: Sequence[Pile], rows: int = RUN_ROWS) -> Iterator[tuple[int, int]]:
+def strides(piles: Sequence[Pile], rows: int) -> Iterator[tuple[int, int]]:
     """Ranges of parts, all parts in turn, each of about so many rows on all sides together: never less than a part."""
     sizes = np.sum([pile.counts for pile in piles], axis=0).tolist()
     first, held = 0, 0

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime
 import os
-import resource
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +24,7 @@ from tailrace.destination.webhook.queue import FRAME_EVENTS, QueueReader, QueueW
 from tailrace.destination.webhook.stage import Stage, as_copied
 from tailrace.errors import DamagedError, OwnedError, UnavailableError
 from tailrace.failpoint import VARIABLE, FailpointError
+from tests.destination.writing import files_of_at_most
 
 AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
 
@@ -371,21 +370,17 @@ def test_a_file_that_lost_its_header_stops_the_queue_until_it_is_given_up(tmp_pa
     assert list((tmp_path / "quarantine").iterdir())
 
 
-@contextmanager
-def _full_disk(size: int) -> Iterator[None]:
-    """No file can grow beyond this size."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+def test_a_table_may_have_the_longest_name_there_is(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    name = f"{'ü' * 31}.{'ж' * 31}"
+    stage.enter(batch(0), name, copied=[], log=[], completes=True)
+    assert stage.tables(batch(0)) == {name}
 
 
 def test_a_disk_that_is_full_is_an_error_that_says_so_and_passes(tmp_path: Path) -> None:
     stage = Stage(tmp_path)
     with opened(tmp_path) as writer:
-        with _full_disk(2000):
+        with files_of_at_most(2000):
             with pytest.raises(UnavailableError, match="cannot write to the queue") as caught:
                 stage.write(numbered(0, 5000).to_batches())
             assert "make room" in (caught.value.fix or "")
@@ -395,7 +390,7 @@ def test_a_disk_that_is_full_is_an_error_that_says_so_and_passes(tmp_path: Path)
         writer.append(batch(1), [numbered(10, 10)])
         reader = QueueReader(tmp_path)
         assert reader.head > Position(2 + 5000 // FRAME_EVENTS, -1)  # the numbers of what failed are not used again
-        with _full_disk(0):
+        with files_of_at_most(0):
             with pytest.raises(UnavailableError, match="cannot write to the queue"):
                 reader.release(reader.head)
             with pytest.raises(UnavailableError, match="cannot write to the queue"):

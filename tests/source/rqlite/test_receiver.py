@@ -312,7 +312,7 @@ def test_cursors_that_cannot_be_read_concern_their_cluster_alone(tmp_path: Path)
 
 
 def test_a_stop_that_a_full_disk_kept_from_being_written_is_written_later(tmp_path: Path) -> None:
-    obstacle = tmp_path / "rqlite" / "stopped.new"
+    obstacle = tmp_path / "rqlite" / "stopped.tmp"
     with opened(tmp_path) as cluster:
         assert post(cluster, A) is None
         obstacle.mkdir()

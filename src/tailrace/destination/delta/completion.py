@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -112,7 +113,7 @@ def complete(
         return columns, marks, every
     kept = np.flatnonzero(~dropped)
     pick = pa.array(kept)
-    return [values.take(pick) for values in columns], _marks_at(marks, kept), kept
+    return [values.take(pick) for values in columns], marks.take(kept), kept
 
 
 def _fit(texts: pa.ChunkedArray[Any], needed: Sequence[str]) -> bool:
@@ -151,13 +152,4 @@ def _with_old_exact(
         kept = {k: v for k, v in json.loads(old[int(source[row])].as_py()).items() if k in names}
         merged = {**json.loads(exact[row] or "{}"), **kept}
         exact[row] = json.dumps(merged, ensure_ascii=False) if merged else None
-    return Marks(
-        marks.op, marks.commit, marks.ordinal, marks.committed_at, pa.chunked_array([pa.array(exact, pa.string())])
-    )
-
-
-def _marks_at(marks: Marks, at: Index) -> Marks:
-    pick = pa.array(at)
-    return Marks(
-        marks.op[at], marks.commit[at], marks.ordinal[at], marks.committed_at.take(pick), marks.exact.take(pick)
-    )
+    return replace(marks, exact=pa.chunked_array([pa.array(exact, pa.string())]))

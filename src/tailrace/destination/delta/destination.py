@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from tailrace import failpoint
 from tailrace.change import EXACT, Changes
-from tailrace.collapse import Collapsed, collapse, fit
+from tailrace.collapse import Collapsed, any_exact, collapse, fit
 from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
@@ -105,7 +105,7 @@ class DeltaDestination:
             with writer:
                 for changes in rows:
                     fitted = fit(changes, table)
-                    if not exact and _has_exact([fitted]):
+                    if not exact and any_exact([fitted]):
                         exact = True
                         layout = self._layout(table, exact=True)
                         writer.widen(layout.schema)
@@ -342,8 +342,4 @@ class _Log:
 
     @property
     def has_exact(self) -> bool:
-        return _has_exact(self.chunks)
-
-
-def _has_exact(chunks: Iterable[Changes]) -> bool:
-    return any(chunk.batch.column("exact").null_count < len(chunk) for chunk in chunks)
+        return any_exact(self.chunks)

@@ -95,8 +95,8 @@ class Layout:
     """How one table is kept. `exact` adds the column for values that their own column cannot hold."""
 
     table: TableSchema
-    metadata: tuple[str, ...] = ()
-    keeps_deleted: bool = False
+    metadata: tuple[str, ...]
+    keeps_deleted: bool
     partition_by: tuple[str, ...] = ()
     exact: bool = False
 
@@ -143,12 +143,4 @@ class Layout:
 
     def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
         """The changes themselves as rows, uncollapsed."""
-        batch = changes.batch
-        marks = Marks(
-            changes.numpy("op"),
-            changes.numpy("commit"),
-            changes.numpy("ordinal"),
-            pa.chunked_array([batch.column("committed_at")]),
-            pa.chunked_array([batch.column("exact")]),
-        )
-        return self.rows(changes.row.flatten(), marks, now)
+        return self.rows(changes.row.flatten(), Marks.of(changes), now)

@@ -21,6 +21,7 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs as arrow_fs
 
+from tailrace import wholefile
 from tailrace.errors import PreflightError
 from tailrace.schema import TableName
 
@@ -75,7 +76,7 @@ class Place:
         if self.is_local and not Path(self.base).is_dir():
             Path(self.base).mkdir(parents=True, exist_ok=True)
             for folder in (Path(self.base).parent, Path(self.base).parent.parent):
-                _sync(str(folder))
+                wholefile.sync(folder)
 
     def is_file(self) -> bool:
         return self.is_local and Path(self.base).is_file()
@@ -121,7 +122,7 @@ class Place:
                 file.flush()
                 os.fsync(file.fileno())
             for folder in folders:
-                _sync(str(folder))
+                wholefile.sync(folder)
         except BaseException:
             path.unlink(missing_ok=True)
             raise
@@ -135,14 +136,14 @@ class Place:
         folder = Path(self.base, OWN)
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
-            _sync(self.base)
+            wholefile.sync(self.base)
         draft = folder / f"{name}.{uuid.uuid4().hex}"
         with draft.open("xb") as file:
             file.write(text.encode())
             file.flush()
             os.fsync(file.fileno())
         draft.replace(folder / name)
-        _sync(str(folder))
+        wholefile.sync(folder)
 
     def notes(self) -> list[str]:
         """The names of all notes."""
@@ -174,22 +175,14 @@ class Place:
         """Make the directory's entries durable, and those of the named folders in it."""
         if self.is_local:
             for folder in (self.base, *(f"{self.base}/{folder}" for folder in folders)):
-                _sync(folder)
+                wholefile.sync(folder)
 
     def sync_file(self, name: str) -> None:
         if self.is_local:
-            _sync(f"{self.base}/{name}")
+            wholefile.sync(f"{self.base}/{name}")
 
     def remove(self) -> None:
         if self.is_local:
             shutil.rmtree(self.base, ignore_errors=not Path(self.base).exists())
         else:
             self.files.delete_dir_contents(self.base, missing_dir_ok=True)
-
-
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import sqlite3
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
@@ -134,12 +133,3 @@ def _unavailable(path: Path, table: str, reason: str) -> UnavailableError:
         fix=f"end whatever holds a write lock on, free space for, or restore access to {path}; "
         "the pipeline goes on by itself",
     )
-
-
-def sync(path: Path) -> None:
-    """Make a file's bytes, or a directory's entries, durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -47,8 +47,8 @@ class Layout:
     """How one table is kept: the version it has after the batch, and the columns that are added for people."""
 
     table: TableSchema
-    metadata: tuple[str, ...] = ()
-    keeps_deleted: bool = False
+    metadata: tuple[str, ...]
+    keeps_deleted: bool
 
     @cached_property
     def own(self) -> tuple[str, ...]:
@@ -85,17 +85,7 @@ class Layout:
 
     def rows_of(self, changes: Changes, kept: TableSchema, now: pa.TimestampScalar) -> Columns:
         """The changes themselves as rows, uncollapsed."""
-        return self.rows(changes.row.flatten(), marks_of(changes), kept, now)
-
-
-def marks_of(changes: Changes) -> Marks:
-    return Marks(
-        changes.numpy("op"),
-        changes.numpy("commit"),
-        changes.numpy("ordinal"),
-        pa.chunked_array([changes.batch.column("committed_at")]),
-        pa.chunked_array([changes.batch.column("exact")]),
-    )
+        return self.rows(changes.row.flatten(), Marks.of(changes), kept, now)
 
 
 def instants(values: Any) -> list[Any]:

@@ -175,13 +175,7 @@ def _by_key(collapsed: Collapsed, kept: TableSchema) -> Collapsed:
     return replace(
         collapsed,
         rows=rows.take(pick),
-        marks=Marks(
-            marks.op[order],
-            marks.commit[order],
-            marks.ordinal[order],
-            marks.committed_at.take(pick),
-            marks.exact.take(pick),
-        ),
+        marks=marks.take(order),
         unchanged=None if unchanged is None else unchanged[order],
         incomplete=incomplete[ascending],
         lookup=collapsed.lookup.take(pa.array(ascending)),

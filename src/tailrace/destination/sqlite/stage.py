@@ -20,9 +20,9 @@ from tailrace import failpoint
 from tailrace.change import Changes
 from tailrace.collapse import fit
 from tailrace.destination import Staged
-from tailrace.destination.sqlite.file import sync
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
+from tailrace.wholefile import sync
 
 ABANDONED_SECONDS = 86_400.0
 _COLUMNS = ("op", "commit", "ordinal", "committed_at", "exact", "row")

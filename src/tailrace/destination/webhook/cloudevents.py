@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.change import Changes, op_names, position_texts
-from tailrace.destination.webhook.event import join_texts
+from tailrace.destination.webhook.event import join_texts, member
 from tailrace.destination.webhook.image import Told, tell
 from tailrace.destination.webhook.writer import EventWriter
 
@@ -32,14 +32,14 @@ class CloudEventsFormat:
             f',"source":{_WRITER.name(quote_uri(source))},"type":"tailrace.',
             op_names(told.op),
             f'","subject":{_WRITER.name(str(changes.table.table))}',
-            _optional("time", _WRITER.moments(told.column("committed_at"))),
+            member("time", _WRITER.moments(told.column("committed_at"))),
             ',"datacontenttype":"application/json","data":{"position":"',
             position_texts(changes.numpy("commit")[told.place], changes.numpy("ordinal")[told.place]),
             '","txn":',
             _WRITER.value(told.column("txn")),
             ',"key":',
             pc.fill_null(told.key, "null"),
-            _optional("old_key", pc.if_else(pa.array(told.moved), told.old_key, None)),
+            member("old_key", pc.if_else(pa.array(told.moved), told.old_key, None)),
             ',"before":',
             pc.fill_null(told.before, "null"),
             ',"after":',
@@ -54,11 +54,6 @@ class CloudEventsFormat:
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         """Who sent them is no part of these events."""
         return b"[" + join_texts(events.column("event"), ",") + b"]"
-
-
-def _optional(name: str, text: pa.Array[Any]) -> pa.Array[Any]:
-    """A member that is there only with a value."""
-    return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', text, ""), "")
 
 
 def _unchanged(told: Told) -> pa.Array[Any]:

@@ -81,6 +81,11 @@ def format_of(name: str) -> Format:
     return known[name]
 
 
+def member(name: str, text: pa.Array[Any]) -> pa.Array[Any]:
+    """`,"name":text`, and nothing where there is no text."""
+    return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', text, ""), "")
+
+
 def join_texts(texts: pa.Array[Any] | pa.ChunkedArray[Any], separator: str) -> bytes:
     """All texts as one, in UTF-8."""
     whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts

@@ -11,7 +11,7 @@ from pathlib import Path
 from tailrace.destination.webhook.disk import writing_to
 from tailrace.errors import OwnedError
 from tailrace.filelock import is_locked, try_lock
-from tailrace.journal.segment import sync_directory
+from tailrace.wholefile import replace_durably
 
 _LOCK = "sender.lock"
 _ID = "sender.id"
@@ -45,12 +45,6 @@ def queue_id(folder: Path) -> str:
     """
     place = folder / _ID
     if not place.exists():
-        partial = place.with_suffix(".new")
         with writing_to(folder):
-            with partial.open("w") as file:
-                file.write(uuid.uuid4().hex)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(place)
-            sync_directory(folder)
+            replace_durably(place, uuid.uuid4().hex.encode())
     return place.read_text()

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op, op_names
-from tailrace.destination.webhook.event import join_texts
+from tailrace.destination.webhook.event import join_texts, member
 from tailrace.destination.webhook.image import Told, tell
 from tailrace.destination.webhook.writer import GoWriter
 from tailrace.schema import TableSchema
@@ -39,8 +39,8 @@ class RqliteFormat:
             pc.utf8_upper(op_names(op)),
             f'","table":{_WRITER.name(changes.table.table.name)}',
             *_row_ids(told, row_id),
-            _member("before", told.before),
-            _member("after", told.after),
+            member("before", told.before),
+            member("after", told.after),
             "}",
             "",
         )
@@ -102,7 +102,7 @@ def _row_ids(told: Told, column: str | None) -> list[Any]:
     has_new = (told.op != Op.DELETE) & (told.op != Op.TRUNCATE)
     has_old = (told.op == Op.DELETE) | (told.op == Op.UPDATE)
     return [
-        _member(name, _unless_zero(values.take(pa.array(places)), has).cast(pa.string()))
+        member(name, _unless_zero(values.take(pa.array(places)), has).cast(pa.string()))
         for name, values, places, has in (
             ("new_row_id", row, told.place, has_new),
             ("old_row_id", old, told.old_place, has_old),
@@ -112,8 +112,3 @@ def _row_ids(told: Told, column: str | None) -> list[Any]:
 
 def _unless_zero(ids: pa.Array[Any], has: npt.NDArray[np.bool_]) -> pa.Array[Any]:
     return pc.if_else(pc.and_(pa.array(has), pc.not_equal(ids, 0)), ids, None)
-
-
-def _member(name: str, text: pa.Array[Any]) -> pa.Array[Any]:
-    """`,"name":text`, and nothing where there is no text."""
-    return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', text, ""), "")

@@ -8,6 +8,7 @@ The driver takes the files of a batch together, so that events of several tables
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -23,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.change import LAST_ORDINAL, START, Position, end_of
 from tailrace.destination import Batch
 from tailrace.destination.webhook.disk import writing_to
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
-from tailrace.journal.segment import sync_directory
+from tailrace.wholefile import replace_durably
 
 _FOLDER = "staged"
 _GATHERED_ROWS = 100_000
@@ -78,22 +79,17 @@ class Stage:
     def enter(self, batch: Batch, table: str, *, copied: list[Piece], log: list[Piece], completes: bool) -> None:
         """Say what a batch has for a table. Said again, the newer word counts. Raises UnavailableError as `write`."""
         folder = self._of(batch)
-        place = folder / f"{quote(table, safe='')}.json"
         said = {
             "table": table,
             "copied": [asdict(piece) for piece in copied],
             "log": [asdict(piece) for piece in log],
             "completes": completes,
         }
-        partial = place.with_suffix(".new")
         with writing_to(self._folder.parent):
             folder.mkdir(parents=True, exist_ok=True)
-            with partial.open("w") as file:
-                json.dump(said, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(place)
-            sync_directory(folder)
+            # Not its name, which may be longer than that of a file.
+            name = hashlib.sha256(table.encode()).hexdigest()
+            replace_durably(folder / f"{name}.json", json.dumps(said).encode())
 
     def tables(self, batch: Batch) -> Set[str]:
         """What the batch has something for."""
@@ -116,7 +112,8 @@ class Stage:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _said(self, batch: Batch) -> list[dict[str, Any]]:
-        return [json.loads(file.read_text()) for file in sorted(self._of(batch).glob("*.json"))]
+        said = [json.loads(file.read_text()) for file in self._of(batch).glob("*.json")]
+        return sorted(said, key=lambda table: table["table"])
 
     def _of(self, batch: Batch) -> Path:
         return self._folder / f"{quote(batch.pipeline, safe='')}-{batch.id}"
@@ -131,7 +128,7 @@ class Stage:
 def _end(copied: list[dict[str, Any]]) -> Position:
     """Where the snapshot of a copy ends. Rows say it; without one it is only known that the table was copied."""
     commits = [piece["commit"] for piece in copied if piece["events"]]
-    return Position(max(commits), LAST_ORDINAL) if commits else START
+    return end_of(max(commits)) if commits else START
 
 
 def as_copied(events: pa.RecordBatch) -> pa.RecordBatch:

@@ -37,7 +37,7 @@ class View:
 
     now: int
     settled: int
-    rewound: int | None = None
+    rewound: int | None
 
     def floor(self, mark: Mark, scale: Scale) -> Mark:
         """Where to read on: the mark, or further back after a clock was set back."""

@@ -181,7 +181,7 @@ class PostgresSession:
 
     def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
         order = table.order(None)
-        where = _where([*_conditions(table, None, Stretch(after)), *_alive(table, None)])
+        where = _where(_conditions(table, None, Stretch(after)))
         texts = ", ".join(f"{_name(name)}::text" for name in order)
         found = self._ask(
             f"SELECT {texts} FROM {_table(table)} {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}",

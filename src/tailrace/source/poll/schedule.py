@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.selection import FullDiffOptions
+from tailrace.wholefile import replace_text
 
 SAVE_SECONDS = 5.0
 
@@ -20,8 +21,8 @@ class Turn:
     diffed: float = 0.0
     wait: float = 0.0
     next: float = 0.0
-    idle_since: float = field(default=0.0)
-    whole_since: float = field(default=0.0)
+    idle_since: float = 0.0
+    whole_since: float = 0.0
 
 
 class Schedule:
@@ -80,6 +81,5 @@ class Schedule:
     def save(self) -> None:
         self._saved = time.monotonic()
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        draft = self._file.with_suffix(".new")
-        draft.write_text(json.dumps({each: {"polls": t.polls, "diffed": t.diffed} for each, t in self._turns.items()}))
-        draft.replace(self._file)
+        counts = {each: {"polls": turn.polls, "diffed": turn.diffed} for each, turn in self._turns.items()}
+        replace_text(self._file, json.dumps(counts))

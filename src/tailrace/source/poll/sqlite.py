@@ -27,7 +27,7 @@ from tailrace.source.sqlite.catalog import ROWID, describe, make_schema
 from tailrace.source.sqlite.engine import fetch
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite.affinity import read_column
-from tailrace.sqlite.layout import list_tables, quoted
+from tailrace.sqlite.layout import list_tables, literal, quoted
 
 FETCH_KEYS = 500
 _STEPS = 10_000
@@ -231,12 +231,8 @@ def _table(table: Polled) -> str:
 def _literal(value: Value) -> str:
     if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
-        return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else _quoted_text(value)
+        return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else literal(value)
     return f"X'{value.hex()}'" if isinstance(value, bytes) else repr(value)
-
-
-def _quoted_text(value: str) -> str:
-    return "'" + value.replace("'", "''") + "'"
 
 
 def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:

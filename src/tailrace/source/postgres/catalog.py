@@ -32,7 +32,6 @@ class Published:
     schema: TableSchema
     identity: str = "d"
     row_filter: str | None = None
-    has_primary_key: bool = True
     can_select: bool = True
     membership: int = 0
     unknown: frozenset[int] = frozenset()
@@ -236,7 +235,6 @@ def build(
         TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid)),
         relation.identity,
         shown.row_filter,
-        keys.primary is not None,
         relation.can_select,
         shown.membership,
         frozenset(

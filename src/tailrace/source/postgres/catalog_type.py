@@ -57,12 +57,12 @@ class CatalogType:
     oid: int
     name: str
     kind: str
-    delimiter: str = ","
-    base: CatalogType | None = None
-    base_typmod: int = -1
-    element: CatalogType | None = None
+    delimiter: str
+    base: CatalogType | None
+    base_typmod: int
+    element: CatalogType | None
 
-    def arrow(self, typmod: int = -1) -> pa.DataType:
+    def arrow(self, typmod: int) -> pa.DataType:
         """The Arrow type for a column of this type with this `pg_attribute.atttypmod`."""
         if self.base is not None:
             return self.base.arrow(self.base_typmod)

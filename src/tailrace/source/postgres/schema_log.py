@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.change import START, Position, just_before
 from tailrace.errors import SchemaChangedError
 from tailrace.journal import JournalReader
 from tailrace.schema import TableSchema
@@ -64,7 +64,7 @@ class SchemaLog:
             return
         if (relation.oid, at) not in self._told:
             # What stands at this very place was derived from this message, by a process that may have died since.
-            known = self._versions.schema_at(str(relation.oid), _just_before(at)) or known
+            known = self._versions.schema_at(str(relation.oid), just_before(at)) or known
         if not (differences(known, relation) or _is_another(known, relation) or self._has_lost_key(known, relation)):
             return
         try:
@@ -96,7 +96,7 @@ class SchemaLog:
         if published is None:
             return
         recopy = described.reason if described.recopy else None
-        earlier = self._versions.schema_at(str(described.oid), _just_before(at))
+        earlier = self._versions.schema_at(str(described.oid), just_before(at))
         if recopy is None and earlier is not None:
             compared = compare(earlier, published.schema, unknown=published.unknown, rewritten=described.rewritten)
             recopy = compared.recopy
@@ -123,7 +123,3 @@ def _is_another(known: TableSchema, relation: Relation) -> bool:
         return True
     identity = {column.name for column in relation.columns if column.identifies}
     return relation.replica_identity in ("d", "i") and bool(identity) and identity != set(known.key)
-
-
-def _just_before(at: Position) -> Position:
-    return Position(at.commit, at.ordinal - 1) if at.ordinal else Position(at.commit - 1, LAST_ORDINAL)

@@ -30,7 +30,7 @@ class SlotStatus:
     active_pid: int | None
     plugin: str
     wal_status: str
-    is_standby: bool = False
+    is_standby: bool
 
     @property
     def backlog(self) -> int:

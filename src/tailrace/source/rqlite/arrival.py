@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tailrace.change import Position
+from tailrace.change import Position, just_before
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.catalog import Kinds
 from tailrace.source.rqlite.image import position_of, read_lines
-from tailrace.source.rqlite.schema_log import just_before
 from tailrace.source.rqlite.split import summaries
 
 

@@ -19,7 +19,7 @@ from tailrace.errors import PreflightError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import ROWID, Described, describe, rowid_column
+from tailrace.source.sqlite.catalog import ROWID, Described, rowid_column, try_describe
 from tailrace.sqlite.layout import list_tables
 
 INFERRED = "inferred"
@@ -45,7 +45,7 @@ def ask_tables(api: Api) -> Tables:
         raise PreflightError(
             f"rqlite at {api.url} does not list its tables: {error}", fix="use a release of rqlite with CDC, 9 or later"
         ) from None
-    return {str(name): _described(str(sql)) for name, sql in rows}
+    return {str(name): try_describe(str(sql)) for name, sql in rows}
 
 
 def read_tables(file: Path) -> Tables:
@@ -60,14 +60,7 @@ def read_tables(file: Path) -> Tables:
         raise PreflightError(
             f"the schema file {file} cannot be read: {error}", fix="let it hold CREATE TABLE statements of SQLite"
         ) from None
-    return {name: _described(sql) for name, sql in rows if name in wanted}
-
-
-def _described(sql: str) -> Described | None:
-    try:
-        return describe(sql)
-    except sqlite3.Error:
-        return None
+    return {name: try_describe(sql) for name, sql in rows if name in wanted}
 
 
 def is_followable(table: Described | None) -> bool:

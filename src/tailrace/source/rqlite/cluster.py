@@ -24,7 +24,8 @@ from tailrace.journal import Frame, Journal, JournalReader, JournalWriter, curso
 from tailrace.journal.segment import list_segments, read_header
 from tailrace.source.rqlite.entry import Request, folder_of
 from tailrace.source.rqlite.frame import build, remember
-from tailrace.source.rqlite.window import RESYNC, WINDOW_EVENTS, Placed, Window, replace
+from tailrace.source.rqlite.window import RESYNC, WINDOW_EVENTS, Placed, Window
+from tailrace.wholefile import replace_durably
 
 _log = logging.getLogger(__name__)
 
@@ -324,7 +325,7 @@ class Cluster:
         journal whose damaged file has been set aside."""
         if isinstance(error, LostError | DamagedError):
             with self._disk("written"):
-                replace(self._folder / "stopped", json.dumps(error.describe()).encode())
+                replace_durably(self._folder / "stopped", json.dumps(error.describe()).encode())
         self._is_stop_kept = True
 
     @contextmanager

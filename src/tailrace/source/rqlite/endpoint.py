@@ -47,8 +47,8 @@ class Limits:
     """What the endpoint takes. `credentials` is user:password; `per_second` None is without bound."""
 
     max_body: int
-    per_second: float | None = None
-    credentials: str | None = None
+    per_second: float | None
+    credentials: str | None
 
 
 class Lane:

@@ -107,7 +107,7 @@ def decode(table: TableSchema, events: Events, gone: Sequence[set[str]] | None =
         commit=np.fromiter((event["index"] for event in found), np.int64, count),
         ordinal=np.fromiter((event["ordinal"] for event in found), np.int64, count),
         committed_at=_times(found),
-        unchanged=_unchanged(names, table, gone),
+        unchanged=_unchanged(table, gone),
         exact=exact_column(image.exact, count),
         before=earlier.struct(table, has_before),
     )
@@ -157,7 +157,7 @@ def _times(found: Sequence[Event]) -> pa.Array[Any]:
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", "UTC"))
 
 
-def _unchanged(names: Sequence[str], table: TableSchema, gone: Sequence[set[str]] | None) -> pa.Array[Any] | None:
+def _unchanged(table: TableSchema, gone: Sequence[set[str]] | None) -> pa.Array[Any] | None:
     if gone is None or not any(gone):
         return None
     return pack_unchanged(np.array([[column.name in lost for column in table.columns] for lost in gone], bool))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tailrace.change import LAST_ORDINAL, START, Position
+from tailrace.change import START, Position, just_before
 from tailrace.errors import TableError
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.schema import TableSchema
@@ -24,10 +24,6 @@ from tailrace.source.sqlite import version
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, Described
 from tailrace.source.sqlite.offset import Entry
 from tailrace.sqlite.layout import Field
-
-
-def just_before(at: Position) -> Position:
-    return Position(at.commit, at.ordinal - 1) if at.ordinal else Position(at.commit - 1, LAST_ORDINAL)
 
 
 class SchemaLog:

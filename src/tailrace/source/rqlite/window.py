@@ -16,7 +16,6 @@ A new one goes to the end, where everything new goes. It is late if others that 
 from __future__ import annotations
 
 import json
-import os
 import zlib
 from bisect import bisect_left
 from collections.abc import Iterator
@@ -26,8 +25,8 @@ from typing import NamedTuple
 
 from tailrace.change import START, Position
 from tailrace.errors import LostError
-from tailrace.journal.segment import sync_directory
 from tailrace.source.rqlite.entry import Entry, Event, Known, Request
+from tailrace.wholefile import replace_durably
 
 WINDOW_EVENTS = 65_536
 """How many of the latest events are remembered. rqlite goes back by what its leader delivered in about a second."""
@@ -49,8 +48,8 @@ class Placed:
     position: Position
     at: int
     event: Event
-    zero: Zero | None = None
-    late: bool = False
+    zero: Zero | None
+    late: bool
 
 
 @dataclass(slots=True)
@@ -223,7 +222,7 @@ class Window:
                 "groups": [[index, group.own, group.zeros] for index, group in self._groups.items()],
             }
         ).encode()
-        replace(file, b"%08x\n" % zlib.crc32(text) + text)
+        replace_durably(file, b"%08x\n" % zlib.crc32(text) + text)
 
     @classmethod
     def load(cls, file: Path, *, events: int = WINDOW_EVENTS) -> Window | None:
@@ -244,14 +243,3 @@ class Window:
             )
         window._count = sum(map(len, window._groups.values()))
         return window
-
-
-def replace(file: Path, content: bytes) -> None:
-    """Give a file new content, durably, whole or not at all."""
-    new = file.with_suffix(".new")
-    with new.open("wb") as opened:
-        opened.write(content)
-        opened.flush()
-        os.fsync(opened.fileno())
-    new.replace(file)
-    sync_directory(file.parent)

@@ -19,6 +19,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace.wholefile import sync
+
 ENTRIES = pa.schema([("expire_ts", pa.int64()), ("key", pa.binary()), ("seq", pa.int64())])
 _FAN = 8
 """So many files of about the same size become one."""
@@ -114,11 +116,7 @@ def write_durably(path: Path, table: pa.Table | pa.RecordBatch) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    sync(path.parent)
 
 
 def live(expire_ts: pa.Array[Any], clock: int) -> pa.Array[Any]:

@@ -16,6 +16,7 @@ from tailrace.errors import LostError, TailraceError, UnavailableError
 from tailrace.source.slatedb.expiry import write_durably
 from tailrace.source.slatedb.store import Database
 from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
+from tailrace.wholefile import replace_text
 
 _PAUSE_SECONDS = 1.0
 _LEAST_POLL_SECONDS = 0.01
@@ -88,10 +89,7 @@ class Keeper:
 
     def hold(self, after: int) -> None:
         """Keep the files behind `after`, those before the first copy included, until `let_go`."""
-        floor = self._folder / _FLOOR
-        partial = floor.with_suffix(".new")
-        partial.write_text(str(after))
-        partial.replace(floor)
+        replace_text(self._folder / _FLOOR, str(after))
         first = min(kept_numbers(self._folder), default=self.head + 1)
         # Backwards, so that the copies are without a gap whenever this is interrupted.
         for number in range(first - 1, after, -1):

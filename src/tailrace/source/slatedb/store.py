@@ -123,7 +123,7 @@ class Database:
             builder.with_wal_object_store(self.wal_store.open())
         return builder.build()
 
-    async def reader(self, *, checkpoint: str | None = None, operator: Any = None) -> Any:
+    async def reader(self, *, checkpoint: str | None = None, operator: Any) -> Any:
         """Everything that is durable now, or what a checkpoint holds. The caller shuts it down."""
         api = binding()
         builder = api.DbReaderBuilder(self.path, self.store.open())

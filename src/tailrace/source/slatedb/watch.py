@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.source.slatedb.offset import LogOffset
+from tailrace.wholefile import replace_text
 
 _EVERY_SECONDS = 1.0
 _WARN_FRACTION = 0.5
@@ -41,9 +42,7 @@ class Watch:
             **self._warning(now, age),
         }
         self._file.parent.mkdir(parents=True, exist_ok=True)
-        partial = self._file.with_suffix(".new")
-        partial.write_text(json.dumps(status))
-        partial.replace(self._file)
+        replace_text(self._file, json.dumps(status))
 
     def _warning(self, now: LogOffset, age: float) -> dict[str, str]:
         if self._min_age is None or age < self._min_age * _WARN_FRACTION:

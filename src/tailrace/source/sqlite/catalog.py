@@ -107,13 +107,14 @@ def list_tables(connection: Connection, cdc_table: str, *, by_triggers: bool) ->
         names = set(layout.list_tables(connection)) - {cdc_table}
         rows = connection.execute("SELECT rowid, name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     return {
-        str(name): Listed(str(name), int(entry), _described(sql))
+        str(name): Listed(str(name), int(entry), try_describe(sql))
         for entry, name, sql in rows
         if name in names and sql is not None
     }
 
 
-def _described(sql: str) -> Described | None:
+def try_describe(sql: str) -> Described | None:
+    """As `describe`; None for text that this SQLite does not understand."""
     try:
         return describe(sql)
     except sqlite3.Error:

@@ -6,6 +6,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+from tailrace.wholefile import replace_text
+
 _SUFFIX = ".cursor"
 _PURGED = "purged"
 
@@ -24,9 +26,7 @@ class Cursors:
     def advance(self, reader: str, change_id: int) -> None:
         """The reader has everything up to this change."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        partial = self._file(reader).with_suffix(".new")
-        partial.write_text(str(change_id))
-        partial.replace(self._file(reader))
+        replace_text(self._file(reader), str(change_id))
 
     def lowest(self) -> int | None:
         """What every reader has; None before there is one."""

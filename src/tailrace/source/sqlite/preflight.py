@@ -77,11 +77,11 @@ def _tables(source: SqliteSource, log: Log) -> Iterator[Finding]:
         yield Finding("warning", "tables", f"the pattern {pattern} matches no table of the file")
     lacking = _lacking_before(log)
     for one in listed:
-        yield from _table(one, log, lacking)
+        yield from _table(one, lacking)
     yield Finding("ok" if listed else "warning", "tables", f"{len(listed)} selected")
 
 
-def _table(one: Listed, log: Log, lacking: Collection[str] | None) -> Iterator[Finding]:
+def _table(one: Listed, lacking: Collection[str] | None) -> Iterator[Finding]:
     subject = f"table {TableName(SCHEMA, one.name)}"
     exclude = "exclude it under `tables`"
     if one.described is None:

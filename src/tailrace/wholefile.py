@@ -1,0 +1,37 @@
+"""Files that are replaced as a whole, so that whoever reads one finds the old content or the new."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace_text(file: Path, text: str) -> None:
+    """Give a file new content that need not outlive a power cut. Its folder must be there."""
+    draft = _draft(file)
+    draft.write_text(text)
+    draft.replace(file)
+
+
+def replace_durably(file: Path, content: bytes) -> None:
+    """Give a file new content, durable when this returns. Its folder must be there."""
+    draft = _draft(file)
+    with draft.open("wb") as opened:
+        opened.write(content)
+        opened.flush()
+        os.fsync(opened.fileno())
+    draft.replace(file)
+    sync(file.parent)
+
+
+def _draft(file: Path) -> Path:
+    return file.with_name(f"{file.name}.tmp")
+
+
+def sync(path: str | Path) -> None:
+    """Make a file's bytes, or a directory's creations, renames and deletions, durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
