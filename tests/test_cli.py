@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
+from typing import IO
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -198,7 +199,7 @@ def test_every_exit_code_of_an_error_is_documented() -> None:
         for inner in kind.__subclasses__():
             yield from kinds(inner)
 
-    assert {kind.exit_code for kind in kinds(TailraceError)} | {0, 130} == set(EXIT_CODES)
+    assert {kind.exit_code for kind in kinds(TailraceError)} | {0, 130, 141} == set(EXIT_CODES)
     shown = " ".join(invoke("--help").output.split())
     assert "8 a table is in error" in shown
 
@@ -231,6 +232,15 @@ def test_a_check_that_finds_an_error_ends_in_three(tmp_path: Path) -> None:
     assert "error   tap: it is dry\n        fix: fill it\n        and wait\n" in result.stdout
     told = json.loads(invoke("check", path, "--json").stdout)
     assert (told["ok"], [finding["level"] for finding in told["findings"]]) == (False, ["ok", "error", "warning"])
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_check_finds_a_state_folder_that_cannot_be_made(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Whoever runs the tests may be root, who may write everywhere.
+    monkeypatch.setattr(os, "access", lambda path, mode: path != file.parent)
+    result = invoke("check", file)
+    assert result.exit_code == 3
+    assert f"error   state: {file.parent} is not writable\n        fix: let this user write there" in result.stdout
 
 
 @pytest.mark.usefixtures("plugin")
@@ -374,6 +384,8 @@ def test_dead_letters_are_listed_and_shown_without_their_values(file: Path, tmp_
         assert "column v does not fit" in invoke("errors", "show", file, number, "--raw", tmp_path / "change").stdout
         assert (tmp_path / "change").read_bytes() == f"I{CANARY}".encode()
         assert invoke("errors", "show", file, 99).exit_code == 2
+        refused = invoke("errors", "show", file, number, "--raw", tmp_path / "no folder" / "change")
+        assert (refused.exit_code, "name another file with --raw" in refused.stderr) == (2, True)
         store.settle_letter(number, "skipped")
         assert json.loads(invoke("errors", "list", file, "--json").stdout) == {"errors": []}
         assert len(json.loads(invoke("errors", "list", file, "--all", "--json").stdout)["errors"]) == 1
@@ -437,6 +449,13 @@ def test_no_secret_reaches_the_state(file: Path) -> None:
     files = [path for path in (file.parent / "state").rglob("*") if path.is_file()]
     assert files
     assert all(CANARY.encode() not in path.read_bytes() for path in files)
+
+
+def test_a_demo_in_a_place_that_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "taken").write_text("a file")
+    result = invoke("demo", "--folder", tmp_path / "taken")
+    assert result.exit_code == 2
+    assert "fix: choose another --folder" in result.stderr
 
 
 def test_the_schema_is_json() -> None:
@@ -507,19 +526,77 @@ def test_the_second_signal_stops_at_once() -> None:
     assert end(service) == 130
 
 
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word() -> None:
+def run_into(output: IO[str], *arguments: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", "from tailrace.cli import main; main()", *map(str, arguments)],
+        stdout=output,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+
+
+# What a command finds out, what typer says of it, and an error as JSON.
+OUTPUTS = [["schema"], ["version", "--json"], ["status", "--help"], ["status", "none.yaml", "--json"]]
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        told = subprocess.run(
-            [sys.executable, "-c", "from tailrace.cli import main; main()", "schema"],
-            stdout=closed,
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment(),
-            check=False,
-        )
-    assert told.stderr == ""
+        told = run_into(closed, *arguments)
+    assert (told.returncode, told.stderr) == (141, "")
+
+
+@pytest.mark.parametrize("arguments", OUTPUTS)
+def test_an_output_on_a_full_disk_ends_a_command_in_four_with_the_fix(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        told = run_into(full, *arguments)
+    assert told.returncode == 4
+    assert told.stderr.splitlines() == [
+        "error: the output cannot be written: No space left on device",
+        "  fix: make room there, or send it elsewhere",
+    ]
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
+    told = subprocess.run(
+        [sys.executable, "-c", "from tailrace.cli import main; main()", "status", "ü🦫.yaml", "--json"],
+        capture_output=True,
+        check=False,
+    )
+    assert told.returncode == 2
+    assert "ü🦫.yaml" in json.loads(told.stdout.decode("latin-1"))["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "command"),
+    [
+        (["status", "--json"], "Missing argument 'FILE'", "status"),
+        (["status", "shop.yaml", "--jsn", "--json"], "No such option: --jsn", "status"),
+        (["errors", "show", "shop.yaml", "one", "--json"], "Invalid value for 'ID'", "errors show"),
+        (["statsu", "shop.yaml", "--json"], "No such command 'statsu'", ""),
+        (["--json", "status", "shop.yaml"], "No such option: --json", ""),
+    ],
+)
+def test_a_call_that_is_wrong_is_told_as_json_where_that_is_asked_for(
+    arguments: list[str], message: str, command: str
+) -> None:
+    result = invoke(*arguments)
+    [line] = result.stdout.splitlines()
+    told = json.loads(line)["error"]
+    assert (result.exit_code, told["kind"], told["exit_code"], result.stderr) == (2, "ConfigError", 2, "")
+    assert message in told["message"]
+    assert f"{command} --help`" in told["fix"]
+
+
+def test_a_call_that_is_wrong_is_told_as_text_elsewhere() -> None:
+    result = invoke("status")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "Missing argument 'FILE'" in result.stderr
 
 
 def test_findings_have_no_color_where_none_is_wanted(tmp_path: Path) -> None:

@@ -83,6 +83,15 @@ def test_a_table_that_is_not_there_yet_lacks_every_row(file: Path) -> None:
     assert (verdict.source_rows, verdict.missing, len(verdict.keys)) == (100, 100, 20)
 
 
+def test_what_cannot_be_read_back_is_named_as_the_file_names_it(file: Path) -> None:
+    sections = yaml.safe_load(file.read_text())
+    sections["destination"] = {"type": "webhook", "url": "http://127.0.0.1:9/hook"}
+    file.write_text(yaml.safe_dump(sections))
+    with pytest.raises(ConfigError, match="`type: webhook` cannot be read back") as refused:
+        list(verify(load(file)))
+    assert "WebhookDestination" not in str(refused.value)
+
+
 def test_a_lake_with_options_of_its_storage_is_read_back_with_them(file: Path) -> None:
     sections = yaml.safe_load(file.read_text())
     sections["destination"]["storage_options"] = {"allow_http": "true"}

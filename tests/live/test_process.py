@@ -8,8 +8,10 @@ import re
 import signal
 import subprocess
 import time
+from contextlib import closing
 from typing import Any
 
+import psycopg
 import pytest
 
 from tailrace.testing.runner import command, descendants
@@ -74,6 +76,54 @@ def test_a_single_run_that_a_signal_ended_does_not_say_that_it_is_done(scenario:
         assert "Traceback" not in run.log_file.read_text()
     assert scenario.run_once() == 0
     assert scenario.differences() == []
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(("once", "code"), [(False, 0), (True, 130)])
+def test_one_signal_ends_a_run_whose_slot_waits_for_an_open_transaction(
+    scenario: Scenario, once: bool, code: int
+) -> None:
+    making = "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'SELECT pg_create_logical_replication_slot%'"
+    with closing(psycopg.connect(scenario.dsn)) as other:
+        other.execute("CREATE TABLE open_for_long (id int PRIMARY KEY)")
+        with scenario.run(once=once) as run:
+            wait_until(lambda: scenario.value(making) == 1, 60)
+            run.terminate()
+            assert run.wait(30) == code
+            assert "Traceback" not in run.log_file.read_text()
+        assert scenario.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(scenario: Scenario) -> None:
+    scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")
+    run = subprocess.Popen(
+        command("run", str(scenario.file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    with run:
+        assert run.stdout is not None
+        assert run.stderr is not None
+        assert "event=table" in run.stdout.readline()
+        run.stdout.close()
+        said = run.stderr.read()
+    assert run.returncode == 141
+    assert "Traceback" not in said
+    assert "Exception" not in said
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+
+
+@pytest.mark.timeout(300)
+def test_a_run_into_another_destination_says_so_at_its_start(scenario: Scenario) -> None:
+    assert scenario.run_once() == 0
+    scenario.write(destination={"path": str(scenario.folder / "elsewhere")})
+    with scenario.run(once=True) as run:
+        assert run.wait() == 0
+        said = run.log_file.read_text()
+    assert f"batches went to delta {scenario.lake} so far" in said
+    assert "set `destination` back" in said
 
 
 def test_asking_for_the_status_of_a_pipeline_that_never_ran_says_so(scenario: Scenario) -> None:

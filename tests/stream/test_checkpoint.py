@@ -93,3 +93,9 @@ def test_the_last_batch_that_is_done_is_told_with_its_offset(checkpoint: Checkpo
     for batch_id in range(11):
         log(checkpoint, batch_id, done=batch_id < 10)
     assert checkpoint.last_commit() == (9, {"at": 9})
+
+
+def test_another_destination_is_told_once_and_the_first_one_never(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    told = [checkpoint.note_destination(f"delta {at}") for at in ("a", "a", "\udcff", "\udcff", "a")]
+    assert told == [None, None, "delta a", None, "delta \udcff"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -45,7 +45,7 @@ class PlainSource:
     def tables(self) -> list[TableSchema]:
         return []
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         pass
 
     def reset(self) -> None:

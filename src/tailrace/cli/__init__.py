@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli import letter, queue, sqlite, tape
+from tailrace.cli.output import guard_output
 from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
+from tailrace.cli.usage import Commands
 from tailrace.cli.verify import verify
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     name="tailrace",
+    cls=Commands,
     help="Follow a database and keep its tables up to date elsewhere, within seconds.",
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
@@ -257,4 +260,5 @@ def version(as_json: Json = False, debug: Debug = False) -> None:
 
 def main() -> None:
     """The entry point of the console script."""
+    guard_output()
     app()

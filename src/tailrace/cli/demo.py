@@ -12,21 +12,27 @@ import yaml
 from tailrace.cli.report import print_json
 from tailrace.cli.service import run_pipeline
 from tailrace.config import PipelineConfig, load
-from tailrace.errors import PreflightError, TailraceError
+from tailrace.errors import ConfigError, PreflightError, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.testing.postgres import EmbeddedPostgres
 
 _DATABASE = "shop"
+_FILE = "demo.yaml"
 _TRANSACTIONS_PER_SECOND = 50.0
 
 
 def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_json: bool) -> None:
     """Run the demo in a folder until Ctrl-C or for some seconds, then compare the shop with the lake, row by row.
 
-    A folder that was used before, however that ended, is taken up again. Raises PreflightError where no server can
-    start, TailraceError when the lake is not what the shop is.
+    A folder that was used before, however that ended, is taken up again. Raises ConfigError for one that cannot be
+    written, PreflightError where no server can start, TailraceError when the lake is not what the shop is.
     """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / _FILE).touch()
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}", fix="choose another --folder") from error
     try:
         from tailrace.testing.postgres import EmbeddedPostgres
 
@@ -82,7 +88,7 @@ def _write_pipeline(folder: Path, dsn: str) -> Path:
         "destination": {"type": "delta", "path": "./lake"},
         "state": "./state",
     }
-    file = folder / "demo.yaml"
+    file = folder / _FILE
     file.write_text(yaml.safe_dump(pipeline, sort_keys=False))
     return file
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Mapping
@@ -28,10 +29,15 @@ _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
+    from tailrace.option import nearest
     from tailrace.preflight import check
     from tailrace.registry import open_destination, open_source
 
-    return check(open_source(config), open_destination(config))
+    findings = check(open_source(config), open_destination(config))
+    if not os.access(folder := nearest(config.state), os.W_OK | os.X_OK):
+        fix = "let this user write there, or set `state` to another folder"
+        findings.append(Finding("error", "state", f"{folder} is not writable", fix))
+    return findings
 
 
 def print_findings(findings: list[Finding], *, as_json: bool) -> None:

@@ -60,7 +60,10 @@ def show(
     """Show one of them. Its bytes hold row values, so they only go to a file that is named."""
     letter = _find(file, letter_id)
     if raw is not None:
-        raw.write_bytes(letter.raw or b"")
+        try:
+            raw.write_bytes(letter.raw or b"")
+        except OSError as error:
+            raise ConfigError(f"cannot write {raw}: {error.strerror}", fix="name another file with --raw") from error
     values = _values(letter)
     if as_json:
         print_json(values)

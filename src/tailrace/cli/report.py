@@ -20,6 +20,8 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; 
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 INTERRUPTED = 130
+UNREAD = 141
+"""What a shell says of a program that SIGPIPE ended."""
 
 EXIT_CODES = {
     0: "done",
@@ -32,6 +34,7 @@ EXIT_CODES = {
     7: "stored bytes are damaged",
     8: "a table is in error",
     INTERRUPTED: "interrupted",
+    UNREAD: "nobody reads the output",
 }
 
 
@@ -48,9 +51,6 @@ def reported(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
         except KeyboardInterrupt:
             raise typer.Exit(INTERRUPTED) from None
         except (typer.Exit, typer.Abort, SystemExit):
-            raise
-        except BrokenPipeError:
-            # Whoever read the output has seen enough, as `head` has: typer ends such a command without a word.
             raise
         except Exception as error:  # noqa: BLE001 - the last place where it can be told in a line
             fail(_unexpected(error), as_json=as_json, debug=debug)
@@ -76,11 +76,17 @@ def fail(error: TailraceError, *, as_json: bool, debug: bool) -> NoReturn:
     if as_json:
         # One line: those that `run` and `receive` print before it are lines, too.
         typer.echo(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
-    elif sys.stderr.isatty():
+    else:
+        print_error(error)
+    raise typer.Exit(error.exit_code)
+
+
+def print_error(error: TailraceError) -> None:
+    """A panel where stderr is a terminal, text elsewhere."""
+    if sys.stderr.isatty():
         _print_panel(error)
     else:
         typer.echo(f"error: {error}", err=True)
-    raise typer.Exit(error.exit_code)
 
 
 def to_dict(error: TailraceError) -> dict[str, Any]:

@@ -29,11 +29,13 @@ def run_pipeline(
 ) -> None:
     """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
 
-    Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it.
+    Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
+    when nobody takes what it says: at a batch boundary, as after a signal.
     """
     from tailrace.stream.pipeline import Pipeline
 
     last: list[Status] = []
+    unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
     with (
         choose_view(plain=plain, as_json=as_json) as view,
@@ -43,11 +45,17 @@ def run_pipeline(
 
         def show(status: Status) -> None:
             last[:] = [status]
-            view.show(status)
+            try:
+                view.show(status)
+            except SystemExit as ending:
+                unread.append(ending)
+                pipeline.drain()
             if status.tables and all(table.state is TableState.READY for table in status.tables):
                 deadline.begin()
 
         pipeline.run(once=once, on_progress=show)
+    if unread:
+        raise unread[0]
     if once and signalled.is_set():
         raise KeyboardInterrupt
     if once and last and (errored := last[0].errored):

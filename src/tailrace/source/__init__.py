@@ -177,8 +177,11 @@ class Source(Protocol):
         """The tables this source would follow now, with their keys. Opens and closes its own connection."""
         ...
 
-    def prepare(self) -> None:
-        """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise."""
+    def prepare(self, is_told: Callable[[], bool] = ...) -> None:
+        """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise.
+
+        Who would wait for others upstream gives up, with UnavailableError, once it `is_told` to end.
+        """
         ...
 
     def reset(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from tailrace.source import Offset
 from tailrace.state import StateStore
 
 _MARK = "epoch"
+_DESTINATION = "destination"
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,16 @@ class Checkpoint:
             mark.write_text(epoch)
             wholefile.sync(mark)
             wholefile.sync(self.folder)
+
+    def note_destination(self, name: str) -> str | None:
+        """Where the batches so far went, if that is not `name`, which is written down. Called after `require`."""
+        mark = self.folder / _DESTINATION
+        # A path may hold bytes that are no text.
+        before = os.fsdecode(mark.read_bytes()) if mark.exists() else None
+        if before == name:
+            return None
+        wholefile.replace_durably(mark, os.fsencode(name))
+        return before
 
     def _forget_empty(self) -> None:
         # After a power cut Spark may find the name of an entry without its bytes. Nothing was done upon it: see `sync`.

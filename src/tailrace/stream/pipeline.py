@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -40,6 +41,8 @@ ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
 QUIET_SECONDS = 0.5
 """Between a batch's plan and its start lies less than this."""
+
+_log = logging.getLogger(__name__)
 
 OnProgress = Callable[[Status], None]
 
@@ -141,8 +144,14 @@ class Pipeline:
             # When a later run has begun the ticking ends: the runner hears of it from its own next write.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
             self._checkpoint.require(store)
+            self._tell_of_destination(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
-            self.source.prepare()
+            try:
+                self.source.prepare(self._draining.is_set)
+            except UnavailableError:
+                if self._draining.is_set():
+                    return
+                raise
             reach("pipeline.prepared")
             stack.enter_context(self.source.receiving())
             delivery = stack.enter_context(self.destination.delivering())
@@ -166,6 +175,18 @@ class Pipeline:
     @property
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
+
+    def _tell_of_destination(self, store: StateStore) -> None:
+        """A table that is not at a new destination stops with its next change; people hear of it before."""
+        name = self.destination.name
+        before = self._checkpoint.note_destination(name)
+        if before is not None and store.last_batch() is not None:
+            _log.warning(
+                "batches went to %s so far, and go to %s from now on. Unless what was there is moved, set `destination`"
+                " back, or begin again: tailrace reset FILE, then tailrace run FILE",
+                before,
+                name,
+            )
 
     def _hear_of_last_batch(self, ledger: Ledger) -> None:
         """Record the last batch in Spark's log if nobody was there to hear of it."""

@@ -145,7 +145,7 @@ class Replay:
             self.offset = self.follower.start()
         if self.planned is None:
             # A copy that failed because its table changed is stopped by one batch and begins again with the next.
-            stopped = dict.fromkeys([*self.orders.stopped, *self.stale])
+            stopped = {**self.orders.stopped, **dict.fromkeys(self.stale)}
             end = self.follower.latest(self.offset, self.limit, replace(self.orders, stopped=stopped))
             self.stale = dict.fromkeys(self.stale, True) if end != self.offset else self.stale
             if end == self.offset:

@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -63,6 +64,16 @@ def verify(
     that is not followed.
     """
     source, destination = open_source(config), open_destination(config)
+    if not _is_registered(source_rows, source):
+        raise ConfigError(
+            f"a source of `type: {config.source.type}` cannot be read as a whole, so that nothing can be compared",
+            fix="register a function for it: tailrace.verify.source.source_rows.register",
+        )
+    if not _is_registered(kept_rows, destination):
+        raise ConfigError(
+            f"a destination of `type: {config.destination.type}` cannot be read back, so that nothing can be compared",
+            fix="verify a pipeline whose destination has `type: delta` or `type: sqlite`",
+        )
     tables = [table for table in source.tables() if only is None or str(table.table) == only]
     if not tables:
         raise ConfigError(f"the pipeline follows no table {only or ''}".rstrip(), fix="tailrace tables FILE lists them")
@@ -82,6 +93,10 @@ def verify(
             shaped = map(kept.shape, source_rows(source, table))
             here = _pile(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
             yield _compare(table, here, there, shown, run_rows)
+
+
+def _is_registered(read: Any, part: object) -> bool:
+    return read.dispatch(type(part)) is not read.dispatch(object)
 
 
 def _ordered(rows: pa.RecordBatch) -> pa.RecordBatch:

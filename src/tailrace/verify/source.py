@@ -14,7 +14,6 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace.change import EXACT, Changes
-from tailrace.errors import ConfigError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Polled, Query
 from tailrace.source.poll.mark import Stretch
@@ -42,12 +41,9 @@ _LAST_ROWID = (1 << 63) - 1
 def source_rows(source: object, table: TableSchema) -> Rows:
     """The rows of a table as its upstream has them now, some at a time. Nothing upstream or in the state changes.
 
-    Raises ConfigError for a source that cannot be read so.
+    Only for a source of a class that is registered.
     """
-    raise ConfigError(
-        f"a source of type {type(source).__name__} cannot be read as a whole, so that nothing can be compared",
-        fix="register a function for it: tailrace.verify.source.source_rows.register",
-    )
+    raise NotImplementedError(type(source).__name__)
 
 
 @source_rows.register

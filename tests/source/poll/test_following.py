@@ -395,6 +395,41 @@ def test_a_resync_of_a_table_that_cannot_be_followed_waits_until_it_can(
     assert replay.contents()["public.t"] == contents(database)
 
 
+def test_a_resync_whose_copy_cannot_begin_is_not_forgotten(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE, "INSERT INTO t VALUES (1, 'deleted unseen', now()), (2, 'kept', now())")
+    t = oid(database)
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        assert replay.offset is not None
+        [reached] = replay.source.progress(replay.offset)
+        database.run("DELETE FROM t WHERE id = 1", "ALTER TABLE t RENAME TO away")
+        replay.orders = Orders(resync={t: 1})
+        assert replay.plan()
+        with pytest.raises(TableError, match="no longer there under its name"):
+            replay.write()
+        replay.commit()
+        replay.orders = Orders(stopped={t: str(reached.position)})
+        assert replay.step()
+        database.run("ALTER TABLE away RENAME TO t")
+        replay.orders = Orders()
+        replay.catch_up()
+    assert replay.contents()["public.t"] == contents(database)
+
+
+def test_a_table_that_goes_while_its_numbers_are_looked_at_stops_alone(
+    database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(TABLE.replace("updated_at timestamptz", "updated_at bigint"), "INSERT INTO t VALUES (1, 'a', 1)")
+    with Replay(make_source(), LIMIT) as replay:
+        replay.catch_up()
+        database.run("DROP TABLE t")
+        wait_until(replay.plan)
+        with pytest.raises(TableError, match="no longer there under its name"):
+            replay.write()
+
+
 def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Callable[..., PollSource]) -> None:
     database.run(TABLE)
     t = oid(database)

@@ -122,7 +122,9 @@ class PollFollower:
                 entry = replace(entry, request=max(entry.request, request))
                 read = self._read(each, entry, view, step, budget, anew=anew)
             except TableError as error:
-                read = entry.read(step, Reading("refuse", reason=error.message, fix=error.fix or ""))
+                # A copy that could not begin is still to be made when the table goes on.
+                stays = entry.restart() if anew else entry
+                read = stays.read(step, Reading("refuse", reason=error.message, fix=error.fix or ""))
             if read is not None:
                 changed[each] = read
                 assert read.reading is not None

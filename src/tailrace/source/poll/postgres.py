@@ -121,9 +121,9 @@ class PostgresSession:
         self._opened.callback(made.close)
         return made
 
-    def _ask(self, query: str, doing: str) -> list[tuple[Any, ...]]:
+    def _ask(self, query: str, doing: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
         self._pace.wait()
-        with translated(doing):
+        with translated(doing), _found(table):
             return self._asking.execute(query.encode()).fetchall()
 
     def tables(self) -> list[TableSchema]:
@@ -148,7 +148,8 @@ class PostgresSession:
         zone = (self._options.zone or _zone_of(self._dsn)) if local else "UTC"
         latest = None
         if kind is Kind.NUMBER:
-            latest = self._ask(f"SELECT max({_name(column)}) FROM {_table(table)}", f"polling {table.name}")[0][0]
+            query = f"SELECT max({_name(column)}) FROM {_table(table)}"
+            latest = self._ask(query, f"polling {table.name}", table)[0][0]
         return Scale(kind, tick_of(found), zone, latest)
 
     def page(self, query: Query) -> Page:
@@ -163,14 +164,9 @@ class PostgresSession:
         if query.hashed:
             listed += f", {_row_hash(table.schema)} AS {_HASH}"
         self._pace.wait()
-        with translated(f"reading {table.name}"), self._bulk.cursor() as cursor:
-            try:
-                cursor.execute(f"SELECT {listed} FROM {_table(table)} {rest}")
-                found: pa.Table = cursor.fetch_arrow_table()
-            except Exception as error:
-                if getattr(error, "sqlstate", None) in _MOVED:
-                    raise _moved(table) from error
-                raise
+        with translated(f"reading {table.name}"), _found(table), self._bulk.cursor() as cursor:
+            cursor.execute(f"SELECT {listed} FROM {_table(table)} {rest}")
+            found: pa.Table = cursor.fetch_arrow_table()
         hashes = None
         if query.hashed:
             hashes = np.asarray(found.column(_HASH).to_numpy(), np.int64)
@@ -186,6 +182,7 @@ class PostgresSession:
         found = self._ask(
             f"SELECT {texts} FROM {_table(table)} {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}",
             f"measuring {table.name}",
+            table,
         )
         return tuple(found[0]) if found else None
 
@@ -209,7 +206,8 @@ class PostgresSession:
         if table.version is None:
             return 0
         where = _where([f"{_name(table.version)} IS NULL", *_alive(table, False)])
-        return int(self._ask(f"SELECT count(*) FROM {_table(table)} {where}", f"counting rows of {table.name}")[0][0])
+        query = f"SELECT count(*) FROM {_table(table)} {where}"
+        return int(self._ask(query, f"counting rows of {table.name}", table)[0][0])
 
     def lacks_index(self, table: Polled, column: str) -> bool:
         name, source = _name(column), _table(table)
@@ -281,9 +279,16 @@ def _text(value: Any) -> str:
     return value.isoformat() if isinstance(value, date) else str(value)
 
 
-def _moved(table: Polled) -> SchemaChangedError:
-    return SchemaChangedError(
-        "the table or one of its columns is no longer there under its name",
-        fix=f"tailrace retry FILE {table.name}; if the table was dropped, take it out of tables.include",
-        table=table.name,
-    )
+@contextmanager
+def _found(table: Polled | None) -> Iterator[None]:
+    """What is asked inside concerns this table, which may have gone since it was last looked for."""
+    try:
+        yield
+    except Exception as error:
+        if table is None or getattr(error, "sqlstate", None) not in _MOVED:
+            raise
+        raise SchemaChangedError(
+            "the table or one of its columns is no longer there under its name",
+            fix=f"tailrace retry FILE {table.name}; if the table was dropped, take it out of tables.include",
+            table=table.name,
+        ) from error

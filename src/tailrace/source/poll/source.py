@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -99,7 +99,7 @@ class PollSource:
         with self.connector().open() as session:
             return [table.schema for table in call(session.tables(), self.tables_wanted).tables.values()]
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Nothing is made in a database that can only be queried. Raises PreflightError when it cannot be polled."""
         errors.require(self.check())
 

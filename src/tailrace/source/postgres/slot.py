@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -14,8 +14,11 @@ from psycopg import sql
 from tailrace.errors import LostError
 from tailrace.schema import TableName
 from tailrace.source.postgres.lsn import parse_lsn
+from tailrace.ticker import Ticker
 
 Session = psycopg.Connection[tuple[Any, ...]]
+
+HEED_SECONDS = 0.1
 
 WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
 
@@ -87,9 +90,18 @@ def beat(session: Session) -> None:
         session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
 
 
-def create_slot(session: Session, slot: str) -> None:
-    """Create the pipeline's slot. Waits for write transactions that are open now (`waiting_for` names them)."""
-    session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+def create_slot(session: Session, slot: str, is_told: Callable[[], bool]) -> None:
+    """Create the pipeline's slot. Waits for write transactions that are open now (`waiting_for` names them).
+
+    Raises QueryCanceled, and there is no slot, when it `is_told` to end meanwhile.
+    """
+
+    def heed() -> None:
+        if is_told():
+            session.cancel_safe()
+
+    with Ticker(heed, HEED_SECONDS):
+        session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
 def drop_slot(session: Session, slot: str) -> None:

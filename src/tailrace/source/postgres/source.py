@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -115,10 +115,11 @@ class PostgresSource:
         with session(self.dsn, "looking at the tables") as connection, as_of(connection, snapshot):
             return {published.oid: published for published in preflight.wanted(connection, self)}
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Make the publication and the slot where they are missing. Repeating it changes nothing.
 
-        Raises PreflightError with every finding that stands in the way, before anything was made.
+        Raises PreflightError with every finding that stands in the way, before anything was made. A new slot waits for
+        open transactions, unless it `is_told` to end: UnavailableError.
         """
         errors.require(self.check())
         journal = JournalReader(self.journal)
@@ -134,7 +135,7 @@ class PostgresSource:
                         fix=RESYNC,
                     )
                 reach("postgres.before_slot")
-                create_slot(connection, self.slot)
+                create_slot(connection, self.slot, is_told)
             if journal.mark() == START:
                 # A new journal adopts the slot where it stands; every table is copied at a later position.
                 status = require(look(connection, self.slot), self.slot, RESYNC)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -124,7 +124,7 @@ class RqliteSource:
                 ]
         return found
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
         errors.require(self.check())
         Path(self.journal).mkdir(parents=True, exist_ok=True)

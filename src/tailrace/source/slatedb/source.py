@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -119,7 +119,7 @@ class SlateDbSource:
     def tables(self) -> list[TableSchema]:
         return [rule.schema for rule in self.followed]
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Nothing has to be made upstream. Raises PreflightError with everything that stands in the way."""
         errors.require(self.check())
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -80,7 +80,7 @@ class SqliteSource:
             log = Log(connection, self.cdc_table)
             return [version.begin(None, table, START) for table in preflight.wanted(self, log)]
 
-    def prepare(self) -> None:
+    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Nothing is made: who captures is the application's choice. Raises PreflightError if nobody does."""
         errors.require(self.check())
 
