@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from pyarrow.fs import LocalFileSystem
 
 from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
+from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.path import Place
@@ -35,10 +37,21 @@ from tailrace.errors import (
     UnfitError,
 )
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
+from tailrace.testing.destination import (
+    ITEMS,
+    TRUNCATE,
+    changes_of,
+    delete,
+    insert,
+    moved,
+    read,
+    update,
+    with_columns,
+)
 from tailrace.testing.fault import FailAfterWrite, FaultyDestination, HoldResponse, Reject, RespondSlowly
 from tests.destination.optimizing import optimize_as_spark_does
 from tests.destination.writing import files_of_at_most, write
+from tests.power import Disk
 
 UTC = datetime.UTC
 COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=UTC)
@@ -574,3 +587,54 @@ def test_partitions_of_somebody_else_are_left_alone(lake: Path) -> None:
     (theirs / "data.csv").touch()
     with pytest.raises(TableError, match="holds files that are no Delta table"):
         write(destination, 0, insert(id=1, name="EUR", price=1))
+
+
+def test_a_batch_of_a_huge_transaction_is_never_in_memory_as_a_whole(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "PART_BYTES", 400_000)
+    monkeypatch.setattr(delta, "HUGE_PART_BYTES", 200_000)
+    rows, chunks = 100, 100
+    held: list[int] = []
+    empty = pa.total_allocated_bytes()
+
+    def flow() -> Iterator[Changes]:
+        for start in range(0, rows * chunks, rows):
+            held.append(pa.total_allocated_bytes() - empty)
+            yield from changes_of(
+                ITEMS, *(insert(id=start + at, name="x" * 1000, price=1) for at in range(rows)), commit=start + 1
+            )
+
+    destination = DeltaDestination(str(lake))
+    written = destination.write_changes(ITEMS, flow(), Batch("p", 0), weight=rows * chunks * 1000)
+    assert written.upserts == rows * chunks
+    assert table_at(lake).to_pyarrow_dataset().count_rows() == rows * chunks
+    assert table_at(lake).version() == 0
+    assert max(held) < rows * chunks * 1000 / 2
+
+
+def test_a_power_cut_takes_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, lake = Disk(monkeypatch), tmp_path / "lake"
+    lake.mkdir()
+    destination = DeltaDestination(str(lake))
+    wider = with_columns(ITEMS, Column("size", pa.int32(), number=9))
+
+    def copy(number: int) -> None:
+        rows = [changes_of(ITEMS, read(id=key, name="copied", price=1)) for key in (1, 2, 1000)]
+        staged = [destination.write_rows(ITEMS, one) for one in rows]
+        destination.write_changes(ITEMS, [], Batch("p", number), staged=staged, starts=True, completes=True)
+
+    steps: list[Callable[[int], Any]] = [
+        copy,
+        lambda number: write(destination, number, update(id=1, name="new", price=2), delete(id=2)),
+        lambda number: write(destination, number, insert(id=11, name="more", price=3)),
+        # A new column and rows in some of the files are two commits.
+        lambda number: write(destination, number, update(id=1000, size=4), table=wider),
+        lambda number: write(destination, number, TRUNCATE, table=wider),
+    ]
+    for number, step in enumerate(steps):
+        step(number)
+        left = disk.left(lake, tmp_path / f"left after {number}")
+        assert table_at(left).to_pyarrow_table().sort_by("id") == table_at(lake).to_pyarrow_table().sort_by("id")
+        assert DeltaDestination(str(left)).write_changes(wider, [], Batch("p", number)).repeated
+    assert table_at(lake).version() > len(steps) - 1

@@ -56,6 +56,30 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
     assert scenario.doubled() == []
 
 
+@pytest.mark.timeout(400)
+def test_a_stale_runner_that_wakes_up_between_batches_begins_no_other(scenario: Scenario) -> None:
+    scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE keyless (v int)")
+    with scenario.run() as first:
+        scenario.catch_up(first)
+        below = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(first.pid)}
+        asleep = [first.pid, *(pid for pid, program in below.items() if b"tailrace.source.postgres" not in program)]
+        for pid in asleep:
+            os.kill(pid, signal.SIGSTOP)
+        (scenario.state / "runner.lock").unlink()
+        with scenario.run() as second:
+            for number in range(3):
+                scenario.sql(f"INSERT INTO keyed VALUES ({number}, 0)", f"INSERT INTO keyless VALUES ({number})")
+                scenario.catch_up(second)
+            scenario.sql("INSERT INTO keyless VALUES (4)")
+            for pid in reversed(asleep):
+                os.kill(pid, signal.SIGCONT)
+            assert first.wait() == 5
+            scenario.sql("INSERT INTO keyless VALUES (5)")
+            scenario.catch_up(second)
+            assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
 def second_machine(scenario: Scenario, name: str, *, sees_folder: bool) -> Path:
     """The file of the same pipeline elsewhere: a `state` folder of its own, with the same checkpoint in it or not."""
     sections = yaml.safe_load(scenario.file.read_text())

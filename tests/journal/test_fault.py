@@ -14,6 +14,7 @@ from tailrace.change import START, Position
 from tailrace.errors import DamagedError, LostError, UnavailableError
 from tailrace.failpoint import VARIABLE, FailpointError
 from tailrace.journal import Cursor, Frame, Journal, cursors
+from tests.power import Disk
 
 
 def frame(number: int, *, complete: bool = True, payload: bytes | None = None) -> Frame:
@@ -117,6 +118,64 @@ def test_a_writer_killed_at_any_step_leaves_a_journal_that_opens(tmp_path: Path,
         following = writer.head.commit + 1
         writer.append([frame(following)])
     assert served(tmp_path) == list(range(1, following + 1))
+
+
+_RECEIVER = """
+import sys
+from tailrace.change import Position
+from tailrace.journal import Frame, Journal
+
+writer = Journal.open_writer(sys.argv[1], segment_bytes=512)
+for number in range(writer.head.commit + 1, 1000):
+    # Half of a transaction that the upstream breaks off and begins anew.
+    writer.append([Frame(Position(number, 1), Position(number, 4), False, 1, b"", b"broken off")])
+    writer.drop_unfinished()
+    writer.append([Frame(Position(number, 1), Position(number, 9), True, 1, b"meta %d" % number, b"%08d" % number * 3)])
+    writer.note(Position(number, 10))
+    print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("place", ["journal.before_cut", "journal.rolled", "journal.noted"])
+def test_a_writer_killed_among_notes_and_cuts_leaves_whole_transactions_alone(tmp_path: Path, place: str) -> None:
+    reported = 0
+    for nth in (1, 2, 5):
+        done = subprocess.run(
+            [sys.executable, "-c", _RECEIVER, str(tmp_path)],
+            env={**os.environ, VARIABLE: f"{place}:kill@{nth}"},
+            stdout=subprocess.PIPE,
+            timeout=60,
+            check=False,
+            start_new_session=True,
+        )
+        assert done.returncode == -signal.SIGKILL
+        reported = max([reported, *map(int, done.stdout.split())])
+        with Journal.open_writer(tmp_path) as writer:
+            assert writer.damage == []
+            assert not writer.within_transaction
+            head = writer.head.commit
+        assert head >= reported
+        assert served(tmp_path) == list(range(1, head + 1))
+
+
+def test_a_power_cut_takes_nothing_that_was_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    disk, path = Disk(monkeypatch), tmp_path / "journal"
+    cursor = Cursor(path, "reader")
+    with Journal.open_writer(path, segment_bytes=1000) as writer:
+        for number in range(1, 40):
+            writer.append([frame(number)])
+            if number % 3 == 0:
+                writer.note(Position(number, 20))
+            if number % 5 == 0:
+                cursor.advance(end(number - 2))
+            if number % 10 == 0:
+                writer.retain()
+            left = disk.left(path, tmp_path / f"left after {number}")
+            with Journal.open_writer(left) as found:
+                assert (found.head, found.mark, found.damage) == (writer.head, writer.mark, [])
+            assert cursors(left) == cursors(path)
+            reached = cursors(left).get("reader", START)
+            assert served(left, reached) == list(range(reached.commit + 1, number + 1))
 
 
 def test_an_append_that_failed_half_way_does_not_count_and_can_be_repeated(

@@ -39,7 +39,9 @@ class Cursor:
         """Everything up to `position` is no longer needed; durable when this returns. Going back is ignored."""
         if self._stored is not None and position <= self._stored:
             return
-        self._file.parent.mkdir(parents=True, exist_ok=True)
+        if not self._file.parent.exists():
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            sync(self._file.parent.parent)
         text = str(position)
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}-{threading.get_ident()}.new")
         try:

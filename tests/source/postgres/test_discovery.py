@@ -218,6 +218,25 @@ def test_a_wal_level_that_is_not_logical_is_named_with_the_way_out(tmp_path: Pat
     assert "ALTER SYSTEM SET wal_level = 'logical'" in (found["wal_level"].fix or "")
 
 
+def test_a_server_without_room_for_slots_or_senders_is_named_with_the_way_out(
+    tmp_path: Path, source: PostgresSource
+) -> None:
+    limits = {"max_replication_slots": "2", "max_wal_senders": "1"}
+    with EmbeddedPostgres(tmp_path / "narrow", settings=limits) as server:
+        with closing(server.connect()) as connection:
+            connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
+            connection.execute("SELECT pg_create_logical_replication_slot('of_another', 'pgoutput')")
+        narrow = replace(source, dsn=server.dsn())
+        found = [finding for finding in narrow.check() if finding.level == "error"]
+        with pytest.raises(PreflightError):
+            narrow.prepare()
+        with closing(server.connect()) as connection:
+            assert connection.execute("SELECT count(*) FROM pg_publication").fetchone() == (0,)
+    assert [finding.subject for finding in found] == ["slot", "slot"]
+    fixes = " ".join(finding.fix or "" for finding in found)
+    assert all(f"ALTER SYSTEM SET {name} = " in fixes for name in limits)
+
+
 def test_preparing_twice_changes_nothing(database: Database, source: PostgresSource) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     source.prepare()

@@ -15,14 +15,15 @@ import pytest
 from tailrace.child import read_status
 from tailrace.errors import UnavailableError
 from tailrace.failpoint import VARIABLE
-from tailrace.journal import JournalReader
+from tailrace.journal import FrameRef, JournalReader
 from tailrace.source import Limit, Orders
 from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
+from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.database import Database
 from tailrace.testing.replay import Replay
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import Session, make_source
+from tests.source.postgres.receiving import Session, arrived, make_source
 
 CHUNK_BYTES = 16 * 8192
 PLENTY = Limit(1_000_000, 64_000_000)
@@ -151,6 +152,93 @@ TWO_TABLES = (
     "CREATE TABLE u (id int PRIMARY KEY)",
     "INSERT INTO t VALUES (1, 'v')",
 )
+
+
+def test_a_batch_ends_at_the_commit_with_which_it_is_full(database: Database, tmp_path: Path) -> None:
+    with following(database, tmp_path, *TWO_TABLES, limit=Limit(rows=10, bytes=1 << 30)) as (session, replay):
+        replay.catch_up()
+        for number in range(10):
+            # One frame to a transaction, since a frame is never cut.
+            session.execute("INSERT INTO u SELECT generate_series(%s::int, %s::int)", [number * 4, number * 4 + 3])
+            _arrive(replay, session)
+        sizes: list[int] = []
+        before = 0
+        while replay.step():
+            now = replay.contents()["public.u"].total()
+            sizes.append(now - before)
+            before = now
+        assert sizes == [12, 12, 12, 4]
+
+
+def test_what_a_batch_reads_of_the_log_does_not_grow_while_a_table_is_copied(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked: list[int] = []
+    frames = JournalReader.frames
+
+    def frames_counted(self: JournalReader, *bounds: Any, **limits: Any) -> list[FrameRef]:
+        found = frames(self, *bounds, **limits)
+        looked[-1] += len(found)
+        return found
+
+    monkeypatch.setattr(JournalReader, "frames", frames_counted)
+    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+        looked.append(0)
+        step_until(replay, oid(session, "large"), "copy")
+        while entry(replay, oid(session, "large"))["phase"] == "copy":
+            session.execute("UPDATE small SET v = v || '.' WHERE id = 1")
+            session.execute("UPDATE large SET v = v || '.' WHERE id = 1")
+            _arrive(replay, session)
+            looked.append(0)
+            assert replay.step()
+        assert len(looked) > 8
+        assert max(looked[2:-1]) <= 2 * min(looked[2:-1]), looked
+        replay.catch_up()
+        assert replay.contents()["public.large"] == rows(session, "large")
+
+
+def test_a_single_run_ends_although_another_row_is_written_before_each_batch(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *TWO_TABLES) as (session, replay):
+        replay.catch_up()
+        target = replay.follower.target()
+        assert any(_has_nothing_to_do(replay, session) for _ in range(5))
+        assert replay.offset is not None
+        assert replay.follower.done(replay.offset, target)
+        replay.catch_up()
+        assert replay.contents()["public.u"] == rows(session, "u")
+
+
+def _has_nothing_to_do(replay: Replay, session: Session) -> bool:
+    session.execute("INSERT INTO u SELECT count(*) FROM u")
+    _arrive(replay, session)
+    return not replay.step()
+
+
+def _arrive(replay: Replay, session: Session) -> None:
+    """Wait until everything committed now is in the journal."""
+    assert isinstance(replay.source, PostgresSource)
+    arrived(session, replay.source)
+
+
+def test_a_single_run_waits_for_what_was_committed_before_it_and_has_not_been_received(
+    database: Database, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, *TWO_TABLES) as (session, replay):
+        replay.catch_up()
+        assert replay.offset is not None
+        receiver = read_status(tmp_path / "journal", STATUS)["pid"]
+        os.kill(receiver, signal.SIGSTOP)
+        try:
+            session.execute("INSERT INTO u VALUES (1)")
+            target = replay.follower.target()
+            assert not replay.step()
+            assert not replay.follower.done(replay.offset, target)
+        finally:
+            os.kill(receiver, signal.SIGCONT)
+        wait_until(lambda: not replay.step() and replay.follower.done(replay.offset or {}, target))
+        assert replay.contents()["public.u"] == rows(session, "u")
 
 
 def test_a_single_run_is_not_at_its_end_while_a_resync_waits_for_its_snapshot(

@@ -182,6 +182,26 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
     assert ids(source) == list(range(20_000))
 
 
+def test_a_sign_of_life_within_a_large_transaction_is_no_boundary(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(framing, "FRAME_BYTES", 50_000)
+    receive, signs = ReplicationStream.receive, iter(range(3))
+    with receiving(source.receiver_options()) as made:
+
+        def receive_or_hear(self: ReplicationStream, wait_seconds: float) -> Any:
+            if made.writer.within_transaction and next(signs, None) is not None:
+                self.position = made.durable + 1  # as the server says it: before the commit that is being sent
+                return None
+            return receive(self, wait_seconds)
+
+        monkeypatch.setattr(ReplicationStream, "receive", receive_or_hear)
+        session.execute("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(0, 9999) i")
+        arrived(session, source)
+    assert next(signs, None) is None
+    assert ids(source) == list(range(10_000))
+
+
 @pytest.mark.parametrize("gear", ["streaming", "backlog"])
 def test_what_a_full_disk_refused_is_received_again(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch, gear: str

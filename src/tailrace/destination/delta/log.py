@@ -187,6 +187,7 @@ def commit(
         custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
     )
     delta_schema = Schema.from_arrow(schema)
+    known = before.handle.version() if before is not None else -1
     try:
         if before is not None and before.partition_by == tuple(partition_by):
             if replace and _needs_clock(schema, before.handle):
@@ -199,6 +200,8 @@ def commit(
                     Schema.from_arrow(pa.schema(list(added))).fields,
                     commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
                 )
+                # On disk before the rows: a power cut may not take the columns alone.
+                _sync_log(place, known)
                 failpoint.reach("delta.columns_added")
             if replace or not (added and alone):
                 before.handle.create_write_transaction(
@@ -234,8 +237,13 @@ def commit(
                     fix="stop the other runner of this pipeline, or this one",
                 ) from error
         raise ConflictError(str(error)) from error
-    version = _opened(place).version()
-    place.sync_file(f"{LOG}/{version:020}.json")
+    _sync_log(place, known)
+
+
+def _sync_log(place: Place, known: int) -> None:
+    """Make the versions behind one that is known durable."""
+    for version in range(known + 1, _opened(place).version() + 1):
+        place.sync_file(f"{LOG}/{version:020}.json")
     place.sync(LOG)
 
 

@@ -16,6 +16,7 @@ from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.goal import bounded
 from tailrace.source.heed import heed, skips_behind
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.census import Census
@@ -64,6 +65,7 @@ class PostgresFollower:
         self._still_since = 0.0
         self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
+        self._goal: Position | None = None
 
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.reader)
@@ -79,11 +81,17 @@ class PostgresFollower:
             if self.source.heartbeat_seconds is not None:
                 # What is flushed may end within a record, which no reader gets to the end of before the next commit.
                 beat(connection)
-            return LogOffset(before(server_position(connection))).to_json()
+            self._goal = before(server_position(connection))
+        return LogOffset(self._goal).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
         now = LogOffset.from_json(start)
-        goal = LogOffset.from_json(target).log
+        done = self._has_reached(now, LogOffset.from_json(target).log)
+        if done:
+            self._goal = None
+        return done
+
+    def _has_reached(self, now: LogOffset, goal: Position) -> bool:
         if (
             set(now.tables) != set(self._census.tables)
             or now.within("init", "copy", "catchup")
@@ -194,6 +202,7 @@ class PostgresFollower:
         ready, behind = frozenset(now.within("ready")), now.within("catchup")
         # Up to the mark the journal is known to be whole, changes or not.
         head = max(self._journal.head(), self._journal.mark())
+        head = bounded(head, self._goal, (entry.at for entry in behind.values()))
         # A busy log must not keep those behind it from ever meeting it.
         share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if behind else limit
         log = self._take(now.log, head, ready, share)

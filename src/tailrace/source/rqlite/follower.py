@@ -50,6 +50,8 @@ class RqliteFollower:
                     return False
             elif not follower.done(now, LogOffset.from_json(goal).log):
                 return False
+        for follower in followers.values():
+            follower.goal = None
         return True
 
     def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:

@@ -50,6 +50,8 @@ class ServiceFollower:
         self._schemas = SchemaLog(service, versions, self._roster, rowids=source.rowids)
         self._journal = JournalReader(self._folder)
         self._looked: tuple[int, frozenset[str]] | None = None
+        self.goal: Position | None = None
+        """The journal is read no further than that, or than what a table was copied at."""
 
     def start(self) -> LogOffset:
         cursor = Cursor(self._folder, self.source.reader)
@@ -74,7 +76,8 @@ class ServiceFollower:
                 break
             time.sleep(QUIET_SECONDS / 5)
         self._journal.refresh()
-        return LogOffset(self._journal.mark())
+        self.goal = self._journal.mark()
+        return LogOffset(self.goal)
 
     def done(self, now: LogOffset, goal: Position) -> bool:
         if now.within("init", "copy", "catchup") or (
@@ -97,7 +100,7 @@ class ServiceFollower:
             )
         self._roster.refresh()
         now = self._enrol(self.heed(given, orders))
-        end = now.read_on(self._journal.mark(), limit, self._take)
+        end = now.read_on(self._journal.mark(), self.goal, limit, self._take)
         arrived = self._arrived(now, end)
         self._schemas.scan(self._journal, now.low_water, end.log, end.tables)
         end = self._look(self._begin_anew(end))

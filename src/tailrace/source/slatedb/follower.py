@@ -15,6 +15,7 @@ from tailrace.change import Position
 from tailrace.errors import LostError
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.goal import bounded
 from tailrace.source.heed import heed, skips_behind
 from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry import ExpiryIndex
@@ -57,6 +58,7 @@ class SlateDbFollower:
         self._log: Log | None = None
         self._more = False
         self._tail = 0
+        self._goal: int | None = None
         self._looked = self._expired = self._bypass = -math.inf
         delete_leftovers(source.database, source.checkpoint_name)
 
@@ -65,14 +67,17 @@ class SlateDbFollower:
 
     def target(self) -> Offset:
         head = read_head(self.source.database)
-        tail = find_tail(self.source.database, head.flushed)
-        return LogOffset(Mark(tail, head.seq)).to_json()
+        self._goal = find_tail(self.source.database, head.flushed)
+        return LogOffset(Mark(self._goal, head.seq)).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
         now, goal = LogOffset.from_json(start), LogOffset.from_json(target)
         if set(now.tables) != set(self._rules) or now.within("init", "copy", "catchup"):
             return False
-        return now.log.wal >= goal.log.wal or not now.within("ready")
+        done = now.log.wal >= goal.log.wal or not now.within("ready")
+        if done:
+            self._goal = None
+        return done
 
     def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
         before = LogOffset.from_json(start)
@@ -175,8 +180,10 @@ class SlateDbFollower:
         self._require_log(now)
         if not read:
             return mark_at(self._open_log(), self._measure, now.log, self._tail)
-        log = self._take(now.log, self._tail, limit)
-        self._more = log.wal < self._tail
+        copied = (entry.at.wal for entry in now.within("catchup").values() if entry.at is not None)
+        end = bounded(self._tail, self._goal, copied)
+        log = self._take(now.log, end, limit)
+        self._more = log.wal < end
         return log
 
     def _jump(self, log: Mark) -> Mark:

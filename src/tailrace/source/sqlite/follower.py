@@ -38,6 +38,7 @@ class SqliteFollower:
         self._listed_at: int | None = None
         self._looked: tuple[int | None, frozenset[str]] | None = None
         self._counted: dict[Window, dict[str, Counted]] = {}
+        self._goal: Position | None = None
 
     def start(self) -> Offset:
         with self.source.engine.snapshot("looking for the end of the tape") as connection:
@@ -50,10 +51,16 @@ class SqliteFollower:
         with self.source.engine.snapshot("looking for the end of the tape") as connection:
             log = Log(connection, self.source.cdc_table)
             self._refresh(log)
-            return LogOffset(behind(log.head())).to_json()
+            self._goal = behind(log.head())
+        return LogOffset(self._goal).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
-        now, goal = LogOffset.from_json(start), LogOffset.from_json(target).log
+        done = self._has_reached(LogOffset.from_json(start), LogOffset.from_json(target).log)
+        if done:
+            self._goal = None
+        return done
+
+    def _has_reached(self, now: LogOffset, goal: Position) -> bool:
         if set(now.tables) != set(self._tables()) or now.within("init", "copy", "catchup"):
             return False
         if now.log >= goal:
@@ -137,7 +144,7 @@ class SqliteFollower:
             reached = self._take(log, after.commit, upto.commit, tables, share)
             return upto if reached >= upto.commit else behind(reached)
 
-        return now.read_on(behind(head), limit, take)
+        return now.read_on(behind(head), self._goal, limit, take)
 
     def _take(self, log: Log, after: int, upto: int, tables: frozenset[str], limit: Limit) -> int:
         """The furthest transaction's end in (after, upto] within the limit.

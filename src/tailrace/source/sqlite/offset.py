@@ -16,6 +16,7 @@ from typing import Any
 
 from tailrace.change import START, Position
 from tailrace.source import Limit, Orders, Phase
+from tailrace.source.goal import bounded
 from tailrace.source.heed import heed, skips_behind
 
 Take = Callable[[Position, Position, frozenset[str], Limit], Position]
@@ -176,12 +177,13 @@ class LogOffset:
             moved[name] = entry
         return self.with_tables(moved)
 
-    def read_on(self, head: Position, limit: Limit, take: Take) -> LogOffset:
+    def read_on(self, head: Position, goal: Position | None, limit: Limit, take: Take) -> LogOffset:
         """Ready tables move to the new common position; the tables behind it move towards it together.
 
         `take` says how far a batch goes that reads the log between two positions for some tables, within a limit.
         """
         ready, late = frozenset(self.within("ready")), self.within("catchup")
+        head = bounded(head, goal, (entry.at for entry in late.values()))
         # A busy log must not keep those behind it from ever meeting it.
         share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if late else limit
         common = max(self.log, take(self.log, head, ready, share))

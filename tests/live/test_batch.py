@@ -1,0 +1,111 @@
+"""Batches: what one costs Spark, what upstream keeps meanwhile, that a signal lets it end, and which is the last."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tailrace.testing.database import Database
+from tailrace.testing.runner import Run
+from tailrace.testing.scenario import Scenario
+from tailrace.testing.traffic import Traffic
+from tailrace.testing.wait import wait_until
+from tailrace.testing.workload import create_shop, load_shop
+from tests.faults.test_takeover import COMMIT, paused_processes
+
+pytestmark = pytest.mark.timeout(300)
+
+TABLES = 9
+
+
+def test_a_batch_is_one_job_of_spark_however_many_tables_it_holds(
+    database: Database, make_scenario: Callable[..., Scenario]
+) -> None:
+    scenario = make_scenario(database.dsn)
+    events = scenario.folder / "events"
+    events.mkdir()
+    conf = {"eventLog.enabled": True, "eventLog.dir": f"file:{events}", "eventLog.compress": False}
+    scenario.write(
+        spark={"master": "local[2]", "conf": {f"spark.{name}": str(value).lower() for name, value in conf.items()}}
+    )
+    scenario.sql(*(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(TABLES)))
+    assert scenario.run_once() == 0
+    copied = sum(_jobs(scenario).values())
+    scenario.sql(" ".join(f"INSERT INTO t{number} VALUES (1);" for number in range(TABLES)))
+    assert scenario.run_once() == 0
+
+    assert scenario.differences() == []
+    jobs = _jobs(scenario)
+    assert sum(jobs.values()) > copied
+    assert set(jobs.values()) == {1}
+
+
+def _jobs(scenario: Scenario) -> Counter[tuple[str, str]]:
+    """How many jobs Spark began for each batch of each run."""
+    found: Counter[tuple[str, str]] = Counter()
+    for log in (scenario.folder / "events").rglob("events_*"):
+        for event in map(json.loads, log.read_text().splitlines()):
+            if event["Event"] == "SparkListenerJobStart":
+                found[log.name, event["Properties"]["streaming.sql.batchId"]] += 1
+    return found
+
+
+@contextmanager
+def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[Run, list[int]]]:
+    """A run that has a row of `t` in hand and does not get to write it before its processes are told to go on."""
+    scenario.sql("CREATE TABLE t (id int PRIMARY KEY)")
+    run = scenario.run(failpoints=f"{COMMIT}:pause!once")
+    mark = run.marks / COMMIT
+    mark.parent.mkdir()
+    mark.touch()  # while it is there, the failpoint rests
+    with run:
+        scenario.catch_up(run)
+        mark.unlink()
+        scenario.sql("INSERT INTO t VALUES (1)")
+        wait_until(lambda: bool(paused_processes(run)), 60)
+        yield run, paused_processes(run)
+
+
+def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
+    database: Database, make_scenario: Callable[..., Scenario]
+) -> None:
+    scenario = make_scenario(database.dsn, source={"acknowledge": "applied", "heartbeat": "1s"})
+    with stopped_before_its_commit(scenario) as (run, paused):
+        written = scenario.value("SELECT pg_current_wal_insert_lsn()::text")
+        passed = f"confirmed_flush_lsn >= '{written}' FROM pg_replication_slots WHERE slot_name LIKE 'tailrace%'"
+        # By then the receiver has told the server several times how far it is.
+        wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"), 60)
+        assert not scenario.value(f"SELECT {passed}")
+        for pid in paused:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: scenario.value(f"SELECT {passed}"), 60)
+        scenario.catch_up(run)
+    assert scenario.differences() == []
+
+
+def test_a_signal_lets_the_batch_in_hand_end(scenario: Scenario) -> None:
+    with stopped_before_its_commit(scenario) as (run, paused):
+        run.terminate()
+        wait_until(lambda: (scenario.state / "drain").exists(), 60)
+        for pid in paused:
+            os.kill(pid, signal.SIGCONT)
+        assert run.wait() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+def test_a_single_run_ends_while_the_source_is_written_to_all_the_time(database: Database, scenario: Scenario) -> None:
+    with database.connect() as conn:
+        create_shop(conn)
+        load_shop(conn, 0.01)
+    with Traffic(database.dsn, seed=1, rate=100):
+        assert scenario.run_once() == 0
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []

@@ -1,0 +1,24 @@
+"""The demo, as somebody sees it who has just installed tailrace; `make demo` is the same with more rows."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tailrace.testing.runner import command
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_copies_follows_and_compares(tmp_path: Path) -> None:
+    demo = command("demo", "--folder", str(tmp_path / "demo"), "--rows", "500", "--seconds", "3", "--json")
+    done = subprocess.run(demo, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    end = json.loads(done.stdout[done.stdout.index("\n{\n") :])
+    assert end["equal"]
+    assert end["rows"].keys() >= {"public.orders", "public.order_items", "public.customers", "public.documents"}
+    assert all(end["rows"].values())
+    assert min(end["traffic"][kind] for kind in ("insert", "update", "delete")) > 0
