@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -105,6 +105,11 @@ class TableSchema:
     def row_type(self) -> pa.StructType:
         """The type of `Changes.row` and `Changes.before`; all nullable, as images may be partial."""
         return pa.struct([pa.field(c.name, c.type) for c in self.columns])
+
+    def rows(self, columns: Sequence[pa.Array[Any]], count: int) -> pa.StructArray:
+        """So many rows of these columns, of which a table may have none."""
+        mask = None if columns else pa.repeat(False, count)
+        return pa.StructArray.from_arrays(list(columns), fields=list(self.row_type), mask=mask)
 
     def column(self, name: str) -> Column:
         return next(column for column in self.columns if column.name == name)

@@ -16,7 +16,8 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.selection import TableOptions
-from tailrace.source import Limit
+from tailrace.source import Limit, Orders
+from tailrace.source.postgres.catalog import list_tables
 from tailrace.source.postgres.census import Census
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Round
@@ -111,6 +112,74 @@ def test_only_what_the_publication_shows_is_copied_and_followed(database: Databa
         replay.catch_up()
     rows = {row["id"]: row["shown"] for row in replay.tables["public.t"].rows.values()}
     assert rows == {11: "new", 50: "yes", **{i: f"s{i}" for i in range(12, 21)}}
+
+
+def test_a_row_filter_is_copied_by_under_the_names_its_columns_have_by_now(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE t (id int PRIMARY KEY, v text)",
+        "INSERT INTO t SELECT i, 'row' FROM generate_series(1, 20) i",
+        "CREATE PUBLICATION look FOR TABLE t WHERE (id > 10)",
+    )
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+        database.run("ALTER TABLE t RENAME id TO number")
+        replay.orders = Orders(resync={source.tables()[0].upstream_id: 1})
+        # Nothing that looks at the tables at once: to the follower they are as they were.
+        wait_until(lambda: replay.step() and replay.tables["public.t"].schema.key == ("number",))
+    assert sorted(row["number"] for row in replay.tables["public.t"].rows.values()) == list(range(11, 21))
+
+
+def test_rows_of_a_table_without_columns_are_counted(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE t ()", "INSERT INTO t DEFAULT VALUES")
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+        database.run("INSERT INTO t DEFAULT VALUES")
+        replay.catch_up()
+    assert replay.tables["public.t"].contents() == {(): 2}
+
+
+@pytest.mark.parametrize("published", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public", "FOR TABLE root"])
+def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
+    database: Database, source: PostgresSource, published: str
+) -> None:
+    database.run(
+        "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root DEFAULT",
+        "INSERT INTO root VALUES (1, 'seen')",
+        f"CREATE PUBLICATION look {published}",
+    )
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+        database.run("DROP PUBLICATION look", "UPDATE root SET v = 'unseen'", f"CREATE PUBLICATION look {published}")
+        replay.catch_up()
+    assert replay.tables["public.leaf"].contents() == {(1, "unseen"): 1}
+
+
+def test_a_parent_of_a_table_that_is_followed_joins_without_it(database: Database, source: PostgresSource) -> None:
+    database.run("CREATE TABLE child (id int PRIMARY KEY)")
+    source.prepare()
+    database.run("CREATE TABLE parent (id int PRIMARY KEY)", "ALTER TABLE child INHERIT parent")
+    assert sorted(str(one.schema.table) for one in Census(source).tables.values()) == ["public.child", "public.parent"]
+
+
+def test_a_partition_whose_old_rows_would_not_do_for_its_root_is_an_error(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE keyed (id int PRIMARY KEY, code int NOT NULL) PARTITION BY RANGE (id)",
+        "CREATE TABLE by_code PARTITION OF keyed DEFAULT",
+        "CREATE UNIQUE INDEX codes ON by_code (code)",
+        "ALTER TABLE by_code REPLICA IDENTITY USING INDEX codes",
+        "CREATE TABLE keyless (id int, v text) PARTITION BY RANGE (id)",
+        "ALTER TABLE keyless REPLICA IDENTITY FULL",
+        "CREATE TABLE by_id PARTITION OF keyless (PRIMARY KEY (id)) DEFAULT",
+    )
+    found = errors(source)
+    assert found.keys() == {"public.keyed", "public.keyless"}
+    database.run(*(finding.fix for finding in found.values() if finding.fix))
+    assert errors(source) == {}
 
 
 def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: Database, source: PostgresSource) -> None:
@@ -210,6 +279,15 @@ def test_a_pattern_that_matches_nothing_names_what_there_is(database: Database, 
     assert "public.orders" in (found["tables"].fix or "")
 
 
+def test_a_prepared_transaction_that_holds_up_the_slot_is_named(tmp_path: Path, source: PostgresSource) -> None:
+    with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "1"}) as server:
+        database = Database(server, "held").create()
+        database.run("CREATE TABLE t (id int)", "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'half done'")
+        findings = replace(source, dsn=database.dsn).check()
+    [warning] = [finding for finding in findings if finding.subject == "slot"]
+    assert (warning.level, "'half done'" in warning.message) == ("warning", True)
+
+
 def test_a_wal_level_that_is_not_logical_is_named_with_the_way_out(tmp_path: Path, source: PostgresSource) -> None:
     with EmbeddedPostgres(tmp_path / "replica", settings={"wal_level": "replica"}) as server:
         with closing(server.connect()) as connection:
@@ -303,6 +381,23 @@ def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
     assert errors(hemmed_in) == {}
     assert hemmed_in.refetch(table, pa.table({"id": pa.array([2], pa.int32())})).num_rows == 1
     database.run("DROP OWNED BY hemmed_in", "DROP ROLE hemmed_in")
+
+
+def test_a_name_that_is_not_utf8_is_told_with_what_to_do(postgres: EmbeddedPostgres) -> None:
+    with postgres.connect() as connection:
+        connection.execute("CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
+    database = Database(postgres, "bytes")
+    try:
+        with database.connect() as connection:
+            connection.execute(b'CREATE TABLE "caf\xe9" (id int PRIMARY KEY)')
+        with (
+            pytest.raises(TailraceError, match="not UTF-8 in a name") as raised,
+            session(database.dsn, "looking") as reader,
+        ):
+            list_tables(reader)
+        assert "rename" in str(raised.value.fix)
+    finally:
+        database.drop()
 
 
 def test_a_text_without_a_form_in_utf8_is_not_taken_for_a_server_that_is_down(postgres: EmbeddedPostgres) -> None:

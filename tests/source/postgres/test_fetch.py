@@ -42,6 +42,12 @@ def test_rows_whose_values_all_fit_have_the_columns_of_the_table_only(database: 
     assert fetch(database.dsn, table, keys(9)).num_rows == 0
 
 
+def test_rows_of_tables_that_inherit_from_one_are_not_its_own(database: Database) -> None:
+    table = grid(database)
+    database.run("CREATE TABLE heir () INHERITS (grid)", "INSERT INTO heir VALUES (2, 20, '{}'), (9, 90, '{}')")
+    assert fetch(database.dsn, table, keys(2, 9)).column("n").to_pylist() == [2]
+
+
 def test_rows_are_found_by_keys_that_python_or_a_plain_text_could_not_hold(database: Database) -> None:
     database.run(
         "CREATE TABLE odd (id int[], words text[], day date, at timestamptz, days date[],"

@@ -403,7 +403,8 @@ def _change(draw: st.DrawFn, story: Story, oid: int, identity: str | None, tell:
         wanted(oid, Op.DELETE, old if identity == "f" else [old[0], None], old if identity == "f" else None)
     elif identity == "f":
         sent = [new[0], UNSENT if kind == "M" else new[1]]
-        full = [new[0], old[1] if kind == "M" else new[1]]
+        # What was not sent is not null: an old image that has none there is that of a partition, which has but the key.
+        full = [new[0], sent[1] if old[1] is None or kind != "M" else old[1]]
         story.messages.append(update(oid, sent, old=old))
         if new[0] == old[0]:
             wanted(oid, Op.UPDATE, full, old)

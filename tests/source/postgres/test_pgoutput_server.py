@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from psycopg import conninfo, sql
 
 from tailrace.change import START, Changes, Op, Position
-from tailrace.errors import UnfitError
+from tailrace.errors import SchemaChangedError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog_type import read_types
 from tailrace.source.postgres.framing import FrameMeta, Framer
@@ -155,6 +155,32 @@ def test_a_full_replica_identity_gives_whole_old_rows_and_no_unsent_values(upstr
         ("INSERT", 3, (2, size, 1), None, ""),
         ("DELETE", 4, (2, size, 1), (2, size, 1), ""),
     ]
+
+
+PARTED = (
+    "ALTER PUBLICATION everything SET (publish_via_partition_root = true)",
+    "CREATE TABLE t (id int PRIMARY KEY, v text, n int NOT NULL) PARTITION BY RANGE (id)",
+    "CREATE TABLE leaf PARTITION OF t DEFAULT",
+    OUT_OF_LINE.format("leaf"),
+    f"INSERT INTO t VALUES (1, '{LONG}', 0)",
+)
+
+
+def test_the_old_key_of_a_partition_is_not_taken_for_a_whole_row_because_its_root_says_so(upstream: Upstream) -> None:
+    upstream.database.run(*PARTED, "ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET id = 2")
+    assert told(upstream.read(upstream.table("t")))[-1] == ("INSERT", 1, (2, None, 0), None, "v")
+
+
+@pytest.mark.parametrize("change", ["DELETE FROM t", "UPDATE t SET n = 1"])
+def test_an_old_row_by_which_its_partition_tells_no_key_of_the_root_is_refused(upstream: Upstream, change: str) -> None:
+    upstream.database.run(
+        *PARTED,
+        "CREATE UNIQUE INDEX by_n ON leaf (n)",
+        "ALTER TABLE leaf REPLICA IDENTITY USING INDEX by_n",
+        change,
+    )
+    with pytest.raises(SchemaChangedError, match="no longer covers the key"):
+        upstream.read(upstream.table("t"))
 
 
 def test_a_table_without_key_is_told_in_deletes_and_inserts_of_whole_rows(upstream: Upstream) -> None:

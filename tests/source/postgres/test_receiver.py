@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -24,9 +25,19 @@ from tailrace.source.postgres.slot import look, require
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.postgres.stream import ReplicationStream
 from tailrace.testing.database import Database
+from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import Session, arrived, confirmed, ids, origin, receiving, server_lsn
+from tests.source.postgres.receiving import (
+    Session,
+    arrived,
+    confirmed,
+    ids,
+    make_received,
+    origin,
+    receiving,
+    server_lsn,
+)
 
 
 def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:
@@ -256,6 +267,19 @@ def test_a_slot_that_is_gone_is_noticed(session: Session, source: PostgresSource
         pass
     with pytest.raises(LostError, match="is gone"):
         source.prepare()
+
+
+def test_a_publication_that_was_dropped_and_made_again_is_noticed_where_the_server_does_not_decode_its_absence(
+    postgres_server: Callable[[int], EmbeddedPostgres],
+    make_database: Callable[[EmbeddedPostgres], Database],
+    tmp_path: Path,
+) -> None:
+    database = make_database(postgres_server(16))
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source = make_received(database, tmp_path)
+    database.run("DROP PUBLICATION receive", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION receive FOR TABLE t")
+    with pytest.raises(LostError, match="made again"), receiving(source.receiver_options(), fails=True):
+        pass
 
 
 def test_a_slot_somebody_else_reads_is_refused(

@@ -24,8 +24,9 @@ Session = psycopg.Connection[tuple[Any, ...]]
 class Published:
     """A table as it is, or would be, published. `identity` is Postgres's letter: default, index, full or nothing.
 
-    `membership` is the OID of the table's own entry in the publication, 0 where it has none (FOR ALL TABLES, a whole
-    schema, a partition under its root): it is another one after the table was taken out and put back.
+    `membership` is the OID of what puts the table into the publication: the entry of its schema, its own (always that
+    one where `row_filter` is), that of the table it is a partition of, or the publication itself when it is FOR ALL
+    TABLES. It is another one after the table was taken out and put back, and 0 before there is a publication.
     `unknown` are the numbers of columns with a default of which older rows hold a value that is not written down.
     """
 
@@ -164,7 +165,10 @@ WITH RECURSIVE pub AS (
     SELECT tree.top, i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid
     JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relispartition
 )
-SELECT DISTINCT n.nspname::text, c.relname::text, {columns}, {row_filter}, coalesce(r.oid, 0)::int8, pub.generated
+SELECT DISTINCT n.nspname::text, c.relname::text, {columns}, {row_filter}, coalesce({schema_entry}, r.oid, (
+        SELECT max(above.oid) FROM tree JOIN pg_publication_rel above ON above.prrelid = tree.top
+        WHERE tree.relid = c.oid AND above.prpubid = pub.oid
+    ), pub.oid)::int8, pub.generated
 FROM tree JOIN pg_class c ON c.oid = tree.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
 LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
 WHERE CASE WHEN pub.pubviaroot
@@ -183,13 +187,16 @@ def list_tables(session: Session) -> list[Relation]:
 def list_published(session: Session, publication: str) -> dict[TableName, Shown]:
     """The tables in a publication, partitions under the name they are published by."""
     version = session.info.server_version
-    by_schema = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = pub.oid AND s.pnnspid = {})"
+    schema_entry = (
+        "SELECT s.oid FROM pg_publication_namespace s WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace"
+    )
     lists = version >= 150000
     # Beside its whole schema, a table's own entry is in the publication without a filter or a list of its own.
-    own = f"NOT {by_schema.format('c.relnamespace')}"
+    own = f"NOT EXISTS ({schema_entry})"
     query = _PUBLISHED.format(
         generated="p.pubgencols = 's'" if version >= 180000 else "false",
-        by_schema=by_schema.format("c.relnamespace") if lists else "false",
+        by_schema=f"EXISTS ({schema_entry})" if lists else "false",
+        schema_entry=f"({schema_entry})" if lists else "NULL::oid",
         columns=f"CASE WHEN {own} THEN string_to_array(r.prattrs::text, ' ')::int4[] END" if lists else "NULL::int4[]",
         row_filter=f"CASE WHEN {own} THEN pg_get_expr(r.prqual, r.prrelid) END" if lists else "NULL::text",
     )

@@ -69,12 +69,12 @@ def translate(error: Exception, doing: str) -> TailraceError:
     """The one table from a driver's error to what tailrace does about it."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split())
-    if state in {"28P01", "28000"} or any(sign in text for sign in _REFUSED) or _lacks("role", text):
+    if state in {"28P01", "28000"} or any(sign in text for sign in _REFUSED) or lacks("role", text):
         return PreflightError(
             f"Postgres refused the login while {doing}: {text}",
             fix="check user and password in the dsn (an environment variable can hold them) and pg_hba.conf",
         )
-    if state == "3D000" or _lacks("database", text):
+    if state == "3D000" or lacks("database", text):
         return PreflightError(f"the database does not exist, while {doing}: {text}", fix="correct the dsn's database")
     if state == "55006" or "is active for PID" in text:
         return OwnedError(
@@ -83,10 +83,18 @@ def translate(error: Exception, doing: str) -> TailraceError:
         )
     if state == "42501" or "permission denied" in text or "must be superuser" in text:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
+    if lacks("publication", text):
+        # The log is decoded by the catalog of its time; whether there is one by now is another question.
+        return UnavailableError(f"there was no publication, while {doing}: {text}", fix="tailrace check FILE")
     if state == "22P05" or "has no equivalent in encoding" in text:
         return TailraceError(
             f"a text of the database has no form in UTF-8, while {doing}: {text}",
             fix="mend the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
+        )
+    if state == "22021":
+        return TailraceError(
+            f"the database holds bytes that are not UTF-8 in a name, while {doing}: {text}",
+            fix="rename that table or column upstream",
         )
     if any(sign in text for sign in _UNFIT):
         return PreflightError(
@@ -117,7 +125,8 @@ _PASSING = ("08", "53", "57", "58")
 """Classes of states that pass: broken connections, no room or memory, a shutdown or a cancel, the system's errors."""
 
 
-def _lacks(what: str, text: str) -> bool:
+def lacks(what: str, text: str) -> bool:
+    """Whether the server says that there is no such thing."""
     return f'{what} "' in text and "does not exist" in text
 
 

@@ -131,18 +131,21 @@ class Opening:
 
 @dataclass(frozen=True)
 class CopySplit(Split):
-    """Some pages of one heap, under one snapshot. The last range of a heap has no end: the heap may have grown."""
+    """Some pages of one heap, under one snapshot. The last range of a heap has no end: the heap may have grown.
+
+    `filtered_by` is the OID of the publication's entry whose row filter holds, 0 for none.
+    """
 
     part: str = ""
     first_page: int = 0
     end_page: int | None = None
     snapshot: str = ""
     x: int = 0
-    row_filter: str | None = None
+    filtered_by: int = 0
 
 
 def copy_split(
-    table: TableSchema, chunk: Chunk, chunk_pages: int, round_: Round, x: int, row_filter: str | None
+    table: TableSchema, chunk: Chunk, chunk_pages: int, round_: Round, x: int, filtered_by: int
 ) -> CopySplit:
     last = chunk.ordinal == chunk.of - 1
     return CopySplit(
@@ -152,7 +155,7 @@ def copy_split(
         end_page=None if last else (chunk.ordinal + 1) * chunk_pages,
         snapshot=round_.snapshot,
         x=x,
-        row_filter=row_filter,
+        filtered_by=filtered_by,
     )
 
 
@@ -178,6 +181,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: CopySplit) -> Iterable[p
         heap = _Heap.find(cursor, split.part, table)
         if heap is None:
             break  # dropped since the round began: its rows went with it
+        row_filter = _find_filter(cursor, table, split.filtered_by) if split.filtered_by else None
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
             cursor.execute(f"SET TRANSACTION SNAPSHOT '{_snapshot(split.snapshot)}'")
@@ -186,7 +190,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: CopySplit) -> Iterable[p
         try:
             heap.lock(cursor)
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
-            cursor.execute(_query(table, heap, split).as_string())
+            cursor.execute(_query(table, heap, split, row_filter).as_string())
         except adbc_driver_manager.ProgrammingError as error:
             # Renamed or dropped between looking it up and locking it.
             if error.sqlstate not in _MOVED or attempt == READ_ATTEMPTS:
@@ -210,6 +214,7 @@ class _Heap:
     name: tuple[str, str]
     columns: Mapping[str, str | None]
     table: TableSchema
+    partitioned: bool
 
     @classmethod
     def find(cls, cursor: Any, part: str, table: TableSchema) -> _Heap | None:
@@ -230,7 +235,7 @@ class _Heap:
                     table=str(table.table),
                 )
             columns[column.name] = name
-        return cls(oid, file, (found[0], found[1]), columns, table)
+        return cls(oid, file, (found[0], found[1]), columns, table, found[2])
 
     def lock(self, cursor: Any) -> None:
         """Keep the heap as it is until the transaction ends. Raises StaleCopyError when it is not where it was."""
@@ -247,8 +252,8 @@ class _Heap:
 
 
 _HEAP_NAME = sql.SQL(
-    "SELECT n.nspname::text, c.relname::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-    " WHERE c.oid = {}"
+    "SELECT n.nspname::text, c.relname::text, c.relkind = 'p'"
+    " FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = {}"
 )
 _LOCKED = sql.SQL("SELECT pg_relation_filenode({}::oid)::int8, to_regclass({})::oid::int8")
 _COLUMNS_NOW = sql.SQL(
@@ -257,13 +262,25 @@ _COLUMNS_NOW = sql.SQL(
 )
 
 
-def _query(table: TableSchema, heap: _Heap, split: CopySplit) -> sql.Composed:
+_FILTER = sql.SQL("SELECT pg_get_expr(prqual, prrelid) FROM pg_publication_rel WHERE oid = {}")
+
+
+def _find_filter(cursor: Any, table: TableSchema, entry: int) -> str:
+    """The row filter by the names that its columns have now. Raises StaleCopyError when there is another one."""
+    cursor.execute(_FILTER.format(sql.Literal(entry)).as_string())
+    found = cursor.fetchone()
+    if found is None:
+        raise StaleCopyError("the publication changed while the table was copied", table=str(table.table))
+    return str(found[0])
+
+
+def _query(table: TableSchema, heap: _Heap, split: CopySplit, row_filter: str | None) -> sql.Composed:
     bounds = [sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({split.first_page},0)"))]
     if split.end_page is not None:
         bounds.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({split.end_page},0)")))
-    if split.row_filter:
+    if row_filter:
         # The publication's own expression, as the catalog prints it; only its owner can write it.
-        bounds.append(sql.SQL("({})").format(sql.SQL(split.row_filter)))
+        bounds.append(sql.SQL("({})").format(sql.SQL(row_filter)))
     return sql.SQL("SELECT {} FROM ONLY {} WHERE {}").format(
         select_list(table, heap.columns), heap.identifier, sql.SQL(" AND ").join(bounds)
     )
@@ -303,8 +320,11 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
 def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:
     texts = [_key_texts(keys.column(name).combine_chunks()) for name in table.key]
     aliases = [sql.Identifier(f"k{i}") for i in range(len(table.key))]
-    return sql.SQL("SELECT {} FROM {} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
+    # Tables that inherit from one have rows of their own, under whatever keys.
+    only = sql.SQL("" if now.partitioned else "ONLY ")
+    return sql.SQL("SELECT {} FROM {}{} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
         select_list(table, now.columns),
+        only,
         now.identifier,
         sql.SQL(", ").join(sql.Identifier(now.columns[name] or name) for name in table.key),
         sql.SQL(", ").join(

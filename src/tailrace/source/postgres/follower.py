@@ -369,10 +369,11 @@ class PostgresFollower:
             if not schema.key and entry.x != round_.x:
                 continue  # `latest` starts this table's copy over under the new snapshot
             pages = self.source.chunk_bytes // PAGE_BYTES
-            row_filter = self._census.tables[oid].row_filter
+            published = self._census.tables[oid]
+            filtered_by = published.membership if published.row_filter else 0
             splits += [
                 replace(
-                    copy_split(schema, chunk, pages, round_, entry.x, row_filter),
+                    copy_split(schema, chunk, pages, round_, entry.x, filtered_by),
                     starts=wanted.start == 0,
                     completes=entry.next == entry.chunks,
                 )

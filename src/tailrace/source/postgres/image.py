@@ -63,18 +63,18 @@ class Images:
         if (ends != frame.ends[rows]).any():
             raise MalformedError("a row does not end where its message does")
         self._new = [cells[index] for index in order]
-        self._fill([relation.columns[index].identifies for index in order])
+        self._fill()
 
-    def _fill(self, identifies: list[bool]) -> None:
+    def _fill(self) -> None:
         """Take values that were not sent again from the old image, where it has them."""
         masks: dict[int, Mask] = {}
         for index, cells in enumerate(self._new):
             if (unchanged := cells.are(UNCHANGED)) is None:
                 continue
             if self._old:
-                # An old key is null in every other column, which says nothing about their value.
-                usable = unchanged[self.old_rows] & (identifies[index] | self.is_full[self.old_rows])
-                filled = np.flatnonzero(usable)
+                # A value that was not sent is not null: where the old image is, it does not hold that column. The log
+                # of a partition may also call an old image whole that is but a key, by the identity of its root.
+                filled = np.flatnonzero(unchanged[self.old_rows] & self._old[index].present)
                 cells.fill(self.old_rows[filled], self._old[index].take(filled))
             if (left := cells.are(UNCHANGED)) is not None:
                 masks[index] = left
@@ -83,6 +83,15 @@ class Images:
             self.unchanged = np.zeros((len(self.kinds), len(self._new)), bool)
             for index, left in masks.items():
                 self.unchanged[:, index] = left
+
+    def has_lost_key(self) -> bool:
+        """Whether an old image is null in a column of the key, and so tells of no row."""
+        deleted = self.kinds == Kind.DELETE
+        return any(
+            not self._new[index].present[deleted].all() or (self._old and not self._old[index].present.all())
+            for index, column in enumerate(self._table.columns)
+            if column.name in self._table.key
+        )
 
     def key_changed(self) -> Mask:
         """For each of `old_rows`, whether the key is another one than before."""

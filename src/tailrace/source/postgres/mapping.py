@@ -120,8 +120,7 @@ class Converter:
             arrays.append(parsed.array)
             if parsed.unfit is not None:
                 unfit[column.name] = parsed.unfit
-        row = pa.StructArray.from_arrays(arrays, fields=list(self._table.row_type))
-        return row, exact.combine(unfit)
+        return self._table.rows(arrays, batch.num_rows), exact.combine(unfit)
 
 
 def read_column(table: TableSchema, column: Column, array: pa.Array[Any]) -> text.Parsed:

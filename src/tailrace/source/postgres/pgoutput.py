@@ -226,7 +226,7 @@ def _read(frame: Frame, placement: Placement, piece: _Piece, table: TableSchema)
     require_fit(table, piece.relation)
     images = Images(frame, frame.changes[piece.rows], piece.relation, table)
     if (images.kinds != Kind.INSERT).any():
-        check_identity(table, piece.relation)
+        check_identity(table, piece.relation, images_lack_key=images.has_lost_key())
     return _assemble(table, placement, piece, images)
 
 
@@ -333,7 +333,7 @@ def _build(
 ) -> Changes:
     return Changes.build(
         table,
-        pa.StructArray.from_arrays(columns, fields=list(table.row_type)),
+        table.rows(columns, len(changes)),
         op=op,
         commit=placement.commit[changes],
         ordinal=placement.ordinal[changes] + half,

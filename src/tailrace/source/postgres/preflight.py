@@ -234,6 +234,12 @@ def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
         listed = ", ".join(map(str, blocking[:5]))
         message = f"creating it will wait for the open write transactions of processes {listed}"
         findings.append(Finding("warning", "slot", message, "let them commit, or SELECT pg_terminate_backend(pid);"))
+    prepared = [
+        gid for (gid,) in connection.execute("SELECT quote_literal(gid) FROM pg_prepared_xacts ORDER BY prepared")
+    ]
+    if prepared:
+        message = f"creating it will wait for the prepared transactions {', '.join(prepared[:5])}"
+        findings.append(Finding("warning", "slot", message, f"COMMIT PREPARED {prepared[0]};  -- or ROLLBACK PREPARED"))
     return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
 
 
@@ -255,6 +261,34 @@ SELECT root.oid::int8 FROM unnest(%s::oid[]) AS root(oid) WHERE EXISTS (
     SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
     AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid)))
 """
+
+
+# Postgres sends old rows by the identity of the leaf, under the name of the root.
+_LEAVES = """
+SELECT root.oid::int8, n.nspname::text, c.relname::text, ARRAY(
+    SELECT a.attname::text FROM pg_index i
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey[0:i.indnkeyatts - 1])
+    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)
+FROM unnest(%s::oid[]) AS root(oid) CROSS JOIN LATERAL pg_partition_tree(root.oid) AS t
+JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE t.isleaf AND t.relid <> root.oid AND c.relreplident IN ('d', 'i')
+"""
+
+
+def _leaves(connection: Session, tables: Sequence[Published]) -> list[Finding]:
+    """Partitions whose old rows would lack what tells rows of the root apart."""
+    roots = {one.oid: one for one in tables if one.schema.key or one.identity == "f"}
+    findings: list[Finding] = []
+    for oid, schema, name, identity in connection.execute(_LEAVES, [list(roots)]).fetchall():
+        key = roots[oid].schema.key
+        # One without any identity sends no old rows: Postgres refuses UPDATE and DELETE.
+        if identity and not (key and set(key) <= set(identity)):
+            leaf = sql.Identifier(schema, name).as_string(connection)
+            wanted = f"the key ({', '.join(key)})" if key else "whole rows"
+            message = f"the replica identity of its partition {leaf} does not send {wanted} of deleted rows"
+            fix = f"ALTER TABLE {leaf} REPLICA IDENTITY FULL;"
+            findings.append(Finding("error", str(roots[oid].schema.table), message, fix))
+    return findings
 
 
 def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
@@ -289,4 +323,4 @@ def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
             findings.append(Finding("warning", str(table), message, fix))
         else:
             findings.append(Finding("ok", str(table), f"key ({', '.join(published.schema.key)})"))
-    return findings
+    return findings + _leaves(connection, tables)

@@ -34,13 +34,14 @@ from tailrace.source.postgres.connection import (
     Replication,
     bulk,
     connection_string,
+    lacks,
     session,
     translate,
     translated,
 )
 from tailrace.source.postgres.framing import Framer
 from tailrace.source.postgres.lsn import before, format_lsn
-from tailrace.source.postgres.slot import SlotStatus, beat, look, require
+from tailrace.source.postgres.slot import SlotStatus, beat, look, publication_exists, require
 from tailrace.source.postgres.stream import ReplicationStream
 
 BACKLOG_BYTES = 32 * 1024 * 1024
@@ -125,7 +126,24 @@ class Receiver:
                     raise
                 self._wait(error)
             except UnavailableError as error:
+                self._require_published(error)
                 self._wait(error)
+
+    def _require_published(self, error: UnavailableError) -> None:
+        """Raise LostError when the log was written while there was no publication, which is there by now.
+
+        The server does not decode such a log; from version 18 on it leaves its changes out instead. While there is no
+        publication, the follower says so.
+        """
+        if not lacks("publication", error.message):
+            return
+        with suppress(UnavailableError), session(self.options.dsn, "looking for the publication") as connection:
+            if publication_exists(connection, self.options.publication):
+                raise LostError(
+                    f"the publication {self.options.publication!r} was dropped and made again;"
+                    " changes made in between are not sent by the server",
+                    fix=RESYNC,
+                )
 
     def _wait(self, error: TailraceError) -> None:
         self._close_session()

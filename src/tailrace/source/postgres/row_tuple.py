@@ -31,8 +31,12 @@ class Cells:
     kinds: npt.NDArray[np.uint8] | None
 
     def texts(self, data: pa.Buffer) -> pa.Array[Any]:
-        present = None if self.kinds is None else self.kinds == TEXT
-        return slice_texts(data, self.starts, self.lengths, present)
+        return slice_texts(data, self.starts, self.lengths, None if self.kinds is None else self.present)
+
+    @property
+    def present(self) -> npt.NDArray[np.bool_]:
+        """The cells that are text."""
+        return np.ones(len(self.starts), bool) if self.kinds is None else self.kinds == TEXT
 
     def take(self, rows: Places) -> Cells:
         return Cells(self.starts[rows], self.lengths[rows], None if self.kinds is None else self.kinds[rows])

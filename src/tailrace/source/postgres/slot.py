@@ -192,7 +192,9 @@ def _alone(session: Session, publication: str) -> Iterator[None]:
 
 
 def addition_sql(publication: str, tables: Sequence[TableName]) -> sql.Composed:
-    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), _names(tables))
+    # Without ONLY the tables that inherit from one come with it, and those that are in already fail the command.
+    only = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in tables)
+    return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), only)
 
 
 def publication_sql(publication: str, tables: Sequence[TableName], *, via_root: bool) -> sql.Composed:

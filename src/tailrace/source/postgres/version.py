@@ -44,18 +44,24 @@ def require_fit(table: TableSchema, relation: Relation) -> None:
         )
 
 
-def check_identity(table: TableSchema, relation: Relation) -> None:
-    """Raise SchemaChangedError unless old images of `relation` identify a row of `table`."""
+def check_identity(table: TableSchema, relation: Relation, *, images_lack_key: bool = False) -> None:
+    """Raise SchemaChangedError unless old images of `relation` identify a row of `table`.
+
+    `images_lack_key` says that they do not, whatever the message promises: it speaks of a partitioned table, and they
+    are made by the identity of the partition.
+    """
     identity = {column.name for column in relation.columns if column.identifies}
-    if table.key and set(table.key) <= identity:
+    if table.key and set(table.key) <= identity and not images_lack_key:
         return
     if not table.key and relation.replica_identity == "f":
         return
     wanted = f"the key ({', '.join(table.key)})" if table.key else "the whole row"
+    mend = f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}"
+    if images_lack_key:
+        mend = "ALTER TABLE … REPLICA IDENTITY FULL for the partition that tailrace check FILE names"
     raise SchemaChangedError(
         f"the replica identity no longer covers {wanted}, so updates and deletes cannot be told apart",
-        fix=f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}, "
-        f"then tailrace resync FILE {table.table}",
+        fix=f"{mend}, then tailrace resync FILE {table.table}",
         table=str(table.table),
     )
 
