@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tailrace.errors import UnavailableError, revive
 from tailrace.wholefile import replace_text
@@ -56,6 +56,12 @@ class Child:
         self._process: subprocess.Popen[str] | None = None
         if not patience_seconds:
             self._take_over()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def require_alive(self) -> None:
         """Raises the error that ended the child, if it has ended; asked again after a moment, it begins another one."""

@@ -114,6 +114,10 @@ class Orders:
     skips: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
+History = Sequence[tuple[Position, TableSchema]]
+"""A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
+
+
 class Versions(Protocol):
     """Which columns a table had at which position. Whoever runs the follower keeps them, durably if it needs to."""
 
@@ -128,9 +132,7 @@ class Versions(Protocol):
         """The version that holds at a position; without one, the newest."""
         ...
 
-    def schemas_between(
-        self, upstream_id: str, after: Position, upto: Position
-    ) -> Sequence[tuple[Position, TableSchema]]:
+    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> History:
         """The version that holds at `after`, then those that begin in (after, upto], by position."""
         ...
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TypeVar
 
-from tailrace.change import Position
-
-Place = TypeVar("Place", Position, int)
+Place = TypeVar("Place", bound=tuple[int, int] | int)
 
 
 def bounded(head: Place, goal: Place | None, copied: Iterable[Place | None]) -> Place:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar
 
-from tailrace.change import Position
 from tailrace.source import Orders, Phase
 
 
@@ -37,9 +36,9 @@ Place = TypeVar("Place")
 
 
 def heed(
-    table: Table, upstream_id: str, orders: Orders, *, reached: Place, place_of: Callable[[str], Place | None]
+    table: Table, upstream_id: str, orders: Orders, *, reached: Place, place_of: Callable[[str, Place], Place | None]
 ) -> Table:
-    """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it.
+    """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it then.
 
     A table in error or paused stays where it is, also while it waits for a new copy to begin: what it would read until
     then would be behind the changes that failed.
@@ -47,15 +46,10 @@ def heed(
     if upstream_id in orders.stopped:
         resume = orders.stopped[upstream_id]
         if table.phase != "stopped" or (resume is None and table.holds):
-            return table.stop(place_of(resume) if resume else None)
+            return table.stop(place_of(resume, reached) if resume else None)
     elif upstream_id in orders.paused:
         if table.phase != "stopped":
             return table.stop(reached if table.phase != "init" else None)
     elif table.phase == "stopped":
         return table.resume()
     return table
-
-
-def skips_behind(reached: Position, upstream_id: str, orders: Orders) -> tuple[Position, ...]:
-    """The changes of a table that are still to be passed over."""
-    return tuple(sorted(at for at in map(Position.parse, orders.skips.get(upstream_id, ())) if at > reached))

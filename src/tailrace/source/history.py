@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_right
-from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.change import Position
 from tailrace.schema import TableSchema
+from tailrace.source import History
 from tailrace.wholefile import replace_durably
 
 
@@ -40,9 +40,7 @@ class Remembered:
         index = len(known) if position is None else bisect_right(known, position, key=lambda pair: pair[0])
         return known[index - 1][1] if index else None
 
-    def schemas_between(
-        self, upstream_id: str, after: Position, upto: Position
-    ) -> Sequence[tuple[Position, TableSchema]]:
+    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> History:
         known = self._versions.get(upstream_id, [])
         begin, end = (bisect_right(known, position, key=lambda pair: pair[0]) for position in (after, upto))
         return known[max(begin - 1, 0) : end]

@@ -23,8 +23,7 @@ def test_a_connection_that_breaks_while_the_server_decodes_a_backlog_ends_no_rec
     goal = before(server_lsn(session))
     with Proxy("127.0.0.1", database.server.port) as proxy:
         address = conninfo.make_conninfo(source.dsn, host="127.0.0.1", port=proxy.port)
-        child = replace(source, dsn=address).receiver()
-        try:
+        with replace(source, dsn=address).receiver() as child:
             wait_until(lambda: bool(session.execute(DECODING).fetchall()), 30)
             proxy.cut()
 
@@ -33,5 +32,3 @@ def test_a_connection_that_breaks_while_the_server_decodes_a_backlog_ends_no_rec
                 return mark(source) >= goal
 
             wait_until(arrived, 60)
-        finally:
-            child.stop()

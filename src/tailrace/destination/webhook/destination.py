@@ -117,12 +117,9 @@ class WebhookDestination:
     @contextmanager
     def delivering(self) -> Iterator[WebhookDelivery]:
         folder = Path(self.queue)
-        with QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes) as writer:
-            sender = self.start_sender()
-            try:
-                yield WebhookDelivery(folder, writer, self._stage, sender)
-            finally:
-                sender.stop()
+        queue = QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes)
+        with queue as writer, self.start_sender() as sender:
+            yield WebhookDelivery(folder, writer, self._stage, sender)
 
     def start_sender(self) -> Child:
         """The process that sends, while this node has the lease."""

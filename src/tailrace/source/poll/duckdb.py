@@ -22,12 +22,12 @@ import pyarrow as pa
 
 from tailrace.errors import Finding, PreflightError, SchemaChangedError, TailraceError, UnavailableError
 from tailrace.schema import Column, TableName, TableSchema
+from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
 from tailrace.source.poll.mark import Mark, Stretch
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.pace import pace_of
 from tailrace.source.poll.version import Kind, Scale, kind_of
-from tailrace.source.postgres.exact import combine
 
 FETCH_KEYS: Final = 50_000
 RETRY_SECONDS: Final = 0.05

@@ -178,7 +178,7 @@ class PollFollower:
     def _heed(self, now: PollOffset, orders: Orders) -> PollOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
         tables = {
-            each: heed(entry, each, orders, reached=entry.step, place_of=lambda text: Position.parse(text).commit)
+            each: heed(entry, each, orders, reached=entry.step, place_of=lambda text, _: Position.parse(text).commit)
             for each, entry in now.tables.items()
         }
         for each, entry in tables.items():

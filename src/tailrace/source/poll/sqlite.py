@@ -17,12 +17,12 @@ import pyarrow as pa
 from tailrace.digest import row_digests
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError
 from tailrace.schema import TableSchema
+from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
 from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.pace import Pace, pace_of
 from tailrace.source.poll.version import Kind, Scale, require_iso
-from tailrace.source.postgres.exact import combine
 from tailrace.source.sqlite.catalog import ROWID, describe, make_schema
 from tailrace.source.sqlite.engine import fetch
 from tailrace.source.sqlite.value import cells_of

@@ -16,19 +16,19 @@ from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
-from tailrace.source.goal import bounded
-from tailrace.source.heed import heed, skips_behind
+from tailrace.source.offset import Reading, readings
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.census import Census
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_heaps
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import Entry, LogOffset, Reading, chunks, readings
+from tailrace.source.postgres.offset import Entry, LogOffset, chunks
 from tailrace.source.postgres.receiver import RESYNC, STATUS
 from tailrace.source.postgres.schema_log import SchemaLog
 from tailrace.source.postgres.slot import beat, look, require, server_position
 from tailrace.source.postgres.split import Wanted, log_splits
+from tailrace.source.wanted import first_change
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
@@ -110,7 +110,7 @@ class PostgresFollower:
         if given.log > self._journal.mark():
             self._require_sent_again(given.log)
         self._census.refresh()
-        now = self._enrol(self._heed(given, orders))
+        now = self._enrol(given.heed(orders, lambda text, _: Position.parse(text)))
         end = self._read_log(now, limit)
         self._schemas.scan(self._journal, now.low_water, end.log)
         end = self._begin_anew(now, end)
@@ -148,21 +148,10 @@ class PostgresFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    @staticmethod
-    def _heed(now: LogOffset, orders: Orders) -> LogOffset:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        heeded: dict[int, Entry] = {}
-        for oid, entry in now.tables.items():
-            reached = entry.position(now.log)
-            skips = skips_behind(reached, str(oid), orders)
-            known = entry if skips == entry.skips else replace(entry, skips=skips)
-            heeded[oid] = heed(known, str(oid), orders, reached=reached, place_of=Position.parse)
-        return now.with_tables(heeded)
-
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""
         tables = self._census.tables
-        now = now.without([oid for oid in now.tables if oid not in tables])
+        now = now.only(tables)
         changed = {
             oid: replace(now.tables[oid].restart() if oid in now.tables else Entry("init"), member=one.membership)
             for oid, one in tables.items()
@@ -177,7 +166,7 @@ class PostgresFollower:
             for oid, entry in end.tables.items()
             if oid in self._schemas.recopies
             and entry.phase not in ("init", "stopped")
-            and max(before(entry.x), now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
+            and max(entry.x, now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
             and self._policy(oid) != "stop"
         }
         return end.with_tables(due)
@@ -195,28 +184,8 @@ class PostgresFollower:
     # -- the log ------------------------------------------------------------------------------------------
 
     def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
-        """Ready tables move to the new common position; the tables behind it move towards it together.
-
-        Together, because they read the same stretch of the log: it is paid for once, however many they are.
-        """
-        ready, behind = frozenset(now.within("ready")), now.within("catchup")
         # Up to the mark the journal is known to be whole, changes or not.
-        head = max(self._journal.head(), self._journal.mark())
-        head = bounded(head, self._goal, (entry.at for entry in behind.values()))
-        # A busy log must not keep those behind it from ever meeting it.
-        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if behind else limit
-        log = self._take(now.log, head, ready, share)
-        # Those that were copied at a later position than the log has reached wait for it.
-        late = {oid: entry.at for oid, entry in behind.items() if entry.at is not None and entry.at <= log}
-        if not late:
-            return replace(now, log=log)
-        reached = self._take(min(late.values()), log, frozenset(late), share)
-        changed = {
-            oid: behind[oid].join() if reached >= log else replace(behind[oid], at=reached)
-            for oid, at in late.items()
-            if at <= reached
-        }
-        return replace(now.with_tables(changed), log=log)
+        return now.read_on(max(self._journal.head(), self._journal.mark()), self._goal, limit, self._take)
 
     def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> Position:
         """The furthest commit boundary in (after, upto] within the limit.
@@ -263,12 +232,7 @@ class PostgresFollower:
     # -- the copy -----------------------------------------------------------------------------------------
 
     def _copy(self, now: LogOffset, end: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
-        resync = {int(oid): request for oid, request in orders.resync.items()}
-        new = {
-            oid: replace(entry, request=max(entry.request, resync.get(oid, 0)))
-            for oid, entry in end.tables.items()
-            if (entry.phase == "init" and str(oid) not in orders.paused) or entry.request < resync.get(oid, 0)
-        }
+        new = end.due(orders)
         copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
         # One that is copied anew by request stays as it is until its copy can begin.
         self._waits_for_round = bool(new)
@@ -287,7 +251,7 @@ class PostgresFollower:
         budget = limit.bytes
         for oid, entry in sorted({**copying, **begun}.items()):
             keyed = bool(self._copied_schema(oid, entry).key)
-            if not keyed and entry.x != round_.x:
+            if not keyed and entry.copy != round_.x:
                 # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
                 changed[oid] = entry.restart()
                 continue
@@ -297,7 +261,7 @@ class PostgresFollower:
             entry = replace(entry, next=entry.next + take)
             # A keyless table waits for the next batch, which shows that these chunks were read under this round.
             if entry.next == entry.chunks and (keyed or read):
-                entry = replace(entry, phase="catchup", at=before(entry.x))
+                entry = replace(entry, phase="catchup", at=entry.x)
             changed[oid] = entry
         return end.with_tables(changed)
 
@@ -327,12 +291,12 @@ class PostgresFollower:
                 return None
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
             self._schemas.begin(shown[oid].schema, before(round_.x))
-            begun[oid] = Entry("copy", x=round_.x, parts=parts, request=entry.request, member=entry.member)
+            begun[oid] = Entry("copy", copy=round_.x, parts=parts, request=entry.request, member=entry.member)
         return begun
 
     def _copied_schema(self, oid: int, entry: Entry) -> TableSchema:
         """The columns a table's copy has: those of when it began."""
-        schema = self._versions.schema_at(str(oid), before(entry.x))
+        schema = self._versions.schema_at(str(oid), entry.x)
         if schema is None:
             raise LostError(f"the version of table {oid} that is being copied is not stored", fix=RESYNC)
         return schema
@@ -366,14 +330,14 @@ class PostgresFollower:
                 continue
             round_ = self._wait_for_round()
             schema = self._copied_schema(oid, entry)
-            if not schema.key and entry.x != round_.x:
+            if not schema.key and entry.copy != round_.x:
                 continue  # `latest` starts this table's copy over under the new snapshot
             pages = self.source.chunk_bytes // PAGE_BYTES
             published = self._census.tables[oid]
             filtered_by = published.membership if published.row_filter else 0
             splits += [
                 replace(
-                    copy_split(schema, chunk, pages, round_, entry.x, filtered_by),
+                    copy_split(schema, chunk, pages, round_, entry.copy, filtered_by),
                     starts=wanted.start == 0,
                     completes=entry.next == entry.chunks,
                 )
@@ -397,21 +361,17 @@ class PostgresFollower:
         after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
         return log_splits(self._journal.frames(after, upto), wanted, self.source.parallel)
 
-    def _wanted(self, oid: int, entry: Entry, reading: Reading) -> Wanted:
+    def _wanted(self, oid: int, entry: Entry, reading: Reading[Position]) -> Wanted:
         history = tuple(self._versions.schemas_between(str(oid), reading.after, reading.upto))
         settings = self.source.tables_wanted.settings_of(str(history[-1][1].table))
-        stops: Position | None = None
-        if settings.schema_changes == "stop":
-            recopy = self._schemas.recopies.get(oid, START)
-            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
-            stops = min(changes, default=None)
-        shown = self._versions.schema_at(str(oid), before(entry.x)) if settings.schema_changes == "ignore" else None
+        policy = settings.schema_changes
+        shown = self._versions.schema_at(str(oid), entry.x) if policy == "ignore" else None
         return Wanted(
             reading.after,
             reading.upto,
             history,
             shown=shown,
-            stops=stops,
+            stops=first_change(reading, history, self._schemas.recopies.get(oid)) if policy == "stop" else None,
             skips=entry.skips,
             truncates=settings.truncate == "apply",
         )

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.schema import TableSchema
-from tailrace.source.postgres import exact
+from tailrace.source import exact
 from tailrace.source.postgres.frame import Frame, Places
 from tailrace.source.postgres.mapping import read_column
 from tailrace.source.postgres.message import Kind, MalformedError, Relation

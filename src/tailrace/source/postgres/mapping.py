@@ -16,7 +16,8 @@ from psycopg import sql
 
 from tailrace.errors import UnfitError
 from tailrace.schema import Column, TableSchema
-from tailrace.source.postgres import exact, instant, text
+from tailrace.source import exact
+from tailrace.source.postgres import instant, text
 from tailrace.source.postgres.message import EPOCH_US
 
 SESSION: Final[dict[str, str]] = {

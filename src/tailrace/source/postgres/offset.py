@@ -9,72 +9,51 @@ no connection, no clock.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tailrace.change import Position
-from tailrace.source import Phase
+from tailrace.source import offset
 from tailrace.source.postgres.lsn import before
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One table. `parts` maps each heap to copy (partitions have several) to its number of chunks.
+class Entry(offset.Entry[Position]):
+    """One table. A copy is told from the next by the LSN of its first snapshot.
 
-    `member` tells this stay of the table in the publication from another one, between which changes were not sent.
-    `skips` are changes to be passed over.
+    `parts` maps each heap to copy (partitions have several) to its number of chunks. `member` tells this stay of the
+    table in the publication from another one, between which changes were not sent.
     """
 
-    phase: Phase
-    x: int = 0
-    next: int = 0
     parts: Mapping[str, int] = field(default_factory=dict)
-    at: Position | None = None
-    request: int = 0
     member: int = 0
-    skips: tuple[Position, ...] = ()
+
+    @property
+    def x(self) -> Position:
+        return before(self.copy)
 
     @property
     def chunks(self) -> int:
         return sum(self.parts.values())
 
     def position(self, log: Position) -> Position:
-        """Up to here the destination has this table's log changes, or will have them from a copy still to begin."""
-        if self.at is not None:
-            return self.at
-        return before(self.x) if self.phase == "copy" else log
+        return self.place(log)
 
     def stop(self, at: Position | None) -> Entry:
-        """Not read from now on. Behind `at` it can go on; None: only a new copy helps, and nothing is kept for it."""
         # Nobody knows yet whether the last chunks of a table without key were read under one snapshot.
-        if at is None or (self.phase == "copy" and self.next == self.chunks):
-            return Entry("stopped", request=self.request, member=self.member)
-        return replace(self, phase="stopped", at=at)
-
-    @property
-    def holds(self) -> bool:
-        return self.at is not None
-
-    def resume(self) -> Entry:
-        """Where a stopped table goes on."""
-        if self.at is None:
-            return replace(self, phase="init")
-        if self.next < self.chunks:
-            return replace(self, phase="copy", at=None)
-        return replace(self, phase="catchup")
+        return super().stop(None if self.phase == "copy" and self.next == self.chunks else at)
 
     def join(self) -> Entry:
-        """Level with the log."""
-        return replace(self, phase="ready", parts={}, at=None)
+        return replace(super().join(), parts={})
 
     def restart(self) -> Entry:
-        """Waiting for a new copy."""
         return Entry("init", request=self.request, member=self.member)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
-        raw |= {name: getattr(self, name) for name in ("x", "next", "request", "member") if getattr(self, name)}
+        numbers = {"x": self.copy, "next": self.next, "request": self.request, "member": self.member}
+        raw |= {name: number for name, number in numbers.items() if number}
         if self.parts and self.phase != "ready":
             raw["parts"] = dict(self.parts)
         if self.skips:
@@ -88,17 +67,12 @@ class Entry:
             raw["phase"],
             raw.get("x", 0),
             raw.get("next", 0),
-            raw.get("parts", {}),
             Position.parse(at) if at else None,
             raw.get("request", 0),
-            raw.get("member", 0),
             tuple(map(Position.parse, raw.get("skips", ()))),
+            raw.get("parts", {}),
+            raw.get("member", 0),
         )
-
-    def chunks_since(self, earlier: Entry | None) -> range:
-        """The chunks to copy between an earlier state of the table and this one. A new x is a new copy."""
-        same_copy = earlier is not None and earlier.x == self.x
-        return range(earlier.next if earlier is not None and same_copy else 0, self.next)
 
 
 @dataclass(frozen=True)
@@ -122,11 +96,8 @@ def chunks(entry: Entry, wanted: range) -> Iterator[Chunk]:
 
 
 @dataclass(frozen=True)
-class LogOffset:
+class LogOffset(offset.LogOffset[int, Entry, Position]):
     """The whole offset; `tables` is keyed by relation OID."""
-
-    log: Position
-    tables: Mapping[int, Entry] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> LogOffset:
@@ -138,45 +109,6 @@ class LogOffset:
         return {"log": str(self.log), "tables": {str(oid): self.tables[oid].to_json() for oid in sorted(self.tables)}}
 
     @property
-    def low_water(self) -> Position:
-        """Nothing at or before this position is needed again."""
-        return min((entry.position(self.log) for entry in self.tables.values()), default=self.log)
-
-    @property
     def high_water(self) -> Position:
         """No table has come further than this position."""
         return max((entry.position(self.log) for entry in self.tables.values()), default=self.log)
-
-    def within(self, *phases: Phase) -> dict[int, Entry]:
-        return {oid: entry for oid, entry in self.tables.items() if entry.phase in phases}
-
-    def with_tables(self, changed: Mapping[int, Entry]) -> LogOffset:
-        return replace(self, tables={**self.tables, **changed})
-
-    def without(self, gone: Collection[int]) -> LogOffset:
-        return replace(self, tables={oid: entry for oid, entry in self.tables.items() if oid not in gone})
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What a batch takes from the log for one table: the changes in (after, upto]."""
-
-    after: Position
-    upto: Position
-
-
-def readings(start: LogOffset, end: LogOffset) -> dict[int, Reading]:
-    """Per table, the log range that lies between two offsets. Pure: `plan` relies on it."""
-    ranges = {}
-    for oid, then in end.tables.items():
-        if then.phase not in ("ready", "catchup"):
-            continue
-        now = start.tables.get(oid)
-        if now is None or now.phase in ("init", "copy") or then.chunks_since(now):
-            continue  # a copy ends the batch before the first log change is read
-        if now.phase == "stopped" and now.resume().phase != "catchup":
-            continue
-        reading = Reading(now.position(start.log), then.position(end.log))
-        if reading.upto > reading.after:
-            ranges[oid] = reading
-    return ranges

@@ -6,7 +6,7 @@ message buffer, and Arrow casts do the rest. There is no Python loop over rows.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,16 +18,14 @@ import pyarrow as pa
 from tailrace.change import START, Changes, Op, Position, pack_unchanged
 from tailrace.errors import DamagedError, TableError
 from tailrace.schema import TableSchema
+from tailrace.source import History
 from tailrace.source.postgres import message
 from tailrace.source.postgres.frame import Frame, OpenTransaction, Placement, Places
 from tailrace.source.postgres.image import Image, Images
 from tailrace.source.postgres.message import Kind, MalformedError, Relation, Truncate
 from tailrace.source.postgres.version import check_identity, require_fit
 
-__all__ = ["History", "OpenTransaction", "decode", "only"]
-
-History = Sequence[tuple[Position, TableSchema]]
-"""A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
+__all__ = ["OpenTransaction", "decode", "only"]
 
 
 def only(table: TableSchema) -> History:

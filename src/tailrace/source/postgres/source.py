@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -158,13 +157,8 @@ class PostgresSource:
             drop_slot(connection, self.slot)
         shutil.rmtree(self.journal, ignore_errors=True)
 
-    @contextmanager
-    def receiving(self) -> Iterator[Child]:
-        receiver = self.receiver()
-        try:
-            yield receiver
-        finally:
-            receiver.stop()
+    def receiving(self) -> Child:
+        return self.receiver()
 
     def follow(self, versions: Versions | None = None) -> PostgresFollower:
         if versions is not None:  # a pipeline, which has prepared the source and receives
@@ -191,21 +185,7 @@ class PostgresSource:
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        """Where each table stands at an offset."""
-        at = LogOffset.from_json(offset)
-        return [
-            TableProgress(
-                str(oid),
-                entry.phase,
-                entry.position(at.log),
-                entry.next,
-                entry.chunks,
-                entry.request,
-                entry.x,
-                catching_up=entry.phase == "catchup" and entry.at != before(entry.x),
-            )
-            for oid, entry in at.tables.items()
-        ]
+        return LogOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         raw = read_status(Path(self.journal), STATUS)

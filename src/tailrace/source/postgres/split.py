@@ -9,14 +9,13 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from tailrace.change import Changes, Op, Position
+from tailrace.change import Changes, Op
 from tailrace.collapse import fit
-from tailrace.errors import SchemaChangedError
 from tailrace.journal import FrameRef, JournalReader
-from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.postgres.framing import FrameMeta, messages_of
-from tailrace.source.postgres.pgoutput import History, decode
+from tailrace.source.postgres.pgoutput import decode
+from tailrace.source.wanted import WantedTable
 
 SPLIT_BYTES = 4 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
@@ -25,25 +24,10 @@ MOST_SPLIT_BYTES = 12 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a batch takes from the log for one table: the changes in (after, upto], but for `skips`.
+class Wanted(WantedTable):
+    """`truncates`: whether the destination follows a TRUNCATE."""
 
-    `shown` is the version the destination keeps when it does not follow the newest. `stops` is the position of a schema
-    change that the table's policy does not allow.
-    """
-
-    after: Position
-    upto: Position
-    history: History
-    shown: TableSchema | None = None
-    stops: Position | None = None
-    skips: tuple[Position, ...] = ()
     truncates: bool = True
-
-    @property
-    def schema(self) -> TableSchema:
-        """The version the destination has after the batch."""
-        return self.shown or self.history[-1][1]
 
 
 @dataclass(frozen=True)
@@ -114,14 +98,7 @@ def _split(group: Sequence[FrameRef], wanted: Mapping[int, Wanted]) -> LogSplit:
 def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.wanted.values():
-        if wanted.stops is not None:
-            table = wanted.history[0][1].table
-            raise SchemaChangedError(
-                "the columns changed upstream, and its policy for schema changes is `stop`",
-                fix=f"tailrace resync FILE {table}, or set schema_changes to evolve and tailrace retry FILE {table}",
-                table=str(wanted.schema.table),
-                position=str(wanted.stops),
-            )
+        wanted.require_allowed()
     reader = JournalReader(journal)
     try:
         for ref in split.frames:

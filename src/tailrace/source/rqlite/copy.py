@@ -19,10 +19,11 @@ from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import StaleCopyError, TableError, revive
 from tailrace.schema import TableSchema
 from tailrace.source import Split
+from tailrace.source.exact import combine
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.rqlite.query import Row, Selection, lacks_rowid, parameter, read_image, rowid_name
 from tailrace.source.sqlite.catalog import Described
-from tailrace.source.sqlite.image import exact_column, unfit_key
+from tailrace.source.sqlite.image import unfit_key
 from tailrace.sqlite.layout import quoted
 
 WHOLE = (0,)
@@ -95,7 +96,7 @@ def read_chunk(api: Api | None, split: CopySplit) -> Iterator[Changes]:
             op=Op.READ,
             commit=split.x.commit,
             ordinal=np.arange(ordinal, ordinal + len(rows), dtype=np.int64),
-            exact=exact_column(image.exact, len(rows)),
+            exact=combine(image.exact),
         )
         ordinal += len(rows)
 

@@ -19,10 +19,11 @@ import pyarrow.compute as pc
 from tailrace.change import Changes, Op, Position, pack_unchanged
 from tailrace.errors import TableError, UnfitError
 from tailrace.schema import TableSchema
+from tailrace.source.exact import combine
 from tailrace.source.rqlite.catalog import stored_names
 from tailrace.source.rqlite.value import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
-from tailrace.source.sqlite.image import Image, exact_column
+from tailrace.source.sqlite.image import Image
 
 Event = dict[str, Any]
 Mask = npt.NDArray[np.bool_]
@@ -108,7 +109,7 @@ def decode(table: TableSchema, events: Events, gone: Sequence[set[str]] | None =
         ordinal=np.fromiter((event["ordinal"] for event in found), np.int64, count),
         committed_at=_times(found),
         unchanged=_unchanged(table, gone),
-        exact=exact_column(image.exact, count),
+        exact=combine(image.exact),
         before=earlier.struct(table, has_before),
     )
     return _split_moved(changes, earlier.struct(table), has_before, old_ids, new_ids)

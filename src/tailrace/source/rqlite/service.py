@@ -13,6 +13,7 @@ from tailrace.errors import LostError, TableError, TailraceError, revive
 from tailrace.journal import Cursor, FrameRef, JournalReader, cursors
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Orders, Split, Versions
+from tailrace.source.offset import Reading, readings
 from tailrace.source.rqlite.arrival import Arrival, arrivals
 from tailrace.source.rqlite.catalog import upstream_id
 from tailrace.source.rqlite.copy import WHOLE, CopySplit, chunk_bounds
@@ -23,7 +24,8 @@ from tailrace.source.rqlite.split import Wanted, failing_split, log_splits, summ
 from tailrace.source.rqlite.window import RESYNC
 from tailrace.source.sqlite import version
 from tailrace.source.sqlite.catalog import Described, stored_columns
-from tailrace.source.sqlite.offset import Entry, LogOffset, Reading, readings
+from tailrace.source.sqlite.offset import Entry, LogOffset
+from tailrace.source.wanted import first_change
 
 if TYPE_CHECKING:
     from tailrace.source.rqlite.source import RqliteSource
@@ -126,7 +128,7 @@ class ServiceFollower:
         return dict(self._roster.tables)
 
     def heed(self, now: LogOffset, orders: Orders) -> LogOffset:
-        return now.heed(orders, self._id)
+        return now.heed(orders, lambda text, _: Position.parse(text), self._id)
 
     def _enrol(self, now: LogOffset) -> LogOffset:
         """Tables that are gone, or not selected any more, go. With an API, those that came wait for their copy."""
@@ -200,14 +202,7 @@ class ServiceFollower:
     # -- the copy -----------------------------------------------------------------------------------------
 
     def _copy(self, end: LogOffset, limit: Limit, orders: Orders, arrived: dict[str, Arrival]) -> LogOffset:
-        requests = {
-            name: max(entry.request, orders.resync.get(self._id(name), 0)) for name, entry in end.tables.items()
-        }
-        due = {
-            name: entry
-            for name, entry in end.tables.items()
-            if (entry.phase == "init" and self._id(name) not in orders.paused) or entry.request < requests[name]
-        }
+        due = end.due(orders, self._id)
         changed = self._join(end, arrived) if self._api is None else {}
         if due and self._api is not None:
             # The journal was looked at before: what it holds is in the catalog and the tables that are asked for now.
@@ -218,9 +213,9 @@ class ServiceFollower:
                 if name in tables:
                     self._schemas.begin(tables[name], x)
                     bounds = chunk_bounds(self._api, tables[name], self.source.chunk_rows)
-                    changed[name] = entry.begin(x, bounds, requests[name])
+                    changed[name] = entry.begin(x, bounds)
         elif due:
-            changed |= {name: entry.begin(end.log, WHOLE, requests[name]) for name, entry in due.items()}
+            changed |= {name: entry.begin(end.log, WHOLE) for name, entry in due.items()}
         return end.copy_on(changed, limit.rows, self.source.chunk_rows)
 
     def _join(self, end: LogOffset, arrived: dict[str, Arrival]) -> dict[str, Entry]:
@@ -235,7 +230,7 @@ class ServiceFollower:
                 self._schemas.put(arrival.infer(self.service, {}), arrival.x)
             else:
                 self._schemas.put(arrival.infer(self.service, arrival.kinds), arrival.x)
-            joined[name] = Entry("init").begin(arrival.x, WHOLE, 0)
+            joined[name] = Entry("init").begin(arrival.x, WHOLE)
         return joined
 
     # -- splitting ----------------------------------------------------------------------------------------
@@ -320,16 +315,11 @@ class ServiceFollower:
         after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
         return log_splits(self.service, self._journal.frames(after, upto), wanted, asks=self._api is not None)
 
-    def _wanted(self, name: str, entry: Entry, reading: Reading) -> Wanted:
+    def _wanted(self, name: str, entry: Entry, reading: Reading[Position]) -> Wanted:
         history = tuple(self._versions.schemas_between(self._id(name), reading.after, reading.upto))
         if not history:
             raise LostError(f"the version of {self._id(name)} at {reading.after} is not stored", fix=RESYNC)
         policy = self._policy(name)
-        stops: Position | None = None
-        if policy == "stop":
-            recopy = self._schemas.recopies.get(name, START)
-            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
-            stops = min(changes, default=None)
         shown = self._schema_at(name, entry.x) if policy == "ignore" else None
         at, failure = self._schemas.failures.get(name, (START, None))
         return Wanted(
@@ -337,7 +327,7 @@ class ServiceFollower:
             reading.upto,
             history,
             shown=shown,
-            stops=stops,
+            stops=first_change(reading, history, self._schemas.recopies.get(name)) if policy == "stop" else None,
             skips=entry.skips,
             failure=failure if reading.after < at <= reading.upto else None,
         )

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, ClassVar
 from urllib.parse import quote, unquote
@@ -145,13 +144,8 @@ class RqliteSource:
             patience_seconds=patience_seconds,
         )
 
-    @contextmanager
-    def receiving(self) -> Iterator[Child]:
-        receiver = self.start_receiver()
-        try:
-            yield receiver
-        finally:
-            receiver.stop()
+    def receiving(self) -> Child:
+        return self.start_receiver()
 
     def follow(self, versions: Versions | None = None) -> RqliteFollower:
         if versions is not None:  # a pipeline, which has prepared the source and receives
@@ -194,20 +188,7 @@ class RqliteSource:
     def progress(self, offset: Offset) -> list[TableProgress]:
         found: list[TableProgress] = []
         for service, raw in offset["services"].items():
-            at = LogOffset.from_json(raw)
-            found += [
-                TableProgress(
-                    catalog.upstream_id(service, name),
-                    entry.phase,
-                    entry.position(at.log),
-                    entry.next,
-                    entry.chunks,
-                    entry.request,
-                    entry.copy,
-                    catching_up=entry.phase == "catchup" and entry.at != entry.x,
-                )
-                for name, entry in at.tables.items()
-            ]
+            found += LogOffset.from_json(raw).progress(partial(catalog.upstream_id, service))
         return found
 
     def status(self) -> dict[str, Any]:

@@ -12,21 +12,20 @@ from typing import Any, NamedTuple
 
 from tailrace.change import Changes, Position
 from tailrace.collapse import fit
-from tailrace.errors import SchemaChangedError, revive
+from tailrace.errors import revive
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Split
+from tailrace.source import History, Split
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Kinds
 from tailrace.source.rqlite.image import Events, decode, position_of, read_lines
 from tailrace.source.rqlite.missing import complete
+from tailrace.source.wanted import WantedTable
 
 SPLIT_BYTES = 8 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
 DECODE_BYTES = 4 * 1024 * 1024
 """Requests are small; so many bytes of them are decoded at once."""
-
-History = Sequence[tuple[Position, TableSchema]]
 
 
 class Shape(NamedTuple):
@@ -62,25 +61,10 @@ def summaries(meta: bytes) -> Mapping[str, Summary]:
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """What a batch takes from the journal for one table: the changes in (after, upto], but for `skips`.
+class Wanted(WantedTable):
+    """`failure` is an error that keeps the table from being read at all."""
 
-    `shown` is the version the destination keeps when it does not follow the newest. `stops` is the position of a schema
-    change that its policy does not allow; `failure` an error that keeps the table from being read at all.
-    """
-
-    after: Position
-    upto: Position
-    history: History
-    shown: TableSchema | None = None
-    stops: Position | None = None
-    skips: tuple[Position, ...] = ()
     failure: Mapping[str, str | None] | None = None
-
-    @property
-    def schema(self) -> TableSchema:
-        """The version the destination has after the batch."""
-        return self.shown or self.history[-1][1]
 
 
 @dataclass(frozen=True)
@@ -154,7 +138,9 @@ def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, Wanted]
 def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.wanted.values():
-        _require_readable(wanted)
+        if wanted.failure is not None:
+            raise revive(wanted.failure)
+        wanted.require_allowed()
     reader = JournalReader(journal)
     try:
         for group in _groups(split.frames):
@@ -167,19 +153,6 @@ def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) ->
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
     finally:
         reader.close()
-
-
-def _require_readable(wanted: Wanted) -> None:
-    if wanted.failure is not None:
-        raise revive(wanted.failure)
-    if wanted.stops is not None:
-        name = str(wanted.schema.table)
-        raise SchemaChangedError(
-            "the columns changed upstream, and its policy for schema changes is `stop`",
-            fix=f"tailrace resync FILE {name}, or set schema_changes to evolve and tailrace retry FILE {name}",
-            table=name,
-            position=str(wanted.stops),
-        )
 
 
 def _groups(frames: Sequence[FrameRef]) -> Iterator[list[FrameRef]]:

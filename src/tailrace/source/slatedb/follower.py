@@ -8,7 +8,6 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from tailrace.change import Position
@@ -16,7 +15,7 @@ from tailrace.errors import LostError
 from tailrace.schema import TableSchema
 from tailrace.source import Limit, Offset, Orders, Split, Versions
 from tailrace.source.goal import bounded
-from tailrace.source.heed import heed, skips_behind
+from tailrace.source.offset import halved
 from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.keep import Keeper, kept_bytes
@@ -63,7 +62,7 @@ class SlateDbFollower:
         delete_leftovers(source.database, source.checkpoint_name)
 
     def start(self) -> Offset:
-        return LogOffset().to_json()
+        return LogOffset(NOWHERE).to_json()
 
     def target(self) -> Offset:
         head = read_head(self.source.database)
@@ -81,7 +80,7 @@ class SlateDbFollower:
 
     def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
         before = LogOffset.from_json(start)
-        now = self._enrol(self._heed(before, orders))
+        now = self._enrol(before.heed(orders, self._place))
         busy = self._more or now != before or now.within("init", "copy", "catchup") or orders.resync
         if not busy and time.monotonic() - self._looked < self.source.poll_seconds:
             return start
@@ -95,17 +94,6 @@ class SlateDbFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    def _heed(self, now: LogOffset, orders: Orders) -> LogOffset:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
-        heeded: dict[str, Entry] = {}
-        for name, entry in now.tables.items():
-            reached = entry.mark(now.log)
-            skips = skips_behind(reached.position, name, orders)
-            known = entry if skips == entry.skips else replace(entry, skips=skips)
-            place_of = partial(self._place, reached=reached)
-            heeded[name] = heed(known, name, orders, reached=reached, place_of=place_of)
-        return now.with_tables(heeded)
-
     def _place(self, resume: str, reached: Mark) -> Mark | None:
         """Where a table that failed goes on: behind the position it had before; None when that is lost."""
         seq = Position.parse(resume).commit
@@ -117,7 +105,7 @@ class SlateDbFollower:
             return None
 
     def _enrol(self, now: LogOffset) -> LogOffset:
-        now = now.without([name for name in now.tables if name not in self._rules])
+        now = now.only(self._rules)
         for name in now.tables:
             known = self._versions.schema_at(name)
             if known is not None and known.columns != self._rules[name].schema.columns:
@@ -142,8 +130,7 @@ class SlateDbFollower:
     def _read_log(self, now: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
         """Ready tables move to the new common place; the tables behind it move towards it together."""
         behind = now.within("catchup")
-        # A busy log must not keep those behind it from ever meeting it.
-        share = Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1)) if behind else limit
+        share = halved(limit) if behind else limit
         try:
             log = self._advance(now, share)
         except CollectedError as error:
@@ -244,13 +231,8 @@ class SlateDbFollower:
     # -- the copy -----------------------------------------------------------------------------------------
 
     def _copy(self, end: LogOffset, orders: Orders) -> LogOffset:
-        new = {
-            name: replace(entry, request=max(entry.request, orders.resync.get(name, 0)))
-            for name, entry in end.tables.items()
-            if (entry.phase == "init" and name not in orders.paused) or entry.request < orders.resync.get(name, 0)
-        }
-        copying = {name: entry for name, entry in end.within("copy").items() if name not in new}
-        if not new and not copying:
+        new = end.due(orders)
+        if not new and not end.within("copy"):
             self._close_round()
             if not end.within("catchup"):
                 self._open_log().let_go()
@@ -270,14 +252,7 @@ class SlateDbFollower:
                 copy=end.copies + len(begun) + 1,
                 request=entry.request,
             )
-        changed: dict[str, Entry] = {}
-        budget = _RANGES_PER_BATCH
-        for name, entry in sorted({**copying, **begun}.items()):
-            take = min(entry.chunks - entry.next, budget)
-            budget -= take
-            entry = replace(entry, next=entry.next + take)
-            changed[name] = replace(entry, phase="catchup", at=entry.x) if entry.next == entry.chunks else entry
-        return replace(end.with_tables(changed), copies=end.copies + len(begun))
+        return replace(end.copy_on(begun, _RANGES_PER_BATCH, 1), copies=end.copies + len(begun))
 
     def _open_round(self) -> Round:
         if self._round is None:
@@ -301,7 +276,7 @@ class SlateDbFollower:
             was = now.tables.get(name)
             if was is None or was.copy != entry.copy or was.phase not in ("ready", "catchup"):
                 continue
-            moved = entry.mark(end.log) != was.mark(now.log)
+            moved = entry.place(end.log) != was.place(now.log)
             if not self._rules[name].expires or clock <= entry.clock:
                 continue
             if moved or (not patient and self._indexes[name].is_due(entry.clock, clock)):
@@ -314,7 +289,7 @@ class SlateDbFollower:
         if not self._watch.is_due:
             return
         folder = self.source.keep_wal
-        oldest = oldest_at(self._open_log(), now.low_water, self._tail) if now.tables and not folder else None
+        oldest = oldest_at(self._open_log(), now.low_water.wal, self._tail) if now.tables and not folder else None
         self._watch.write(now, self._tail, oldest, kept_bytes(folder) if folder else None)
 
     # -- splitting ----------------------------------------------------------------------------------------

@@ -164,7 +164,7 @@ class SlateDbSource:
         """SlateDB forgets by itself; what is kept here goes. Expiries of a table that copies stay until it has them."""
         at = LogOffset.from_json(upto)
         if self.keep_wal is not None:
-            forget_kept(self.keep_wal, at.low_water)
+            forget_kept(self.keep_wal, at.low_water.wal)
         for name, entry in at.tables.items():
             if entry.phase in ("ready", "catchup"):
                 ExpiryIndex(self.expiry_folder, name).tidy(entry.clock)
@@ -174,20 +174,7 @@ class SlateDbSource:
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        at = LogOffset.from_json(offset)
-        return [
-            TableProgress(
-                name,
-                entry.phase,
-                entry.mark(at.log).position,
-                entry.next,
-                entry.chunks,
-                entry.request,
-                entry.copy,
-                catching_up=entry.phase == "catchup" and entry.at != entry.x,
-            )
-            for name, entry in at.tables.items()
-        ]
+        return LogOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         raw = read_status(self.status_file)

@@ -33,10 +33,10 @@ class Watch:
         self._written = time.monotonic()
         age = 0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000)
         status: dict[str, Any] = {
-            "gear": "tail" if now.low_water >= tail else "behind",
+            "gear": "tail" if now.low_water.wal >= tail else "behind",
             "received": str(now.log.position),
             "journal_bytes": kept_bytes,
-            "wal": now.low_water,
+            "wal": now.low_water.wal,
             "tail": tail,
             "age": age,
             **self._warning(now, age),
@@ -48,7 +48,7 @@ class Watch:
         if self._min_age is None or age < self._min_age * _WARN_FRACTION:
             return {}
         return {
-            "error": f"WAL file {now.low_water + 1} is still needed and {age:.0f} s old; SlateDB may delete it from"
+            "error": f"WAL file {now.low_water.wal + 1} is still needed and {age:.0f} s old; SlateDB may delete it from"
             f" {self._min_age:.0f} s on",
             "fix": "raise min_age of the writer's WAL garbage collection, or set keep_wal",
         }

@@ -14,9 +14,10 @@ from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import StaleCopyError, TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
+from tailrace.source.exact import combine
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
 from tailrace.source.sqlite.engine import FIRST_ROWS, Engine, fetch, next_rows
-from tailrace.source.sqlite.image import Image, Pictures, exact_column, read_pictures, unfit_key
+from tailrace.source.sqlite.image import Image, Pictures, read_pictures, unfit_key
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite.layout import Connection, Shape, has_table, quoted, read_shape, trigger_capture
 from tailrace.sqlite.trigger import read_status
@@ -78,7 +79,7 @@ def read_chunk(engine: Engine, split: CopySplit) -> Iterator[Changes]:
                 op=Op.READ,
                 commit=split.x.commit,
                 ordinal=places,
-                exact=exact_column(image.exact, len(rows)),
+                exact=combine(image.exact),
             )
             low, ordinal = int(rows[-1][0]), ordinal + len(rows)
             limit = next_rows(len(rows), row.nbytes)

@@ -6,17 +6,19 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.change import START, Position
+from tailrace.change import Position
 from tailrace.errors import LostError
 from tailrace.schema import TableName
 from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source.offset import Reading, readings
 from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
 from tailrace.source.sqlite.copy import CopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.source.sqlite.log import RESYNC, Counted, Log, Window, windows
-from tailrace.source.sqlite.offset import Entry, LogOffset, Reading, behind, readings
+from tailrace.source.sqlite.offset import Entry, LogOffset, behind
 from tailrace.source.sqlite.schema_log import SchemaLog
 from tailrace.source.sqlite.split import Wanted, log_splits
+from tailrace.source.wanted import first_change
 from tailrace.sqlite.sequence import Mark
 
 if TYPE_CHECKING:
@@ -45,7 +47,7 @@ class SqliteFollower:
             log = Log(connection, self.source.cdc_table)
             head = log.head()
             Cursors(self.source.folder).begin(self.source.reader, head)
-            return LogOffset(behind(head), log.mark(head).rows).to_json()
+            return LogOffset(behind(head), witness=log.mark(head).rows).to_json()
 
     def target(self) -> Offset:
         with self.source.engine.snapshot("looking for the end of the tape") as connection:
@@ -75,7 +77,7 @@ class SqliteFollower:
             log = Log(connection, self.source.cdc_table)
             log.require_sequence(Mark(given.log.commit, given.witness))
             self._refresh(log)
-            now = self._enrol(given.heed(orders))
+            now = self._enrol(given.heed(orders, lambda text, _: Position.parse(text)))
             self._require_rows(log, now, orders)
             head = log.head()
             end = self._read_log(log, now, head, limit)
@@ -196,12 +198,10 @@ class SqliteFollower:
         x = end.log if end.log.commit == head else behind(head)
         tables = self._tables()
         changed: dict[str, Entry] = {}
-        for name, entry in end.tables.items():
-            request = max(entry.request, orders.resync.get(name, 0))
-            if (entry.phase == "init" and name not in orders.paused) or entry.request < request:
-                bounds = chunk_bounds(log.connection, name, self.source.chunk_rows)
-                self._schemas.begin(tables[name], x)
-                changed[name] = entry.begin(x, bounds, request)
+        for name, entry in end.due(orders).items():
+            bounds = chunk_bounds(log.connection, name, self.source.chunk_rows)
+            self._schemas.begin(tables[name], x)
+            changed[name] = entry.begin(x, bounds)
         return end.copy_on(changed, limit.rows, self.source.chunk_rows)
 
     # -- splitting ----------------------------------------------------------------------------------------
@@ -249,19 +249,15 @@ class SqliteFollower:
         after, upto = min(one.after.commit for one in wanted.values()), max(one.upto.commit for one in wanted.values())
         return log_splits(self._count(log, after, upto), wanted)
 
-    def _wanted(self, name: str, entry: Entry, reading: Reading) -> Wanted:
+    def _wanted(self, name: str, entry: Entry, reading: Reading[Position]) -> Wanted:
         history = tuple(self._versions.schemas_between(name, reading.after, reading.upto))
         newest = self._versions.schema_at(name)
         if not history or newest is None:
             raise LostError(f"the version of {name} at {reading.after} is not stored", fix=RESYNC)
         policy = self._policy(name)
-        stops: Position | None = None
-        if policy == "stop":
-            recopy = self._schemas.recopies.get(name, START)
-            changes = [*(at for at, _ in history[1:]), *([recopy] if reading.after < recopy <= reading.upto else [])]
-            stops = min(changes, default=None)
+        stops = first_change(reading, history, self._schemas.recopies.get(name)) if policy == "stop" else None
         shown = self._versions.schema_at(name, entry.x) if policy == "ignore" else None
-        return Wanted(reading.after, reading.upto, history, newest, shown=shown, stops=stops, skips=entry.skips)
+        return Wanted(reading.after, reading.upto, history, shown, stops, entry.skips, newest=newest)
 
     def stop(self) -> None:
         """Nothing is kept open."""

@@ -6,7 +6,6 @@ the new row of a changed rowid stands in `before`; an upsert that updates has it
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ import pyarrow.compute as pc
 from tailrace.change import Changes, Op, Position
 from tailrace.errors import TableError, UnfitError
 from tailrace.schema import TableSchema
+from tailrace.source.exact import combine
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
 from tailrace.source.sqlite.offset import FIRST_HALF, SECOND_HALF
 from tailrace.sqlite.affinity import read_column
@@ -125,19 +125,6 @@ def read_pictures(table: TableSchema, pictures: Pictures, rowids: pa.Array[Any])
     return Image(columns, exact)
 
 
-def exact_column(texts: Mapping[str, pa.Array[Any]], count: int) -> pa.Array[Any] | None:
-    """The column `exact` of changes. Only rows that hold such a value are looked at one by one."""
-    if not texts:
-        return None
-    found: dict[int, dict[str, str]] = {}
-    for name, array in texts.items():
-        rows = np.flatnonzero(array.is_valid().to_numpy(zero_copy_only=False))
-        for row, text in zip(rows.tolist(), array.take(pa.array(rows)).to_pylist(), strict=True):
-            found.setdefault(row, {})[name] = text
-    values = [json.dumps(found[row], ensure_ascii=False) if row in found else None for row in range(count)]
-    return pa.array(values, pa.string())
-
-
 def decode(table: TableSchema, rows: Captured, main: Pictures, before: Pictures | None) -> Changes:
     """The changes of these rows, in order; an update that changes the key becomes two.
 
@@ -159,7 +146,7 @@ def decode(table: TableSchema, rows: Captured, main: Pictures, before: Pictures 
         ordinal=np.full(len(rows), FIRST_HALF, np.int64),
         txn=rows.txn_id,
         committed_at=pc.multiply(rows.change_time, 1_000_000).cast(pa.timestamp("us", "UTC")),
-        exact=exact_column(image.exact, len(rows)),
+        exact=combine(image.exact),
         before=old,
     )
     return _split_moved(changes, rows) if old is not None and rowid_column(table) is None else changes

@@ -142,20 +142,7 @@ class SqliteSource:
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        at = LogOffset.from_json(offset)
-        return [
-            TableProgress(
-                name,
-                entry.phase,
-                entry.position(at.log),
-                entry.next,
-                entry.chunks,
-                entry.request,
-                entry.copy,
-                catching_up=entry.phase == "catchup" and entry.at != entry.x,
-            )
-            for name, entry in at.tables.items()
-        ]
+        return LogOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         try:

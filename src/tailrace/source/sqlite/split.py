@@ -2,44 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tailrace.change import Changes, Position
+from tailrace.change import Changes
 from tailrace.collapse import fit
-from tailrace.errors import SchemaChangedError
 from tailrace.schema import TableSchema
-from tailrace.source import Split
+from tailrace.source import History, Split
 from tailrace.source.sqlite.engine import Engine
 from tailrace.source.sqlite.image import Index
 from tailrace.source.sqlite.log import Counted, Log, Window
 from tailrace.source.sqlite.reader import decode_rows, read_pages
+from tailrace.source.wanted import WantedTable
 
-History = Sequence[tuple[Position, TableSchema]]
 
+@dataclass(frozen=True, kw_only=True)
+class Wanted(WantedTable):
+    """`newest` has the columns of now, for rows whose image is not on the tape."""
 
-@dataclass(frozen=True)
-class Wanted:
-    """What a batch takes from the tape for one table: the changes in (after, upto], but for `skips`.
-
-    `newest` has the columns of now, for rows whose image is not on the tape. `shown` is the version the destination
-    keeps when it does not follow the newest. `stops` is the position of a schema change that its policy does not allow.
-    """
-
-    after: Position
-    upto: Position
-    history: History
     newest: TableSchema
-    shown: TableSchema | None = None
-    stops: Position | None = None
-    skips: tuple[Position, ...] = ()
-
-    @property
-    def schema(self) -> TableSchema:
-        """The version the destination has after the batch."""
-        return self.shown or self.history[-1][1]
 
     def meets(self, window: Window) -> bool:
         return window.upto > self.after.commit and window.after < self.upto.commit
@@ -82,14 +65,7 @@ def _split(wanted: Mapping[str, Wanted], weights: Mapping[str, int], window: Win
 def read_log(engine: Engine, cdc_table: str, split: LogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.wanted.values():
-        if wanted.stops is not None:
-            name = str(wanted.schema.table)
-            raise SchemaChangedError(
-                "the columns changed upstream, and its policy for schema changes is `stop`",
-                fix=f"tailrace resync FILE {name}, or set schema_changes to evolve and tailrace retry FILE {name}",
-                table=name,
-                position=str(wanted.stops),
-            )
+        wanted.require_allowed()
     if split.window is None or not split.wanted:
         return
     with engine.snapshot("reading changes") as connection:
