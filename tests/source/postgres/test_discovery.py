@@ -157,6 +157,22 @@ def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
     assert replay.tables["public.leaf"].contents() == {(1, "unseen"): 1}
 
 
+def test_a_resync_of_a_table_that_lost_its_last_partition_leaves_no_rows(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root DEFAULT",
+        "INSERT INTO root VALUES (1)",
+    )
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+        database.run("DROP TABLE leaf")
+        replay.orders = Orders(resync={source.tables()[0].upstream_id: 1})
+        replay.catch_up()
+    assert replay.tables["public.root"].contents() == {}
+
+
 def test_a_parent_of_a_table_that_is_followed_joins_without_it(database: Database, source: PostgresSource) -> None:
     database.run("CREATE TABLE child (id int PRIMARY KEY)")
     source.prepare()

@@ -30,6 +30,8 @@ from tailrace.source.postgres.offset import Chunk
 
 READ_BYTES = 16 * 1024 * 1024
 """How much ADBC puts into one Arrow batch."""
+NO_HEAP = "0.0"
+"""What is copied of a table that has no partition: nothing, which leaves no rows of before."""
 
 
 class Round:
@@ -89,7 +91,7 @@ def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
             then = dict(connection.execute(_FILES, [[heap for heap, *_ in rows]]).fetchall())
         if any(then.get(heap, file) != file for heap, file, _ in rows):
             return None
-        return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None}
+        return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None} or {NO_HEAP: 0}
 
 
 class Opening:
