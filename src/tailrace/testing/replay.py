@@ -207,6 +207,12 @@ class Replay:
         self.batch += 1
         self.source.release(self.offset)
 
+    def fail(self) -> None:
+        """The logged batch counts as done, though nothing of it is written, as when every table in it fails."""
+        assert self.planned is not None
+        self.offset, self.planned = self.planned, None
+        self.batch += 1
+
     def step(self) -> bool:
         """One whole batch. False when there was nothing to do."""
         if not self.plan():

@@ -139,10 +139,10 @@ class PollSource:
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         """The rows of these keys now. Polls send whole rows, so that nobody should need it."""
+        deletes = self.tables_wanted.settings_of(str(table.table)).deletes
+        polled = Polled(table, None, soft=deletes.soft if deletes is not None else None)
         with self.connector(self.parallel).open() as session:
-            found = [
-                pa.RecordBatch.from_struct_array(page.rows) for page in session.fetch(Polled(table, None), keys, table)
-            ]
+            found = [pa.RecordBatch.from_struct_array(page.rows) for page in session.fetch(polled, keys, table)]
         return pa.Table.from_batches(found, pa.schema(list(table.row_type)))
 
     def release(self, upto: Offset) -> None:

@@ -165,10 +165,10 @@ class SlateDbFollower:
                 raise
             return self._jump(now.log)
         self._require_log(now)
-        if not read:
-            return mark_at(self._open_log(), self._measure, now.log, self._tail)
         copied = (entry.at.wal for entry in now.within("catchup").values() if entry.at is not None)
-        end = bounded(self._tail, self._goal, copied)
+        end = max(now.log.wal, bounded(self._tail, self._goal, copied))
+        if not read:
+            return mark_at(self._open_log(), self._measure, now.log, end)
         log = self._take(now.log, end, limit)
         self._more = log.wal < end
         return log
