@@ -24,6 +24,14 @@ def replace_durably(file: Path, content: bytes) -> None:
     sync(file.parent)
 
 
+def make_folder(folder: Path) -> None:
+    """Make a folder, with those above it that are missing, durable when this returns. One that is there stays."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    folder.mkdir(parents=True, exist_ok=True)
+    for each in reversed(missing):
+        sync(each.parent)
+
+
 def _draft(file: Path) -> Path:
     return file.with_name(f"{file.name}.tmp")
 

@@ -24,6 +24,7 @@ from pyarrow.fs import LocalFileSystem
 from tailrace.change import Changes, Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta import destination as delta
+from tailrace.destination.delta import log
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.path import Place
@@ -36,6 +37,7 @@ from tailrace.errors import (
     UnavailableError,
     UnfitError,
 )
+from tailrace.failpoint import VARIABLE, FailpointError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import (
     ITEMS,
@@ -638,3 +640,55 @@ def test_a_power_cut_takes_nothing_that_was_written(tmp_path: Path, monkeypatch:
         assert table_at(left).to_pyarrow_table().sort_by("id") == table_at(lake).to_pyarrow_table().sort_by("id")
         assert DeltaDestination(str(left)).write_changes(wider, [], Batch("p", number)).repeated
     assert table_at(lake).version() > len(steps) - 1
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["repeated", "gone on with"])
+def test_a_power_cut_takes_nothing_that_was_committed_by_a_process_killed_before_it_could_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    disk, lake = Disk(monkeypatch), tmp_path / "lake"
+    lake.mkdir()
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    with monkeypatch.context() as patch:
+        patch.setenv(VARIABLE, "delta.before_sync:raise")
+        with pytest.raises(FailpointError):
+            write(destination, 1, update(id=1, name="b"))
+    monkeypatch.setattr(log, "_synced", {})
+    if again:
+        assert write(destination, 1, update(id=1, name="b")).repeated
+    else:
+        write(destination, 2, insert(id=2, name="c", price=2))
+    left = disk.left(lake, tmp_path / "left")
+    assert rows_at(left) == rows_at(lake)
+
+
+def test_a_power_cut_takes_nothing_where_another_writer_was_in_between(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, lake = Disk(monkeypatch), tmp_path / "lake"
+    lake.mkdir()
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    DeltaTable(str(lake / "shop/items")).delete()
+    write(destination, 1, insert(id=2, name="b", price=2))
+    assert [row["id"] for row in rows_at(disk.left(lake, tmp_path / "left"))] == [2]
+
+
+def test_a_power_cut_takes_nothing_of_a_log_that_begins_with_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, lake = Disk(monkeypatch), tmp_path / "lake"
+    lake.mkdir()
+    destination = DeltaDestination(str(lake))
+    number = 0
+    while not list(lake.rglob("*.checkpoint.parquet")):
+        write(destination, number, insert(id=1, name="a", price=number))
+        for entry in lake.rglob("*.json"):
+            os.utime(entry, (0, 0))
+        number += 1
+    assert not (lake / "shop/items/_delta_log" / f"{0:020}.json").exists()
+    write(destination, number, insert(id=2, name="b", price=2))
+    left = disk.left(lake, tmp_path / "left")
+    assert rows_at(left) == rows_at(lake)
+    assert DeltaDestination(str(left)).write_changes(ITEMS, [], Batch("p", number)).repeated

@@ -20,8 +20,9 @@ from tailrace.destination.delta.upkeep import Vacuum
 from tailrace.errors import TableError
 from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE, FailpointError
 from tailrace.schema import Column, TableSchema
-from tailrace.testing.destination import ITEMS, changes_of, delete, insert, read, update
+from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, read, update
 from tests.destination.writing import write
+from tests.power import Disk
 
 OLD, NEW = [7, 8, 9], [1, 2, 3, 4]
 
@@ -126,6 +127,22 @@ def test_a_stale_runner_neither_takes_from_a_later_copy_nor_adds_to_it(lake: Pat
     write(destination, 3, staged=staged(destination, 99))
     write(destination, 7, staged=staged(destination, 4), completes=True)
     assert ids_at(lake) == NEW
+
+
+def test_a_power_cut_brings_back_nothing_of_a_copy_that_was_given_up(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, destination = Disk(monkeypatch), DeltaDestination(str(lake))
+    lake.mkdir()
+    fill(destination)
+    write(destination, 1, staged=staged(destination, 100), starts=True)
+    write(destination, 2, staged=staged(destination, 101), completes=True)
+    write(destination, 3, TRUNCATE)
+    write(destination, 4, staged=staged(destination, 1, 2), starts=True)
+    left = disk.left(lake, lake.with_name("left"))
+    destination = DeltaDestination(str(left))
+    write(destination, 5, staged=staged(destination, 3, 4), completes=True)
+    assert ids_at(left) == NEW
 
 
 def test_a_vacuum_waits_for_a_copy_that_goes_on_and_for_no_other(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:

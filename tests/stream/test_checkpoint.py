@@ -88,6 +88,16 @@ def test_an_entry_that_a_power_cut_left_empty_is_none(
     assert {int(kept.name) for kept in (checkpoint.folder / "offsets").glob("[0-9]*")} == set(range(2))
 
 
+def test_a_start_that_a_power_cut_left_half_done_begins_again(store: StateStore, checkpoint: Checkpoint) -> None:
+    checkpoint.require(store)
+    own, sum_ = (checkpoint.folder / name for name in ("metadata", ".metadata.crc"))
+    own.touch()
+    sum_.touch()
+    checkpoint.require(store)
+    assert not own.exists()
+    assert not sum_.exists()
+
+
 def test_the_last_batch_that_is_done_is_told_with_its_offset(checkpoint: Checkpoint) -> None:
     assert checkpoint.last_commit() is None
     for batch_id in range(11):

@@ -10,7 +10,7 @@ from urllib.parse import quote, unquote
 
 from tailrace.change import START, Position
 from tailrace.errors import DamagedError
-from tailrace.wholefile import sync
+from tailrace.wholefile import make_folder, sync
 
 _FOLDER = "cursors"
 _SUFFIX = ".cursor"
@@ -39,9 +39,7 @@ class Cursor:
         """Everything up to `position` is no longer needed; durable when this returns. Going back is ignored."""
         if self._stored is not None and position <= self._stored:
             return
-        if not self._file.parent.exists():
-            self._file.parent.mkdir(parents=True, exist_ok=True)
-            sync(self._file.parent.parent)
+        make_folder(self._file.parent)
         text = str(position)
         new = self._file.with_name(f"{self._file.name}.{os.getpid()}-{threading.get_ident()}.new")
         try:

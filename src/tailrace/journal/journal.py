@@ -12,7 +12,7 @@ from tailrace.filelock import is_locked, try_lock
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
 from tailrace.journal.writer import JournalWriter
-from tailrace.wholefile import sync
+from tailrace.wholefile import make_folder, sync
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
@@ -41,7 +41,7 @@ class Journal:
         folder = Path(path)
         lock: int | None = None
         try:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
             lock = _lock(folder)
             sync(folder.parent)
             found = recover(folder, origin)

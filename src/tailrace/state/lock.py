@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from tailrace.errors import OwnedError, PreflightError
 from tailrace.filelock import is_locked, try_lock
+from tailrace.wholefile import make_folder
 
 _FILE = "runner.lock"
 
@@ -67,7 +68,7 @@ class RunnerLock:
 
     def acquire(self) -> Self:
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(self._path.parent)
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         except OSError as error:
             raise PreflightError(

@@ -12,6 +12,7 @@ from tailrace.errors import ConfigError, DamagedError, UnavailableError
 from tailrace.state.engine import Row, Values, closed_on_error
 from tailrace.state.layout import FORMAT, Dialect
 from tailrace.state.migration import upgrade
+from tailrace.wholefile import make_folder
 
 FILE = "state.db"
 _BUSY_SECONDS = 10.0
@@ -35,11 +36,12 @@ class SqliteEngine:
         """The folder and the file are made where they are missing; a file of an older format becomes a new one."""
         path = Path(state_dir).absolute() / FILE
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
+            make_folder(path.parent)
             connection = _connect(path.as_uri())
             with closed_on_error(connection):
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute("PRAGMA synchronous = FULL")
+                # As FULL; on a file system without WAL, a power cut could undo a commit with that.
+                connection.execute("PRAGMA synchronous = EXTRA")
                 with _transaction(connection):
                     found = _format(connection, path)
                     if found < FORMAT:

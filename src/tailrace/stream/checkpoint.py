@@ -17,6 +17,8 @@ from tailrace.state import StateStore
 
 _MARK = "epoch"
 _DESTINATION = "destination"
+_OWN = "metadata"
+"""Spark's own file, with the query's id."""
 
 
 @dataclass(frozen=True)
@@ -51,10 +53,8 @@ class Checkpoint:
                 f"the checkpoint {self.folder} is older than the state: batch {last.id} is not in it", fix=fix
             )
         if belongs_to != epoch:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            mark.write_text(epoch)
-            wholefile.sync(mark)
-            wholefile.sync(self.folder)
+            wholefile.make_folder(self.folder)
+            wholefile.replace_durably(mark, epoch.encode())
 
     def note_destination(self, name: str) -> str | None:
         """Where the batches so far went, if that is not `name`, which is written down. Called after `require`."""
@@ -68,8 +68,8 @@ class Checkpoint:
 
     def _forget_empty(self) -> None:
         # After a power cut Spark may find the name of an entry without its bytes. Nothing was done upon it: see `sync`.
-        for log in ("offsets", "commits"):
-            for entry in (self.folder / log).glob("[0-9]*"):
+        for pattern in (_OWN, "offsets/[0-9]*", "commits/[0-9]*"):
+            for entry in self.folder.glob(pattern):
                 if not entry.stat().st_size:
                     entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
                     entry.unlink()
@@ -80,7 +80,9 @@ class Checkpoint:
         After a power cut, a batch that the destination knows must be found with the range it had. A checkpoint that is
         not in the local file system looks after itself.
         """
-        for place in (self.folder / log / str(batch_id), self.folder / log):
+        # Spark refuses a checkpoint without its own file, made with the folders before the first batch.
+        own = (self.folder / _OWN, self.folder) if batch_id == 0 else ()
+        for place in (self.folder / log / str(batch_id), self.folder / log, *own):
             with suppress(FileNotFoundError):
                 wholefile.sync(place)
 

@@ -54,10 +54,9 @@ def held(place: Place, batch: Batch) -> list[Note]:
 
 def give_up(place: Place, batch: Batch) -> None:
     """Forget what was held before this batch, for a copy that it replaces."""
-    for note in _notes(place):
-        # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
-        if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id:
-            place.forget(_name(note.batch))
+    # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
+    given_up = [note for note in _notes(place) if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id]
+    place.forget([_name(note.batch) for note in given_up])
 
 
 def last_held(place: Place) -> float | None:

@@ -142,6 +142,8 @@ class DeltaDestination:
         place = self.place(table.table)
         with reaching(place, name):
             before = Snapshot.load(place, name)
+            if before is not None:
+                before.sync()
             if before is not None and before.has(batch):
                 if completes:
                     copy.give_up(place, batch)

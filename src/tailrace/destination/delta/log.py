@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import errno
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -32,6 +33,7 @@ from tailrace.errors import OwnedError, TableError, UnavailableError
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
 LOG = "_delta_log"
+_LAST_CHECKPOINT = "_last_checkpoint"
 CONFIGURATION: Mapping[str, str] = {
     # Thousands of small commits a day: a reader opens the last checkpoint and at most this many commits.
     "delta.checkpointInterval": "50",
@@ -40,6 +42,8 @@ CONFIGURATION: Mapping[str, str] = {
     # Checkpoints list removed files this long; small batches remove some each, and a checkpoint must stay small.
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
+_synced: dict[str, int] = {}
+"""Up to which version this process knows the log of a table to be on disk, by the table's id."""
 
 
 class ConflictError(Exception):
@@ -124,8 +128,34 @@ class Snapshot:
             )
         ]
 
+    def sync(self) -> None:
+        """Make the log durable up to this version, which delta-rs and other writers leave to the operating system.
+
+        What this process has put on disk already costs nothing.
+        """
+        version, table_id = self.handle.version(), str(self.handle.metadata().id)
+        if not self.place.is_local or _synced.get(table_id, -1) >= version:
+            return
+        failpoint.reach("delta.before_sync")
+        # The process before may have been killed between a commit and this.
+        first = _synced[table_id] + 1 if table_id in _synced else _checkpoint(self.place)
+        for number in range(first, version + 1):
+            for ending in ("json", "checkpoint.parquet"):
+                self.place.sync_file(f"{LOG}/{number:020}.{ending}")
+        self.place.sync_file(f"{LOG}/{_LAST_CHECKPOINT}")
+        self.place.sync(LOG)
+        _synced[table_id] = version
+
     def _count(self, path: str) -> int:
         return int(pq.read_metadata(self.place.open(path)).num_rows)
+
+
+def _checkpoint(place: Place) -> int:
+    """The version of the last checkpoint: a reader needs nothing before it."""
+    try:
+        return int(json.loads(Path(place.base, LOG, _LAST_CHECKPOINT).read_bytes())["version"])
+    except (FileNotFoundError, ValueError):
+        return 0
 
 
 def _opened(place: Place) -> DeltaTable:
@@ -187,7 +217,6 @@ def commit(
         custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
     )
     delta_schema = Schema.from_arrow(schema)
-    known = before.handle.version() if before is not None else -1
     try:
         if before is not None and before.partition_by == tuple(partition_by):
             if replace and _needs_clock(schema, before.handle):
@@ -201,7 +230,7 @@ def commit(
                     commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
                 )
                 # On disk before the rows: a power cut may not take the columns alone.
-                _sync_log(place, known)
+                Snapshot(place, table, _opened(place)).sync()
                 failpoint.reach("delta.columns_added")
             if replace or not (added and alone):
                 before.handle.create_write_transaction(
@@ -237,14 +266,7 @@ def commit(
                     fix="stop the other runner of this pipeline, or this one",
                 ) from error
         raise ConflictError(str(error)) from error
-    _sync_log(place, known)
-
-
-def _sync_log(place: Place, known: int) -> None:
-    """Make the versions behind one that is known durable."""
-    for version in range(known + 1, _opened(place).version() + 1):
-        place.sync_file(f"{LOG}/{version:020}.json")
-    place.sync(LOG)
+    Snapshot(place, table, _opened(place)).sync()
 
 
 _DOWN = ("no space left", "read-only file system", "permission denied", "timed out", "connection", "dns error",

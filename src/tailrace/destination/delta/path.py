@@ -73,10 +73,8 @@ class Place:
         return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
 
     def make(self) -> None:
-        if self.is_local and not Path(self.base).is_dir():
-            Path(self.base).mkdir(parents=True, exist_ok=True)
-            for folder in (Path(self.base).parent, Path(self.base).parent.parent):
-                wholefile.sync(folder)
+        if self.is_local:
+            wholefile.make_folder(Path(self.base))
 
     def is_file(self) -> bool:
         return self.is_local and Path(self.base).is_file()
@@ -134,9 +132,7 @@ class Place:
                 stream.write(text.encode())
             return
         folder = Path(self.base, OWN)
-        if not folder.is_dir():
-            folder.mkdir(parents=True, exist_ok=True)
-            wholefile.sync(self.base)
+        wholefile.make_folder(folder)
         draft = folder / f"{name}.{uuid.uuid4().hex}"
         with draft.open("xb") as file:
             file.write(text.encode())
@@ -158,10 +154,13 @@ class Place:
         except FileNotFoundError:
             return None
 
-    def forget(self, name: str) -> None:
-        """Drop a note; nothing happens when there is none."""
-        with suppress(FileNotFoundError):
-            self.files.delete_file(f"{self._own()}/{name}")
+    def forget(self, names: Sequence[str]) -> None:
+        """Drop notes durably; nothing happens for one that is not there."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.files.delete_file(f"{self._own()}/{name}")
+        if names and self.is_local:
+            wholefile.sync(self._own())
 
     def _own(self) -> str:
         return f"{self.base}/{OWN}" if self.base else OWN
@@ -178,8 +177,10 @@ class Place:
                 wholefile.sync(folder)
 
     def sync_file(self, name: str) -> None:
+        """Make a file's bytes durable, if it is there."""
         if self.is_local:
-            wholefile.sync(f"{self.base}/{name}")
+            with suppress(FileNotFoundError):
+                wholefile.sync(f"{self.base}/{name}")
 
     def remove(self) -> None:
         if self.is_local:

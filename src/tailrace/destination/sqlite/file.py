@@ -11,6 +11,7 @@ from pathlib import Path
 from tailrace import failpoint
 from tailrace.destination.sqlite import register
 from tailrace.errors import DamagedError, PreflightError, TableError, UnavailableError
+from tailrace.wholefile import make_folder
 
 APPLICATION_ID = int.from_bytes(b"tail")
 """In the header of every file that tailrace made; no other file is written to."""
@@ -30,7 +31,8 @@ _DOWN = frozenset(
     }
 )
 _SETTINGS = (
-    "PRAGMA synchronous = FULL",
+    # Without the log ahead of writing, which not everybody lets us turn on, less would let a power cut undo a commit.
+    "PRAGMA synchronous = EXTRA",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
     # A table takes another's place by name; views of people that name it must not be in the way.
@@ -62,7 +64,7 @@ def opened(path: Path, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
 
     Statements commit by themselves outside `transaction`. Raises PreflightError for a file of somebody else.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     if problem := foreign_content(path):
         raise PreflightError(problem, fix="set destination.path to a file that is not there yet")
     with closing(sqlite3.connect(path, timeout=timeout_seconds, isolation_level=None)) as connection:

@@ -22,7 +22,7 @@ from tailrace.collapse import fit
 from tailrace.destination import Staged
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
-from tailrace.wholefile import sync
+from tailrace.wholefile import make_folder, sync
 
 ABANDONED_SECONDS = 86_400.0
 _COLUMNS = ("op", "commit", "ordinal", "committed_at", "exact", "row")
@@ -35,9 +35,7 @@ def folder_of(path: Path) -> Path:
 def write(path: Path, table: TableSchema, rows: Iterable[Changes]) -> Staged:
     """Store the rows durably. The receipt names the file and the version of its rows."""
     folder = folder_of(path)
-    if not folder.is_dir():
-        folder.mkdir(parents=True, exist_ok=True)
-        sync(folder.parent)
+    make_folder(folder)
     file = folder / f"{uuid.uuid4().hex}.arrow"
     count = 0
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from tailrace.destination.webhook.disk import writing_to
 from tailrace.errors import OwnedError
 from tailrace.filelock import is_locked, try_lock
-from tailrace.wholefile import replace_durably
+from tailrace.wholefile import make_folder, replace_durably
 
 _LOCK = "sender.lock"
 _ID = "sender.id"
@@ -21,7 +21,7 @@ _ID = "sender.id"
 def claim_queue(folder: Path) -> Iterator[None]:
     """Be the only sender from this queue. Raises OwnedError while another process is."""
     with writing_to(folder):
-        folder.mkdir(parents=True, exist_ok=True)
+        make_folder(folder)
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         if not try_lock(file):

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from tailrace.wholefile import sync
+from tailrace.wholefile import make_folder, sync
 
 
 @contextmanager
 def creating(path: Path) -> Iterator[BinaryIO]:
     """A file to write, durable under its name when the block ends. A block that fails leaves nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     draft = path.with_name(f".{path.name}")
     try:
         with draft.open("wb") as file:

@@ -29,6 +29,7 @@ from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
 from tailrace.source.poll.roster import call, examine
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
+from tailrace.wholefile import make_folder
 
 PIPELINE = "pipeline"
 
@@ -111,7 +112,7 @@ class PollSource:
         return nullcontext()
 
     def follow(self, versions: Versions | None = None) -> PollFollower:
-        Path(self.folder).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(self.folder))
         if versions is None:
             self.prepare()
             versions = Remembered(Path(self.folder) / "versions.json")

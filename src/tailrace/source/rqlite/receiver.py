@@ -29,6 +29,7 @@ from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
 from tailrace.source.rqlite.entry import folder_of
 from tailrace.source.rqlite.listener import Connection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
+from tailrace.wholefile import make_folder
 
 _log = logging.getLogger(__name__)
 
@@ -231,7 +232,7 @@ def receiving_alone(journal: Path) -> Iterator[None]:
     """
     lock = journal / LOCK
     try:
-        journal.mkdir(parents=True, exist_ok=True)
+        make_folder(journal)
         file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
         raise UnavailableError(

@@ -32,6 +32,7 @@ from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions, is_receivin
 from tailrace.source.rqlite.roster import Roster
 from tailrace.source.rqlite.split import LogSplit, read_log
 from tailrace.source.sqlite.offset import LogOffset
+from tailrace.wholefile import make_folder
 
 PIPELINE = "pipeline"
 MODULE = "tailrace.source.rqlite"
@@ -126,7 +127,7 @@ class RqliteSource:
     def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
         """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
         errors.require(self.check())
-        Path(self.journal).mkdir(parents=True, exist_ok=True)
+        make_folder(Path(self.journal))
 
     def reset(self) -> None:
         """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.wholefile import sync
+from tailrace.wholefile import make_folder, sync
 
 ENTRIES = pa.schema([("expire_ts", pa.int64()), ("key", pa.binary()), ("seq", pa.int64())])
 _FAN = 8
@@ -91,7 +91,7 @@ class ExpiryIndex:
         return iter(sorted(self.folder.glob("*.arrow")))
 
     def _write(self, name: str, table: pa.Table) -> None:
-        self.folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self.folder)
         write_durably(self.folder / f"{name}.arrow", table.sort_by("expire_ts").combine_chunks())
 
 

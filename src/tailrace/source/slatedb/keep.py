@@ -16,7 +16,7 @@ from tailrace.errors import LostError, TailraceError, UnavailableError
 from tailrace.source.slatedb.expiry import write_durably
 from tailrace.source.slatedb.store import Database
 from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
-from tailrace.wholefile import replace_text
+from tailrace.wholefile import make_folder, replace_durably
 
 _PAUSE_SECONDS = 1.0
 _LEAST_POLL_SECONDS = 0.01
@@ -71,7 +71,7 @@ class Keeper:
         self._database = database
         self._folder = Path(folder)
         self._poll_seconds = max(poll_seconds, _LEAST_POLL_SECONDS)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_folder(self._folder)
         self.head = max(kept_numbers(folder), default=after)
         self._error: TailraceError | None = None
         self._stopping = threading.Event()
@@ -89,7 +89,7 @@ class Keeper:
 
     def hold(self, after: int) -> None:
         """Keep the files behind `after`, those before the first copy included, until `let_go`."""
-        replace_text(self._folder / _FLOOR, str(after))
+        replace_durably(self._folder / _FLOOR, b"%d" % after)
         first = min(kept_numbers(self._folder), default=self.head + 1)
         # Backwards, so that the copies are without a gap whenever this is interrupted.
         for number in range(first - 1, after, -1):

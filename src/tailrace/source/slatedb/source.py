@@ -35,6 +35,7 @@ from tailrace.source.slatedb.rule import Rule, read_rules
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
 from tailrace.source.slatedb.store import Database, Store
 from tailrace.source.slatedb.watch import read_status
+from tailrace.wholefile import make_folder
 
 PIPELINE = "pipeline"
 
@@ -136,7 +137,7 @@ class SlateDbSource:
     def follow(self, versions: Versions | None = None) -> SlateDbFollower:
         if versions is None:
             self.prepare()
-            self._folder.mkdir(parents=True, exist_ok=True)
+            make_folder(self._folder)
             versions = Remembered(self._folder / "versions.json")
         return SlateDbFollower(self, versions)
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from tailrace.wholefile import replace_text
+from tailrace.wholefile import make_folder, replace_durably
 
 _SUFFIX = ".cursor"
 _PURGED = "purged"
@@ -24,9 +24,9 @@ class Cursors:
             self.advance(reader, change_id)
 
     def advance(self, reader: str, change_id: int) -> None:
-        """The reader has everything up to this change."""
-        self._folder.mkdir(parents=True, exist_ok=True)
-        replace_text(self._file(reader), str(change_id))
+        """The reader has everything up to this change; durable when this returns."""
+        make_folder(self._folder)
+        replace_durably(self._file(reader), b"%d" % change_id)
 
     def lowest(self) -> int | None:
         """What every reader has; None before there is one."""

@@ -31,6 +31,7 @@ from tailrace.source.sqlite.option import SqliteOptions, TursoOptions
 from tailrace.source.sqlite.split import LogSplit, read_log
 from tailrace.sqlite import sequence
 from tailrace.sqlite.layout import quoted
+from tailrace.wholefile import make_folder
 
 PIPELINE = "pipeline"
 PURGE_SECONDS = 60.0
@@ -100,7 +101,7 @@ class SqliteSource:
     def follow(self, versions: Versions | None = None) -> SqliteFollower:
         if versions is None:
             self.prepare()
-            Path(self.folder).mkdir(parents=True, exist_ok=True)
+            make_folder(Path(self.folder))
             versions = Remembered(self._versions_file)
         return SqliteFollower(self, versions)
 

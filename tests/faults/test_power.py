@@ -1,0 +1,152 @@
+"""What says that it is durable is still there after a power cut, under its name, in folders that are new too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace.change import START, Position
+from tailrace.destination import Batch
+from tailrace.destination.sqlite import file, stage
+from tailrace.destination.webhook.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.ownership import claim_queue, queue_id
+from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.journal import Cursor, Frame, Journal
+from tailrace.source.history import Remembered
+from tailrace.source.poll.found import keep_found
+from tailrace.source.poll.known import Known
+from tailrace.source.poll.mark import START as FIRST
+from tailrace.source.poll.mark import Stretch
+from tailrace.source.rqlite.window import Window
+from tailrace.source.slatedb.expiry import ExpiryIndex
+from tailrace.source.slatedb.keep import Keeper
+from tailrace.source.sqlite.cursor import Cursors
+from tailrace.state import RunnerLock, StateStore
+from tailrace.state.sqlite import SqliteEngine
+from tailrace.stream.checkpoint import Checkpoint
+from tailrace.testing.destination import ITEMS, changes_of, read
+from tailrace.wholefile import make_folder
+from tests.power import Disk
+
+KEYS = pa.table({"id": [1, 2], "_tailrace_part": [0, 0]})
+EXTRA = 3
+"""SQLite's number for syncing the folder as well, once a commit has removed its journal."""
+
+
+def know(folder: Path) -> None:
+    known = Known.of(str(folder), "main.items")
+    known.put_window(1, np.arange(3))
+    known.put_polled(1, KEYS)
+    known.put_base(1, Stretch(FIRST, None), KEYS)
+    keep_found(known.new_found(1), ITEMS, iter(changes_of(ITEMS, read(id=1, name="a", price=1))))
+
+
+def hold_wal(folder: Path) -> None:
+    keeper = cast(Any, SimpleNamespace(_folder=folder, head=3))
+    make_folder(folder)
+    Keeper.hold(keeper, 3)
+
+
+def note_expiry(folder: Path) -> None:
+    ExpiryIndex(folder, "items").note("copy-1", pa.array([9]), pa.array([b"key"]), pa.array([1]))
+
+
+def remember(folder: Path) -> None:
+    make_folder(folder)
+    Remembered(folder / "versions").put_schema(ITEMS, START)
+
+
+def store_window(folder: Path) -> None:
+    with Journal.open_writer(folder / "cluster") as writer:
+        writer.append([Frame(Position(1, 0), Position(1, 1), True, 1)])
+    Window().save(folder / "cluster" / "window")
+
+
+def fill_queue(folder: Path) -> None:
+    with claim_queue(folder), QueueWriter(folder, segment_bytes=1000, max_bytes=1 << 20) as writer:
+        queue_id(folder)
+        reader = QueueReader(folder)
+        for number in range(9):
+            event = {"table": "t", "commit": number, "ordinal": 0, "copied": False, "marker": False}
+            events = pa.Table.from_pylist([{**event, "id": "1", "event": "{}"}], schema=QUEUE_SCHEMA)
+            writer.append(Batch("p", number), [events])
+            reader.release(Position(number, 0))
+            writer.require_room()
+        reader.close()
+
+
+def begin_checkpoint(folder: Path) -> None:
+    with StateStore.open(folder.parent.with_name("state"), name="p") as store, RunnerLock(folder):
+        checkpoint = Checkpoint(folder / "checkpoint")
+        checkpoint.require(store)
+        checkpoint.note_destination("delta /lake")
+        for log in ("offsets", "commits"):
+            (checkpoint.folder / log).mkdir()
+            (checkpoint.folder / log / "0").write_text("v1")
+        (checkpoint.folder / "metadata").write_text('{"id":"1"}')
+        checkpoint.sync("offsets", 0)
+        checkpoint.sync("commits", 0)
+
+
+def advance_cursor(folder: Path) -> None:
+    Cursor(folder, "reader").advance(START)
+
+
+def follow_tape(folder: Path) -> None:
+    Cursors(str(folder)).begin("stream", 3)
+
+
+def stage_rows(folder: Path) -> None:
+    stage.write(folder / "replica.db", ITEMS, changes_of(ITEMS, read(id=1, name="a", price=1)))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        know,
+        hold_wal,
+        note_expiry,
+        remember,
+        store_window,
+        fill_queue,
+        begin_checkpoint,
+        advance_cursor,
+        follow_tape,
+        stage_rows,
+    ],
+)
+def test_a_power_cut_takes_nothing_of_what_was_put_down(
+    write: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, root = Disk(monkeypatch), tmp_path / "root"
+    root.mkdir()
+    write(root / "new" / "folder")
+    assert files_of(disk.left(root, tmp_path / "left")) == files_of(root) != {}
+
+
+def test_a_power_cut_undoes_no_commit_where_sqlite_cannot_have_its_log(tmp_path: Path) -> None:
+    replica = tmp_path / "replica.db"
+    with file.opened(replica, 1.0) as connection:
+        connection.execute("PRAGMA journal_mode = DELETE")
+        connection.execute("BEGIN IMMEDIATE")
+        with file.opened(replica, 0.0) as another:
+            assert another.execute("PRAGMA journal_mode").fetchone() == ("delete",)
+            assert another.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
+    state = SqliteEngine.open_writing(tmp_path / "state")
+    assert state.read("PRAGMA synchronous", {}) == [{"synchronous": EXTRA}]
+    state.close()
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    """But for locks, which are of no use to the next process."""
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file() and "lock" not in path.name and path.suffix != ".db"
+    }
