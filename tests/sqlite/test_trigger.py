@@ -85,6 +85,63 @@ def test_rows_that_replace_takes_are_deletes(connection: sqlite3.Connection, rec
     assert brief(connection)[2:] == [(1, "t", 1, None, (1, "TWO", 9))]
 
 
+@pytest.mark.parametrize(
+    "statement", ["REPLACE INTO n VALUES (2, NULL)", "UPDATE OR REPLACE n SET a = NULL WHERE id = 2"]
+)
+def test_rows_that_replace_takes_by_a_default_are_deletes(connection: sqlite3.Connection, statement: str) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a INTEGER NOT NULL DEFAULT 5 UNIQUE)")
+    connection.execute("INSERT INTO n VALUES (1, 5), (2, 6)")
+    enable(connection)
+    connection.execute(statement)
+    assert (-1, "n", 1, (1, 5), None) in brief(connection)
+
+
+@pytest.mark.parametrize(
+    ("within", "image"),
+    [
+        ("CREATE TRIGGER own BEFORE INSERT ON t BEGIN UPDATE t SET b = 7 WHERE id = 1; END", (2, "two", 0)),
+        ("CREATE TRIGGER own BEFORE INSERT ON t BEGIN UPDATE t SET b = 7 WHERE id = 2; END", (2, "two", 7)),
+    ],
+)
+def test_rows_that_replace_takes_are_deletes_though_the_application_s_trigger_writes_the_table(
+    connection: sqlite3.Connection, within: str, image: tuple[object, ...]
+) -> None:
+    connection.execute("INSERT INTO t VALUES (1, 'one', 0), (2, 'two', 0)")
+    connection.execute(within)
+    enable(connection)
+    connection.execute("REPLACE INTO t VALUES (3, 'TWO', 9)")
+    assert brief(connection)[1:] == [(-1, "t", 2, image, None), (1, "t", 3, None, (3, "TWO", 9))]
+
+
+def test_rows_that_replace_takes_are_deletes_though_a_foreign_key_writes_the_table(
+    connection: sqlite3.Connection,
+) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a UNIQUE, up REFERENCES n(id) ON DELETE SET NULL)")
+    connection.execute("INSERT INTO n VALUES (1, 'one', NULL), (2, 'two', 1)")
+    connection.execute("PRAGMA foreign_keys = ON")
+    enable(connection)
+    connection.execute("REPLACE INTO n VALUES (3, 'one', NULL)")
+    assert sorted(row[:3] for row in brief(connection)) == [(-1, "n", 1), (0, "n", 2), (1, "n", 3)]
+
+
+def test_a_row_that_refers_to_itself_is_kept_as_its_foreign_key_left_it(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, up REFERENCES n(id) ON UPDATE CASCADE)")
+    connection.execute("INSERT INTO n VALUES (1, 1)")
+    connection.execute("PRAGMA foreign_keys = ON")
+    enable(connection)
+    connection.execute("UPDATE n SET id = 2")
+    assert brief(connection)[-1] == (1, "n", 2, None, (2, 2))
+
+
+def test_a_table_that_is_too_wide_for_two_images_is_refused(connection: sqlite3.Connection) -> None:
+    names = [f"a{number}" for number in range(999)]
+    connection.execute(f"CREATE TABLE narrow({', '.join(names[:998])})")
+    enable(connection)
+    connection.execute(f"CREATE TABLE wide({', '.join(names)})")
+    with pytest.raises(PreflightError, match="998 columns"):
+        enable(connection)
+
+
 def test_an_ignored_insert_and_an_upsert_delete_nothing(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO t VALUES (1, 'one', 0)")
     enable(connection)

@@ -7,7 +7,7 @@ turso_cdc_version   which layout each of them has: v1, without transactions, or 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -175,10 +175,16 @@ def read_shape(connection: Connection, table: str) -> Shape:
         for _, name, declared, _, default, key, hidden in rows
         if hidden == _PLAIN
     )
-    names = {str(row[1]).lower() for row in rows}
+    names = [str(row[1]) for row in rows]
     generated = any(row[6] in (_GENERATED_VIRTUAL, _GENERATED_STORED) for row in rows)
-    rowid = next((name for name in _ROWID_NAMES if name not in names), "")
+    rowid = rowid_name(names)
     return Shape(table, fields, rowid, generated, _lacks_rowid(connection, table, rowid))
+
+
+def rowid_name(columns: Iterable[str]) -> str:
+    """A name by which SQL reaches the rowid of a table with these columns; empty where they take all of them."""
+    taken = {name.lower() for name in columns}
+    return next((name for name in _ROWID_NAMES if name not in taken), "")
 
 
 def _lacks_rowid(connection: Connection, table: str, rowid: str) -> bool:

@@ -19,6 +19,9 @@ from tailrace.sqlite.record import Value, encode
 from tailrace.sqlite.schema_change import Entry, SchemaChange, column_names, compare, is_own_trigger, read_schema
 from tailrace.sqlite.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
 
+WIDEST = 998
+"""SQLite's bound of 2,000 columns has to do for two images and what is said of them."""
+
 
 @dataclass(frozen=True)
 class Status:
@@ -125,6 +128,7 @@ def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None
     shapes = [layout.read_shape(connection, table) for table in layout.list_tables(connection)]
     for shape in shapes:
         layout.require_capturable(shape)
+        _require_narrow(shape)
     width = max((len(shape.fields) for shape in shapes), default=0)
     _drop_triggers(connection)
     if after is None:
@@ -145,6 +149,15 @@ def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None
     )
     connection.execute(f"DELETE FROM {layout.CAPTURE_TABLE}")
     connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
+
+
+def _require_narrow(shape: Shape) -> None:
+    if len(shape.fields) > WIDEST:
+        raise PreflightError(
+            f"{shape.table} has more than {WIDEST} columns, and triggers keep both images of a row in one other row",
+            fix="capture on apsw connections (tailrace.sqlite.capture), or split the table",
+            table=shape.table,
+        )
 
 
 def _widen(connection: Connection, mode: Mode, width: int) -> None:

@@ -8,14 +8,16 @@ on); the rows it might take are noted before each insert, and those that are gon
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from tailrace.errors import PreflightError
 from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, Connection, Shape, literal, quoted, side_tables
 from tailrace.sqlite.mode import Mode
-from tailrace.sqlite.schema_change import TRIGGER_PREFIX
+from tailrace.sqlite.schema_change import TRIGGER_PREFIX, is_own_trigger
 
 _EXPRESSION = -2
+_KEPT_NOTES = 20
+"""More than statements within each other note; those of IGNORE, which nothing confirms, go in time."""
 
 
 def make_side_tables(mode: Mode, width: int) -> Iterator[str]:
@@ -31,7 +33,7 @@ def make_replaced_trigger(mode: Mode, width: int) -> str:
     """Writes a delete for each row that is confirmed to have been replaced."""
     body = _write(mode, DELETE, "OLD.table_name", "OLD.id", "OLD.width", [f"OLD.{cell}" for cell in _cells(width)], [])
     replaced = quoted(side_tables(mode.table)[1])
-    return f"CREATE TRIGGER {_name('replaced', '')} AFTER UPDATE ON {replaced} BEGIN {body} END"
+    return f"CREATE TRIGGER {_name('replaced', '')} AFTER UPDATE OF confirmed ON {replaced} BEGIN {body} END"
 
 
 def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[str]:
@@ -40,6 +42,10 @@ def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[
     old = [f"OLD.{quoted(field.name)}" for field in shape.fields]
     new = [f"NEW.{quoted(field.name)}" for field in shape.fields]
     old_id, new_id = f"OLD.{shape.rowid}", f"NEW.{shape.rowid}"
+    if _refers_to_itself(connection, shape):
+        # A foreign key acts before the triggers that follow it, and may have changed this very row again.
+        names = (quoted(field.name) for field in shape.fields)
+        new = [f"(SELECT {column} FROM {table} WHERE {shape.rowid} = {new_id})" for column in names]
     replaced = quoted(side_tables(mode.table)[1])
     width = str(len(shape.fields))
 
@@ -47,14 +53,23 @@ def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[
         return _write(mode, kind, name, old_id if kind != INSERT else new_id, width, before, after)
 
     uniques = list(_unique_keys(connection, shape))
-    conflict = " OR ".join([f"{shape.rowid} = {new_id}", *(_matches(key) for key in uniques)])
+    stand_ins = _stand_ins(connection, shape)
+    conflict = " OR ".join([f"{shape.rowid} = {new_id}", *(_matches(key, stand_ins) for key in uniques)])
     copied = ", ".join(["table_name", "id", "width", *_cells(len(new))] if mode.has_before else ["table_name", "id"])
     values = ", ".join(quoted(field.name) for field in shape.fields)
     chosen = f"{name}, {shape.rowid}" + (f", {width}, {values}" if mode.has_before else "")
-    note = (
-        f"DELETE FROM {replaced} WHERE table_name = {name}; "
-        f"INSERT INTO {replaced} ({copied}) SELECT {chosen} FROM {table} WHERE ({conflict})"
-    )
+
+    # What a statement around this one noted has to stay.
+    kept = _KEPT_NOTES if _may_nest(connection, shape) else 0
+
+    def note(others: str = "") -> str:
+        conflicting = f"FROM {table} WHERE ({conflict}){others}"
+        done = f"confirmed OR rowid <= (SELECT max(rowid) - {kept} FROM {replaced})"
+        return (
+            f"DELETE FROM {replaced} WHERE table_name = {name} AND ({done} OR id IN (SELECT {shape.rowid} "
+            f"{conflicting})); INSERT INTO {replaced} ({copied}) SELECT {chosen} {conflicting};"
+        )
+
     held = f"EXISTS (SELECT 1 FROM {replaced})"
     drop_noted = f"DELETE FROM {replaced} WHERE table_name = {name}"
     gone = f"NOT EXISTS (SELECT 1 FROM {table} AS kept WHERE kept.{shape.rowid} = {replaced}.id)"
@@ -70,19 +85,24 @@ def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[
         [moves, held, *(f"NEW.{quoted(c)} IS NOT OLD.{quoted(c)}" for key in uniques for c, _ in key)]
     )
     forget_old = f"{drop_noted} AND id = {old_id};"
-    move = f"{change(DELETE, old, [])} {change(INSERT, [], new)} {forget_old}"
+    images = ", ".join(f"{cell} = {value}" for cell, value in zip(_cells(len(new)), new, strict=True))
+    renote = f"UPDATE {replaced} SET {images} WHERE table_name = {name} AND id = {old_id} AND confirmed IS NULL;"
+    move = f"{forget_old} {confirm(f'id = {new_id}')} {change(DELETE, old, [])} {change(INSERT, [], new)}"
     makes = [
-        ("noted_insert", "BEFORE INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {conflict})", f"{note};"),
-        ("noted_update", "BEFORE UPDATE", may_conflict, f"{note} AND {shape.rowid} <> {old_id};"),
+        ("noted_insert", "BEFORE INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {conflict})", note()),
+        ("noted_update", "BEFORE UPDATE", may_conflict, note(f" AND {shape.rowid} <> {old_id}")),
         # The deletes come first: a replay must make room before it puts the row that took it. Nothing noted is taken
         # away here, so that only one of the first two fires, in whatever order SQLite asks them.
         ("insert", "AFTER INSERT", f"NOT {held}", change(INSERT, [], new)),
         ("replace", "AFTER INSERT", held, f"{confirm(f'id = {new_id}')} {change(INSERT, [], new)}"),
         ("update", "AFTER UPDATE", f"{new_id} = {old_id}", f"{confirm('0')} {change(UPDATE, old, new)}"),
-        ("move", "AFTER UPDATE", moves, f"{confirm(f'id = {new_id}')} {move}"),
+        ("renote", "AFTER UPDATE", f"{held} AND {new_id} = {old_id}", renote),
+        ("move", "AFTER UPDATE", moves, move),
         ("delete", "AFTER DELETE", "", f"{change(DELETE, old, [])} {forget_old}"),
     ]
     for event, when, condition, body in makes:
+        if event == "renote" and not mode.has_before:
+            continue
         guard = f" WHEN {condition}" if condition else ""
         yield f"CREATE TRIGGER {_name(event, shape.table)} {when} ON {table}{guard} BEGIN {body} END"
 
@@ -133,5 +153,29 @@ def _unique_keys(connection: Connection, shape: Shape) -> Iterator[list[tuple[st
         yield key
 
 
-def _matches(key: Sequence[tuple[str, str]]) -> str:
-    return "(" + " AND ".join(f"{quoted(c)} = NEW.{quoted(c)} COLLATE {quoted(order)}" for c, order in key) + ")"
+def _may_nest(connection: Connection, shape: Shape) -> bool:
+    """Whether a statement on the table can run within another one, by a trigger of the application or a foreign key."""
+    names = connection.execute("SELECT type, name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
+    keys = connection.execute(f"PRAGMA foreign_key_list({quoted(shape.table)})").fetchall()
+    return bool(keys) or not all(is_own_trigger(kind, name) for kind, name in names)
+
+
+def _refers_to_itself(connection: Connection, shape: Shape) -> bool:
+    keys = connection.execute(f"PRAGMA foreign_key_list({quoted(shape.table)})").fetchall()
+    return any(
+        target.lower() == shape.table.lower() and on_update == "CASCADE" for _, _, target, _, _, on_update, *_ in keys
+    )
+
+
+def _stand_ins(connection: Connection, shape: Shape) -> dict[str, str]:
+    """The defaults of columns that are NOT NULL: REPLACE puts them in place of a null, behind what a trigger sees."""
+    rows = connection.execute(f"PRAGMA table_info({quoted(shape.table)})").fetchall()
+    return {str(name): str(default) for _, name, _, required, default, _ in rows if required and default is not None}
+
+
+def _matches(key: Sequence[tuple[str, str]], stand_ins: Mapping[str, str]) -> str:
+    def arriving(column: str) -> str:
+        new = f"NEW.{quoted(column)}"
+        return f"coalesce({new}, {stand_ins[column]})" if column in stand_ins else new
+
+    return "(" + " AND ".join(f"{quoted(c)} = {arriving(c)} COLLATE {quoted(order)}" for c, order in key) + ")"

@@ -101,6 +101,37 @@ def test_rows_of_one_time_are_all_read_though_a_page_ends_among_them(
     assert replay.contents()["public.t"] == contents(database)
 
 
+@pytest.mark.parametrize(
+    ("declared", "keys"),
+    [
+        ("numeric(10, 0)", ["9", "10", "-3", "100"]),
+        ("numeric", ["9", "10", "-3.5", "100"]),
+        ("mood", ["sad", "ok", "happy", "awful"]),
+        ("inet", ["9.0.0.1", "10.0.0.1", "100.0.0.1", "::1"]),
+        ("interval", ["9 days", "10 days", "1 month", "1 year"]),
+    ],
+)
+def test_keys_whose_order_is_not_that_of_their_text_are_all_read(
+    declared: str, keys: list[str], database: Database, make_source: Callable[..., PollSource]
+) -> None:
+    values = ", ".join(f"('{key}', {number}, now())" for number, key in enumerate(keys))
+    database.run(
+        "CREATE TYPE mood AS ENUM ('sad', 'ok', 'happy', 'awful')",
+        f"CREATE TABLE t (id {declared} PRIMARY KEY, v int, updated_at timestamptz)",
+        f"INSERT INTO t VALUES {values}",
+    )
+
+    def numbers() -> list[int]:
+        return sorted(row["v"] for row in replay.tables["public.t"].rows.values())
+
+    with Replay(make_source(page_rows=1, chunk_rows=2), LIMIT) as replay:
+        replay.catch_up()
+        assert numbers() == [0, 1, 2, 3]
+        database.run("UPDATE t SET v = v + 10, updated_at = now()")
+        replay.catch_up()
+        assert numbers() == [10, 11, 12, 13]
+
+
 def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(
     database: Database, make_source: Callable[..., PollSource]
 ) -> None:

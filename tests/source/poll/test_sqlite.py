@@ -6,12 +6,13 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, TableError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
@@ -77,6 +78,56 @@ def test_keys_of_every_class_are_paged_through(file: Path, app: sqlite3.Connecti
         replay.catch_up()
         assert replay.contents()["main.t"] == rows(app, "t")
         assert replay.contents()["main.keyless"].total() == 7
+
+
+def test_keys_without_end_are_paged_through(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE t (k REAL PRIMARY KEY, updated_at TEXT)")
+    keys = [float("-inf"), -1.5, 0.0, 1e300, float("inf")]
+    app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [(key,) for key in keys])
+    source = replace(make_source(file), page_rows=1, chunk_rows=1)
+    with Replay(source, LIMIT) as replay:
+        replay.catch_up()
+        assert replay.contents()["main.t"] == rows(app, "t")
+
+
+def test_a_column_that_is_called_rowid_is_not_taken_for_it(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE t (rowid TEXT, updated_at TEXT)")
+    app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [("same",)] * 5)
+    app.execute("CREATE TABLE hidden (rowid TEXT, _rowid_ TEXT, oid TEXT, updated_at TEXT)")
+    source = make_source(file)
+    with Replay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+        replay.catch_up()
+        assert Counter(replay.contents()["main.t"]) == Counter(app.execute("SELECT _rowid_, * FROM t").fetchall())
+    assert [one.message for one in source.check() if one.level == "error"] == [
+        "it has no primary key, so that its rows cannot be told apart"
+    ]
+
+
+@pytest.mark.parametrize("later", ["1700000000.5", "'2026-01-01 00:00:00'", "X'00'"])
+def test_values_of_another_class_stop_a_table_instead_of_hiding_its_changes(
+    later: str, file: Path, app: sqlite3.Connection
+) -> None:
+    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at INTEGER)")
+    app.execute("INSERT INTO t VALUES (1, 1)")
+    with Replay(make_source(file), LIMIT) as replay:
+        replay.catch_up()
+        app.execute(f"INSERT INTO t VALUES (2, {later})")
+        with pytest.raises(TableError, match="order of changes cannot be told"):
+            replay.catch_up()
+
+
+def test_a_table_that_this_sqlite_does_not_understand_leaves_the_others_alone(
+    file: Path, app: sqlite3.Connection
+) -> None:
+    app.create_collation("mine", lambda one, two: (one > two) - (one < two))
+    app.execute("CREATE TABLE other (k TEXT COLLATE mine PRIMARY KEY, updated_at TEXT)")
+    app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT)")
+    app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")
+    source = make_source(file)
+    assert {one.subject for one in source.check() if one.level == "error"} == {"main.other"}
+    with Replay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+        replay.catch_up()
+        assert replay.contents()["main.t"].total() == 1
 
 
 def test_a_file_that_nobody_may_write_is_read(file: Path, app: sqlite3.Connection) -> None:

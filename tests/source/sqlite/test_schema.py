@@ -35,6 +35,40 @@ def test_a_renamed_column_keeps_its_number_and_its_table_is_not_copied_again(kin
         assert to.source.progress(to.offset or {})[0].copy == 1
 
 
+@pytest.mark.parametrize("kind", ["hook", "trigger"])
+def test_tables_that_exchange_their_names_are_copied_anew(kind: Kind, tmp_path: Path) -> None:
+    with captured(tmp_path, kind, ITEMS, ITEMS.replace("items", "old")) as app, following(app, tmp_path) as to:
+        app.run("INSERT INTO items VALUES (1, 'a', 1)")
+        equal(to, app)
+        app.run("ALTER TABLE items RENAME TO aside")
+        app.run("ALTER TABLE old RENAME TO items")
+        app.run("ALTER TABLE aside RENAME TO old")
+        app.capture()
+        equal(to, app)
+
+
+@pytest.mark.parametrize("kind", ["hook", "trigger"])
+def test_what_was_written_while_a_table_had_another_name_arrives(kind: Kind, tmp_path: Path) -> None:
+    with captured(tmp_path, kind, ITEMS) as app, following(app, tmp_path) as to:
+        app.run("ALTER TABLE items RENAME TO aside")
+        app.run("INSERT INTO aside VALUES (1, 'a', 1)")
+        app.run("ALTER TABLE aside RENAME TO items")
+        app.capture()
+        equal(to, app)
+
+
+def test_what_a_later_trigger_of_the_application_did_is_right_when_triggers_are_enabled_again(tmp_path: Path) -> None:
+    with captured(tmp_path, "trigger", ITEMS) as app, following(app, tmp_path) as to:
+        app.run(
+            "CREATE TRIGGER own AFTER INSERT ON items BEGIN UPDATE items SET price = 9 WHERE id = NEW.id; END",
+        )
+        app.run("INSERT INTO items VALUES (1, 'a', 1)")
+        to.catch_up()
+        app.capture()
+        app.run("INSERT INTO items VALUES (2, 'b', 1)")
+        equal(to, app)
+
+
 @pytest.mark.parametrize("kind", CAPTURED_DDL)
 def test_a_column_dropped_and_added_again_is_another_one(kind: Kind, tmp_path: Path) -> None:
     with captured(tmp_path, kind, ITEMS) as app, following(app, tmp_path) as to:

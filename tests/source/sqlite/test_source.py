@@ -92,6 +92,25 @@ def test_an_update_of_a_key_that_is_not_the_rowid_is_a_delete_and_an_insert(kind
         equal(to, app)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_row_that_got_another_key_and_went_leaves_nothing_where_new_rows_are_not_kept(
+    kind: Kind, tmp_path: Path
+) -> None:
+    with captured(tmp_path, kind, WORDS, mode="before") as app, following(app, tmp_path) as to:
+        app.run("INSERT INTO words VALUES ('a', 1)")
+        equal(to, app)
+        app.run("UPDATE words SET w = 'b'")
+        app.run("DELETE FROM words")
+        equal(to, app)
+
+
+def test_a_key_that_vacuum_may_change_is_told(tmp_path: Path) -> None:
+    with captured(tmp_path, "hook", ITEMS, "CREATE TABLE bag (a TEXT)") as app:
+        warnings = [finding for finding in make_source(app, tmp_path).check() if finding.level == "warning"]
+        assert [finding.subject for finding in warnings] == ["table main.bag"]
+        assert "VACUUM" in warnings[0].message
+
+
 def test_turso_habits_are_understood(tmp_path: Path) -> None:
     tables = (
         ITEMS,

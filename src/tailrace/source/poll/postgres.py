@@ -156,7 +156,7 @@ class PostgresSession:
         where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
         if query.by is not None:
             where.append(f"{_name(query.by)} IS NOT NULL")
-        return self._select(query, f"{_where(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
+        return self._select(query, f"{_where(where)} {_ordered(query.table, query.order)} LIMIT {query.rows}")
 
     def _select(self, query: Query, rest: str) -> Page:
         table, shown = query.table, query.columns
@@ -180,7 +180,7 @@ class PostgresSession:
         where = _where(_conditions(table, None, Stretch(after)))
         texts = ", ".join(f"{_name(name)}::text" for name in order)
         found = self._ask(
-            f"SELECT {texts} FROM {_table(table)} {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}",
+            f"SELECT {texts} FROM {_table(table)} {where} {_ordered(table, order)} LIMIT 1 OFFSET {rows - 1}",
             f"measuring {table.name}",
             table,
         )
@@ -233,6 +233,12 @@ def _name(name: str) -> str:
 
 def _names(names: tuple[str, ...]) -> str:
     return ", ".join(map(_name, names))
+
+
+def _ordered(table: Polled, names: tuple[str, ...]) -> str:
+    # A bare name would be that of the output, where many types stand as text, and texts have another order.
+    columns = [sql.Identifier(table.schema.table.name, name).as_string() for name in names]
+    return f"ORDER BY {', '.join(columns)}"
 
 
 def _table(table: Polled) -> str:

@@ -3,31 +3,32 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from tailrace.digest import row_digests
-from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError
-from tailrace.schema import TableSchema
+from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError, UnfitError
+from tailrace.schema import TableName, TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
 from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.pace import Pace, pace_of
 from tailrace.source.poll.version import Kind, Scale, require_iso
-from tailrace.source.sqlite.catalog import ROWID, describe, make_schema
+from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
 from tailrace.source.sqlite.engine import fetch
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite.affinity import read_column
-from tailrace.sqlite.layout import list_tables, literal, quoted
+from tailrace.sqlite.layout import list_tables, literal, quoted, rowid_name
 
 FETCH_KEYS = 500
 _STEPS = 10_000
@@ -129,10 +130,7 @@ class SqliteSession:
         with _explained(self._path):
             names = set(list_tables(self._connection))
         found = self._ask("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL ORDER BY name")
-        described = [describe(text) for name, text in found if name in names]
-        return [
-            make_schema(one, {column.name: number_by_name(column.name) for column in one.fields}) for one in described
-        ]
+        return [_described(name, text) for name, text in found if name in names]
 
     def clock(self) -> Clock:
         now = time.time_ns() // 1000
@@ -141,15 +139,23 @@ class SqliteSession:
 
     def scale(self, table: Polled, column: str) -> Scale | None:
         name = quoted(column)
-        query = f"SELECT typeof(max({name})), max({name}) FROM {_table(table)}"
-        kind, latest = self._ask(query, table.name)[0]
-        if kind == "text":
-            return Scale(Kind.TEXT, latest=require_iso(latest, table.name, column))
-        if kind == "null":
+        # Each by itself, which an index answers with one look.
+        looks = ", ".join(f"(SELECT {which}({name}) FROM {_table(table)})" for which in ("min", "max"))
+        first, latest = self._ask(f"SELECT {looks}", table.name)[0]
+        if latest is None:
             # Nothing to go by yet, and nothing to read.
             declared = table.schema.column(column).type
             return Scale(Kind.NUMBER) if pa.types.is_integer(declared) else Scale(Kind.TEXT)
-        return Scale(Kind.NUMBER, latest=latest) if kind == "integer" else None
+        if type(first) is not type(latest) or not isinstance(latest, str | int):
+            raise UnfitError(
+                f"column {column} holds other values than whole numbers alone or texts alone, so that the order of"
+                " changes cannot be told",
+                fix=f"write {column} in every row as an integer, or as text such as CURRENT_TIMESTAMP",
+                table=table.name,
+            )
+        if isinstance(latest, str):
+            return Scale(Kind.TEXT, latest=require_iso(latest, table.name, column))
+        return Scale(Kind.NUMBER, latest=latest)
 
     def page(self, query: Query) -> Page:
         table = query.table
@@ -215,9 +221,20 @@ def _or_nulls(texts: pa.Array[Any] | None, rows: list[Any]) -> pa.Array[Any]:
     return pa.nulls(len(rows)) if texts is None else texts
 
 
+def _described(name: str, text: str) -> TableSchema:
+    """The table; without a key where it has none, nor a rowid that SQL can name, or its text is not understood here."""
+    one = try_describe(text)
+    if one is None:
+        return TableSchema(TableName(SCHEMA, name), (), (), upstream_id=name)
+    schema = make_schema(one, {column.name: number_by_name(column.name) for column in one.fields})
+    return replace(schema, key=()) if one.lacks_rowid and not one.key else schema
+
+
 def _name(table: Polled, name: str) -> str:
-    """A column in SQL; the rowid has its own name where the table does not show it."""
-    return "rowid" if table.schema.column(name).upstream_type == ROWID else quoted(name)
+    """A column in SQL; the rowid has a name of its own where the table does not show it."""
+    if table.schema.column(name).upstream_type != ROWID:
+        return quoted(name)
+    return rowid_name([column.name for column in table.schema.columns])
 
 
 def _names(table: Polled, names: tuple[str, ...]) -> str:
@@ -232,6 +249,8 @@ def _literal(value: Value) -> str:
     if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
         return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else literal(value)
+    if isinstance(value, float) and math.isinf(value):
+        return "9e999" if value > 0 else "-9e999"
     return f"X'{value.hex()}'" if isinstance(value, bytes) else repr(value)
 
 

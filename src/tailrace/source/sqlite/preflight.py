@@ -95,6 +95,13 @@ def _table(one: Listed, lacking: Collection[str] | None) -> Iterator[Finding]:
             f"its key is ({', '.join(one.described.key)}), and the capture does not keep the rows that are deleted",
             f"capture in mode full or before; {exclude} otherwise",
         )
+    elif not one.described.key:
+        yield Finding(
+            "warning",
+            subject,
+            "its key is the rowid, which VACUUM may give its rows anew; nothing of that is on the tape",
+            f"tailrace resync FILE {TableName(SCHEMA, one.name)} after a VACUUM, or give it an INTEGER PRIMARY KEY",
+        )
 
 
 def _lacking_before(log: Log) -> Collection[str] | None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +14,13 @@ import pyarrow.compute as pc
 from tailrace.change import Changes
 from tailrace.errors import SchemaChangedError
 from tailrace.schema import TableSchema
-from tailrace.source.sqlite.catalog import stored_columns
+from tailrace.source.sqlite.catalog import rowid_column, stored_columns
 from tailrace.source.sqlite.engine import FIRST_ROWS, fetch, next_rows
 from tailrace.source.sqlite.image import Captured, Index, Pictures, decode, malformed, missing, read_records
 from tailrace.source.sqlite.log import Log
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite.cell import Cells, Kind
-from tailrace.sqlite.layout import DELETE, Connection, has_table, quoted, read_shape, side_tables
+from tailrace.sqlite.layout import DELETE, UPDATE, Connection, has_table, quoted, read_shape, side_tables
 
 NATIVE_ROWS = 5_000
 LOOKUP_ROWS = 500
@@ -122,7 +122,7 @@ def decode_rows(
     if lacking.any():
         rest = stored.take(np.flatnonzero(lacking))
         kept = read_records(table, rest, rest.before)
-        parts.append(_look_up(connection, table, newest, rest, kept))
+        parts += _look_up(connection, table, newest, rest, kept)
     whole = stored.take(np.flatnonzero(~lacking))
     if len(whole):
         gone = pa.array(whole.type == DELETE)
@@ -159,7 +159,7 @@ def _decode_native(
         if after_width == _NO_IMAGE and not gone.all():
             lacking = np.flatnonzero(~gone)
             kept = Pictures([_take_cells(cells, lacking) for cells in before.cells], before.valid[lacking])
-            yield _look_up(connection, table, newest, rows.take(lacking), kept)
+            yield from _look_up(connection, table, newest, rows.take(lacking), kept)
             rows, part = rows.take(np.flatnonzero(gone)), part[gone]
             before = _pictures(table, rows, page, part, 0, before_width)
         if len(rows):
@@ -190,15 +190,23 @@ def _take_cells(cells: Cells, rows: Index) -> Cells:
 
 def _look_up(
     connection: Connection, table: TableSchema, newest: TableSchema, rows: Captured, before: Pictures
-) -> Changes:
-    """Changes with the rows as they are now, found by rowid. What happened since comes again with its own change."""
+) -> Iterator[Changes]:
+    """Changes with the rows as they are now, found by rowid. What happened since comes again with its own change.
+
+    A row that is gone had perhaps another key when it went: that of before is deleted here.
+    """
     found = read_rows(connection, table, newest, np.unique(rows.id.drop_null().to_numpy()))
     ids = rows.id.fill_null(0).to_numpy()
     kept = np.flatnonzero(np.isin(ids, found.ids))
     places = np.searchsorted(found.ids, ids)
     main = Pictures([_take_cells(cells, places[kept]) for cells in found.cells], np.ones(len(kept), bool))
     old = Pictures([_take_cells(cells, kept) for cells in before.cells], before.valid[kept])
-    return decode(table, rows.take(kept), main, old)
+    yield decode(table, rows.take(kept), main, old)
+    if rowid_column(table) is None:
+        lost = np.flatnonzero(~np.isin(ids, found.ids) & before.valid & (rows.type == UPDATE))
+        gone = replace(rows.take(lost), type=np.full(len(lost), DELETE, np.int64))
+        last = Pictures([_take_cells(cells, lost) for cells in before.cells], before.valid[lost])
+        yield decode(table, gone, last, None)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ the same rows again gives the same versions: nothing here needs to survive the p
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Set
 
 from tailrace.change import START, Position, end_of
 from tailrace.errors import DamagedError
@@ -19,6 +19,7 @@ from tailrace.source.sqlite.log import Log, Window
 from tailrace.source.sqlite.offset import FIRST_HALF, Entry
 from tailrace.sqlite.change import Change, Row
 from tailrace.sqlite.layout import DELETE, INSERT
+from tailrace.sqlite.record import Value
 from tailrace.sqlite.schema_change import SQL
 
 
@@ -47,30 +48,46 @@ class SchemaLog:
         begin = after if self._scanned is None else self._scanned
         if upto > begin:
             for change in log.schema_changes(Window(begin, upto)):
-                self._take(change, tables, listed)
+                self._take(change, tables, listed, by_triggers=log.by_triggers)
         self._scanned = max(begin, upto)
 
-    def _take(self, change: Change, tables: Mapping[str, Entry], listed: Callable[[], Mapping[str, Listed]]) -> None:
+    def _take(
+        self,
+        change: Change,
+        tables: Mapping[str, Entry],
+        listed: Callable[[], Mapping[str, Listed]],
+        *,
+        by_triggers: bool,
+    ) -> None:
         at = Position(change.change_id, FIRST_HALF)
+        older = {name for name, entry in tables.items() if entry.x < at}
         try:
             before, after = change.row("before"), change.row("after")
         except DamagedError:
             before = after = None
         row = after or before
         if row is None:
-            self._take_unseen(change, at, tables, listed())
-        elif row[0] == "table" and (name := str(row[1])) in tables and tables[name].x < at:
+            self._take_unseen(change, at, older, listed())
+        elif row[0] == "trigger" and change.type == INSERT and by_triggers:
+            # One that is newer than those of the capture ran before them: the tape has what it did first.
+            self._mark_all(older, at, row[2])
+        elif row[0] != "table":
+            return
+        elif before is not None and after is not None and before[1] != after[1]:
+            # A renamed table is another one, also where the name is taken at once, or given back.
+            self._mark_all(older, at, before[1], after[1])
+        elif (name := str(row[1])) in older:
             if change.type in (INSERT, DELETE):
                 self._mark(name, at)
             elif before is None or after is None:
-                self._take_unseen(change, at, {name: tables[name]}, listed())
+                self._take_unseen(change, at, [name], listed())
             else:
                 self._take_altered(name, before, after, at)
 
     def _take_altered(self, name: str, before: Row, after: Row, at: Position) -> None:
         known = self._versions.schema_at(name, end_of(at.commit - 1))
-        if known is None or before[1] != after[1]:
-            return  # a renamed table is another one, which is looked up in the file
+        if known is None:
+            return
         try:
             # Renames since the known version show in the text of before.
             renamed = version.derive(known, describe(str(before[SQL])), at)
@@ -82,13 +99,11 @@ class SchemaLog:
         if renamed.recopy is not None or altered.recopy is not None:
             self._mark(name, at)
 
-    def _take_unseen(
-        self, change: Change, at: Position, tables: Mapping[str, Entry], listed: Mapping[str, Listed]
-    ) -> None:
+    def _take_unseen(self, change: Change, at: Position, tables: Collection[str], listed: Mapping[str, Listed]) -> None:
         """A capture without images says that the schema changed, not how: the file is looked at."""
-        for name, entry in tables.items():
+        for name in tables:
             now, known = listed.get(name), self._versions.schema_at(name, at)
-            if now is None or now.described is None or known is None or entry.x >= at:
+            if now is None or now.described is None or known is None:
                 continue
             if change.type == INSERT and change.id == now.entry:
                 self._mark(name, at)
@@ -113,3 +128,7 @@ class SchemaLog:
 
     def _mark(self, name: str, at: Position) -> None:
         self.recopies[name] = max(self.recopies.get(name, START), at)
+
+    def _mark_all(self, tables: Set[str], at: Position, *names: Value) -> None:
+        for name in tables & set(map(str, names)):
+            self._mark(name, at)
