@@ -97,6 +97,23 @@ def test_one_signal_ends_a_run_whose_slot_waits_for_an_open_transaction(
 
 
 @pytest.mark.timeout(300)
+def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: Scenario) -> None:
+    scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")
+    with scenario.run(failpoints="stream.before_write:hang!once") as run:
+        wait_until(lambda: "stream.before_write" in run.acted(), 60)
+        run.terminate()
+        wait_until(lambda: "once more stops at once" in run.log_file.read_text(), 30)
+        run.terminate()
+        assert run.wait(30) == 130
+        said = run.log_file.read_text()
+        assert "Exception in thread" not in said
+        assert "Traceback" not in said
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []
+    assert scenario.doubled() == []
+
+
+@pytest.mark.timeout(300)
 def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")
     run = subprocess.Popen(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -15,21 +18,31 @@ from tailrace.testing.wait import wait_until
 from tests.source.sqlite.writer import Application
 
 
-@pytest.mark.timeout(300)
-def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
-    spark: SparkSession, tmp_path: Path
-) -> None:
+@pytest.fixture
+def application(tmp_path: Path) -> Iterator[Application]:
     application = Application(tmp_path / "here.db", "trigger")
     application.run("CREATE TABLE lines (id INTEGER PRIMARY KEY, words TEXT)")
     application.capture()
     application.run("INSERT INTO lines VALUES (1, 'to be'), (2, 'or not to be')")
-    pipeline = Pipeline(
+    yield application
+    application.close()
+
+
+@pytest.fixture
+def pipeline(application: Application, tmp_path: Path) -> Pipeline:
+    return Pipeline(
         name="beside",
-        source={"type": "sqlite", "path": str(tmp_path / "here.db")},
+        source={"type": "sqlite", "path": str(application.path)},
         destination={"type": "sqlite", "path": str(tmp_path / "there.db")},
         state=str(tmp_path / "state"),
         batch={"interval": "100ms"},
     )
+
+
+@pytest.mark.timeout(300)
+def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
     stream = spark.readStream.format("rate").load().writeStream.format("noop")
     stream = stream.option("checkpointLocation", str(tmp_path / "other")).trigger(processingTime="100 milliseconds")
     other = stream.start()
@@ -50,9 +63,40 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
         pipeline.run(on_progress=watch)
     finally:
         other.stop()
-        application.close()
     with StateStore.open_reading(tmp_path / "state") as store:
         last = store.last_batch()
         assert last is not None
         assert [table.phase for table in pipeline.source.progress(dict(last.offset))] == ["ready"]
         assert [(table.name, table.rows_copied) for table in store.tables()] == [("main.lines", 2)]
+
+
+@pytest.mark.timeout(300)
+def test_a_pipeline_leaves_the_settings_of_a_session_that_was_there_before_it(
+    spark: SparkSession, pipeline: Pipeline
+) -> None:
+    mine = {
+        "spark.sql.session.timeZone": "America/New_York",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
+    }
+    before = {name: spark.conf.get(name) for name in mine}
+    try:
+        for name, value in mine.items():
+            spark.conf.set(name, value)
+        pipeline.run(once=True)
+        assert {name: spark.conf.get(name) for name in mine} == mine
+        assert SparkSession.builder.getOrCreate() is spark
+    finally:
+        for name, was in before.items():
+            spark.conf.set(name, str(was))
+
+
+@pytest.mark.timeout(300)
+def test_a_pipeline_that_was_drained_can_be_run_again(
+    spark: SparkSession, pipeline: Pipeline, application: Application, tmp_path: Path
+) -> None:
+    pipeline.run(on_progress=lambda status: pipeline.drain() if all_ready(status) else None)
+    application.run("INSERT INTO lines VALUES (3, 'that is the question')")
+    pipeline.run(once=True)
+    with closing(sqlite3.connect(tmp_path / "there.db")) as there:
+        assert there.execute("SELECT count(*) FROM lines").fetchone() == (3,)

@@ -144,6 +144,21 @@ def test_a_stream_beside_a_running_pipeline_takes_nothing_from_it(spark: SparkSe
         assert scenario.doubled() == []
 
 
+def test_a_stream_of_one_table_that_comes_first_leaves_the_others_to_be_read(
+    spark: SparkSession, scenario: Scenario
+) -> None:
+    scenario.sql(*TABLES)
+    every = spark.readStream.format("tailrace").option("config", str(scenario.file)).load()
+    orders = (
+        spark.readStream.format("tailrace").option("config", str(scenario.file)).option("table", "public.orders").load()
+    )
+    for stream, checkpoint in ((orders, "orders"), (every, "every")):
+        with collecting(stream, str(scenario.folder / checkpoint), once=True) as (query, rows):
+            assert query.awaitTermination(120)
+            assert query.exception() is None
+    assert {row["table"] for row in rows} == {"public.orders", "public.events"}
+
+
 def _seen(query: StreamingQuery, rows: list[Row], count: int) -> bool:
     assert query.isActive, query.exception()
     return len(rows) >= count

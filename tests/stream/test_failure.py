@@ -28,6 +28,13 @@ Caused by: org.apache.hadoop.fs.FSError: java.io.IOException: No space left on d
 Caused by: java.io.IOException: Stream closed
 """
 
+LOST_EXECUTOR = """An error occurred while calling o79.collectToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent
+failure: Lost task 0.3 in stage 0.0 (TID 3) (192.0.2.2 executor 3): ExecutorLostFailure (executor 3 exited caused by one
+of the running tasks) Reason: Command exited with code 137
+Driver stacktrace:
+"""
+
 
 def test_an_error_of_ours_keeps_its_kind_message_and_fix() -> None:
     found = recognise(RuntimeError(THROUGH_SPARK))
@@ -42,8 +49,9 @@ def test_what_spark_writes_behind_an_error_of_ours_is_no_part_of_it() -> None:
     assert found.fix == "copy anew"
 
 
-def test_a_worker_that_died_is_something_to_try_again() -> None:
-    assert isinstance(recognise(RuntimeError("Python worker exited unexpectedly (crashed)")), UnavailableError)
+@pytest.mark.parametrize("text", ["Python worker exited unexpectedly (crashed)", LOST_EXECUTOR])
+def test_a_worker_that_died_is_something_to_try_again(text: str) -> None:
+    assert isinstance(recognise(RuntimeError(text)), UnavailableError)
 
 
 @pytest.mark.parametrize(

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from tailrace.change import Changes, Op, Position, pack_unchanged, position_texts
-from tailrace.errors import SchemaChangedError
+from tailrace.errors import ConfigError, SchemaChangedError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.stream.typed import fitted, json_rows, typed_rows
+from tailrace.stream.typed import Request, fitted, json_rows, typed_rows
 
 TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
 
@@ -68,3 +69,10 @@ def test_a_change_that_does_not_fit_the_columns_of_a_stream_is_not_mended_by_a_r
         fitted(changes(), opened)
     assert "load the stream again" in str(raised.value)
     assert "resync" not in str(raised.value)
+
+
+def test_a_stream_cannot_move_the_place_of_the_pipeline_itself(tmp_path: Path) -> None:
+    file = tmp_path / "shop.yaml"
+    file.write_text("name: shop\nsource: {type: sqlite, path: shop.db}\ndestination: {type: delta, path: lake}\n")
+    with pytest.raises(ConfigError, match="the pipeline itself keeps its place"):
+        Request.of({"config": str(file), "reader": "pipeline"})

@@ -22,6 +22,9 @@ from tailrace.schema import TableSchema
 Offset = dict[str, Any]
 """Where a stream stands: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
 
+PIPELINE = "pipeline"
+"""The name of the pipeline itself among the readers of its source."""
+
 
 @dataclass(frozen=True)
 class Limit:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import re
 
+from py4j.protocol import Py4JJavaError
+
 from tailrace.errors import TailraceError, UnavailableError, revive
 
 _RAISED = re.compile(
     r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==|SQLSTATE: )|\Z)", re.S
 )
 _LOST_WORKER = re.compile(
-    r"Python worker (exited unexpectedly|failed to connect back)|EOFException|Executor.*(lost|heartbeat)"
-    r"|Connection reset|Broken pipe|Stream closed"
+    r"Python worker (exited unexpectedly|failed to connect back)|EOFException"
+    r"|ExecutorLostFailure|Executor.*(lost|heartbeat)|Connection reset|Broken pipe|Stream closed"
 )
 
 
@@ -36,3 +38,13 @@ def recognise(error: Exception) -> Exception:
     if _LOST_WORKER.search(text):
         return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
     return error
+
+
+def passed_on(error: Py4JJavaError) -> Exception:
+    """What a batch raises in place of an error of Java's, which goes back to Java.
+
+    Spark looks whether an error came of a stop, and the pattern by which it looks through one with py4j's own name
+    overflows Java's stack.
+    """
+    found = recognise(error)
+    return RuntimeError(str(error)) if found is error else found

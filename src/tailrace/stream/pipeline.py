@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -28,7 +29,7 @@ from tailrace.status import Status
 from tailrace.stream.attendant import Attendant
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.datasource import Feed, bound, drain_file
-from tailrace.stream.failure import recognise
+from tailrace.stream.failure import passed_on, recognise
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
@@ -119,22 +120,27 @@ class Pipeline:
             return Status.read(store)
 
     def drain(self) -> None:
-        """Finish the batch in hand, then end `run`. Returns at once; a repeat changes nothing."""
+        """Finish the batch in hand, then end `run`, or the next one when none is under way.
+
+        Returns at once; a repeat changes nothing.
+        """
         self._draining.set()
 
     def stop(self) -> None:
         """End `run` without waiting for the batch: it is done again at the next start."""
         self._draining.set()
-        if self._query is not None:
-            self._query.stop()
+        if (query := self._query) is not None:
+            query.stop()
 
     def run(self, once: bool = False, on_progress: OnProgress | None = None) -> None:
         """Copy what is missing and follow the changes: with `once` up to the source's position now, else until drained.
 
         What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
         """
-        require(self.check())
         with ExitStack() as stack:
+            # Who told this run to end has not told the next one.
+            stack.callback(self._draining.clear)
+            require(self.check())
             stack.enter_context(RunnerLock(self.config.state))
             store = stack.enter_context(self.config.store_address.open(self.config.fingerprint))
             # Who holds the folder's lock knows that nobody else on this machine runs the pipeline.
@@ -241,6 +247,8 @@ class Pipeline:
                     results = applier.apply(blocks, batch)
                 ledger.applied(batch_id, results)
                 reach("pipeline.applied")
+            except Py4JJavaError as error:
+                raise passed_on(error) from None
             finally:
                 self._in_batch.clear()
 

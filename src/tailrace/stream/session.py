@@ -51,7 +51,8 @@ def java_options(more: str) -> str:
 
 
 def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """The session for a pipeline; an active one is used as it is. Binds to loopback unless `conf` says otherwise."""
+    """A session of the pipeline's own, in the Spark that runs already or in a new one, which binds to loopback unless
+    `conf` says otherwise. Sessions of other people keep their settings."""
     if home := java_home():
         os.environ["JAVA_HOME"] = home
     # YARN sends Spark's zipped Python to its machines, and takes it from the home that has it.
@@ -74,7 +75,7 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     for key, value in settings.items():
         builder = builder.config(key, value)
     with _interrupt_kept():
-        return builder.getOrCreate()
+        return builder.create()
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from tailrace.errors import ConfigError, SchemaChangedError
 from tailrace.jsontext import object_text
 from tailrace.registry import open_source
 from tailrace.schema import TableName, TableSchema
-from tailrace.source import Limit, Offset, Source
+from tailrace.source import PIPELINE, Limit, Offset, Source
 from tailrace.stream.datasource import BlockPartition, BlockReader, Feed
 
 _BESIDE = [
@@ -65,7 +65,12 @@ class Request:
             raise ConfigError("the stream has no config", fix='add .option("config", "shop.yaml")')
         config = load(path)
         name = options.get("table")
-        source = open_source(config).for_reader(options.get("reader") or f"stream {name or 'every table'}", name)
+        reader = options.get("reader") or f"stream {name or 'every table'}"
+        if reader == PIPELINE:
+            raise ConfigError(
+                f"under the name {reader!r} the pipeline itself keeps its place", fix='take another name as "reader"'
+            )
+        source = open_source(config).for_reader(reader, name)
         table = None
         if name:
             found = {schema.table: schema for schema in source.tables()}

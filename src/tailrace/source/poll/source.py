@@ -18,7 +18,7 @@ from tailrace.change import Changes, end_of
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.poll.connector import ConnectorOptions, Polled, SourceConnector, connect
 from tailrace.source.poll.diff import DiffErrand, DiffSplit, read_diff
@@ -30,8 +30,6 @@ from tailrace.source.poll.option import PollOptions
 from tailrace.source.poll.roster import call, examine
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
 from tailrace.wholefile import make_folder
-
-PIPELINE = "pipeline"
 
 
 @dataclass(frozen=True)

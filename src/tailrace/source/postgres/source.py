@@ -22,7 +22,7 @@ from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
@@ -42,9 +42,6 @@ from tailrace.source.postgres.slot import (
     require,
 )
 from tailrace.source.postgres.split import LogSplit, read_log
-
-PIPELINE = "pipeline"
-"""The name of the pipeline among the readers of its journal."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +65,8 @@ class PostgresSource:
     chunk_bytes: int = 32_000_000
     parallel: int = 2
     reader: str = PIPELINE
+    tables_published: TableOptions | None = None
+    """What the pipeline wants, where a reader wants less of it."""
 
     @classmethod
     def from_options(
@@ -124,8 +123,11 @@ class PostgresSource:
         journal = JournalReader(self.journal)
         with session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
-                tables = [published.schema.table for published in preflight.wanted(connection, self)]
-                mark = preflight.mark_of(self, list_tables(connection))
+                # One serves every reader, whoever comes first.
+                whole = replace(self, tables_wanted=self.tables_published or self.tables_wanted)
+                errors.require(whole.check())
+                tables = [published.schema.table for published in preflight.wanted(connection, whole)]
+                mark = preflight.mark_of(whole, list_tables(connection))
                 create_publication(connection, self.publication, tables, via_root=self.via_root, mark=mark)
             if look(connection, self.slot) is None:
                 if journal.mark() > START:
@@ -182,7 +184,7 @@ class PostgresSource:
 
     def for_reader(self, reader: str, table: str | None = None) -> PostgresSource:
         wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
-        return replace(self, reader=reader, tables_wanted=wanted)
+        return replace(self, reader=reader, tables_wanted=wanted, tables_published=self.tables_wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
         return LogOffset.from_json(offset).progress()

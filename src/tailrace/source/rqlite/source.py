@@ -19,7 +19,7 @@ from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
 from tailrace.schema import TableName, TableSchema
 from tailrace.selection import TableOptions, TableSettings
-from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.rqlite import catalog, preflight
 from tailrace.source.rqlite.api import SYSTEM, Api, Pending, Tls
@@ -34,7 +34,6 @@ from tailrace.source.rqlite.split import LogSplit, read_log
 from tailrace.source.sqlite.offset import LogOffset
 from tailrace.wholefile import make_folder
 
-PIPELINE = "pipeline"
 MODULE = "tailrace.source.rqlite"
 TOLD_SECONDS = 60.0
 """How long a node is believed about its service: it changes only with a restart of the node."""

@@ -19,7 +19,7 @@ from tailrace.change import Changes
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.slatedb import preflight
 from tailrace.source.slatedb.copy import CopySplit, delete_leftovers, read_range
@@ -36,8 +36,6 @@ from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
 from tailrace.source.slatedb.store import Database, Store
 from tailrace.source.slatedb.watch import read_status
 from tailrace.wholefile import make_folder
-
-PIPELINE = "pipeline"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from tailrace.change import START, Changes
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.sqlite import preflight, version
 from tailrace.source.sqlite.copy import CopySplit, fetch_rows, read_chunk
@@ -33,7 +33,6 @@ from tailrace.sqlite import sequence
 from tailrace.sqlite.layout import quoted
 from tailrace.wholefile import make_folder
 
-PIPELINE = "pipeline"
 PURGE_SECONDS = 60.0
 """How often consumed changes are looked for."""
 
