@@ -8,10 +8,6 @@ from typing import TypeVar
 Place = TypeVar("Place", bound=tuple[int, int] | int)
 
 
-def bounded(head: Place, goal: Place | None, copied: Iterable[Place | None]) -> Place:
+def bounded(head: Place, goal: Place | None, copied: Iterable[Place]) -> Place:
     """How far to read a log that ends at `head`: no further than the goal, or than what tables were `copied` at."""
-    if goal is None:
-        return head
-    for at in copied:
-        goal = goal if at is None else max(goal, at)
-    return min(head, goal)
+    return head if goal is None else min(head, max([goal, *copied]))

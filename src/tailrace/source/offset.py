@@ -156,7 +156,7 @@ class LogOffset(Generic[Id, Table, Place]):
         how far a batch goes that reads the log between two places for some tables, within a limit.
         """
         ready, behind = frozenset(self.within("ready")), self.within("catchup")
-        head = bounded(head, goal, (entry.at for entry in behind.values()))
+        head = bounded(head, goal, (entry.place(self.log) for entry in self.within("copy", "catchup").values()))
         share = halved(limit) if behind else limit
         common = max(self.log, take(self.log, head, ready, share))
         # Those that were copied at a later place than the log has reached wait for it.

@@ -164,15 +164,16 @@ WITH RECURSIVE pub AS (
   UNION
     SELECT tree.top, i.inhrelid FROM tree JOIN pg_inherits i ON i.inhparent = tree.relid
     JOIN pg_class c ON c.oid = i.inhrelid WHERE c.relispartition
+), placed AS (
+    SELECT tree.relid, max(r.oid) AS entry, bool_or(tree.top <> tree.relid) AS is_below
+    FROM tree CROSS JOIN pub LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = tree.top
+    GROUP BY tree.relid
 )
-SELECT DISTINCT n.nspname::text, c.relname::text, {columns}, {row_filter}, coalesce({schema_entry}, r.oid, (
-        SELECT max(above.oid) FROM tree JOIN pg_publication_rel above ON above.prrelid = tree.top
-        WHERE tree.relid = c.oid AND above.prpubid = pub.oid
-    ), pub.oid)::int8, pub.generated
-FROM tree JOIN pg_class c ON c.oid = tree.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
+SELECT n.nspname::text, c.relname::text, {columns}, {row_filter},
+    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated
+FROM placed JOIN pg_class c ON c.oid = placed.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
 LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
-WHERE CASE WHEN pub.pubviaroot
-    THEN NOT EXISTS (SELECT FROM tree lower WHERE lower.relid = c.oid AND lower.top <> c.oid) ELSE c.relkind = 'r' END
+WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
 """
 
 

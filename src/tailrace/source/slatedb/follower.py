@@ -165,7 +165,7 @@ class SlateDbFollower:
                 raise
             return self._jump(now.log)
         self._require_log(now)
-        copied = (entry.at.wal for entry in now.within("catchup").values() if entry.at is not None)
+        copied = (entry.place(now.log).wal for entry in now.within("copy", "catchup").values())
         end = max(now.log.wal, bounded(self._tail, self._goal, copied))
         if not read:
             return mark_at(self._open_log(), self._measure, now.log, end)
