@@ -29,7 +29,11 @@ def make_folder(folder: Path) -> None:
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
-        sync(each.parent)
+        try:
+            sync(each.parent)
+        except PermissionError:
+            # Who may write in a folder may be kept from opening it.
+            os.sync()
 
 
 def _draft(file: Path) -> Path:

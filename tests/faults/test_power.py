@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pyarrow as pa
@@ -150,3 +153,20 @@ def files_of(folder: Path) -> dict[Path, bytes]:
         for path in folder.rglob("*")
         if path.is_file() and "lock" not in path.name and path.suffix != ".db"
     }
+
+
+def test_a_folder_is_made_within_one_that_may_be_written_but_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened, synced = os.open, Mock()
+
+    def refusing(path: Any, *rest: Any, **more: Any) -> int:
+        if Path(path) == tmp_path:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return opened(path, *rest, **more)
+
+    monkeypatch.setattr(os, "open", refusing)
+    monkeypatch.setattr(os, "sync", synced)
+    make_folder(tmp_path / "state")
+    assert (tmp_path / "state").is_dir()
+    synced.assert_called_once_with()

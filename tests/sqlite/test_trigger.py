@@ -97,6 +97,27 @@ def test_rows_that_replace_takes_by_a_default_are_deletes(connection: sqlite3.Co
 
 
 @pytest.mark.parametrize(
+    ("default", "kept"),
+    [("word", "word"), ('"b"', "b"), ('""', ""), ("'it''s'", "it's"), ("true", 1), ("- 1.5e1", -15)],
+)
+def test_a_default_means_in_a_trigger_what_it_means_in_its_table(
+    connection: sqlite3.Connection, default: str, kept: object
+) -> None:
+    connection.execute(f"CREATE TABLE n(id INTEGER PRIMARY KEY, a NOT NULL DEFAULT {default} UNIQUE, b)")
+    connection.execute("INSERT INTO n(id) VALUES (1)")
+    enable(connection)
+    connection.execute("REPLACE INTO n VALUES (2, NULL, NULL)")
+    assert brief(connection)[0] == (-1, "n", 1, (1, kept, None), None)
+
+
+def test_a_default_that_a_writer_cannot_compute_is_not_asked_of_it(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a NOT NULL DEFAULT (made_by_the_application()) UNIQUE)")
+    enable(connection)
+    connection.execute("INSERT INTO n VALUES (1, 'given')")
+    assert brief(connection) == [(1, "n", 1, None, (1, "given"))]
+
+
+@pytest.mark.parametrize(
     ("within", "image"),
     [
         ("CREATE TRIGGER own BEFORE INSERT ON t BEGIN UPDATE t SET b = 7 WHERE id = 1; END", (2, "two", 0)),
@@ -122,6 +143,27 @@ def test_rows_that_replace_takes_are_deletes_though_a_foreign_key_writes_the_tab
     enable(connection)
     connection.execute("REPLACE INTO n VALUES (3, 'one', NULL)")
     assert sorted(row[:3] for row in brief(connection)) == [(-1, "n", 1), (0, "n", 2), (1, "n", 3)]
+
+
+def test_rows_that_replace_takes_are_deletes_though_a_foreign_key_takes_the_row_that_was_to_come(
+    connection: sqlite3.Connection,
+) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a UNIQUE, up REFERENCES n(id) ON DELETE CASCADE)")
+    connection.execute("INSERT INTO n VALUES (1, 'one', NULL), (2, 'two', 1)")
+    connection.execute("PRAGMA foreign_keys = ON")
+    enable(connection)
+    connection.execute("UPDATE OR REPLACE n SET a = 'one' WHERE id = 2")
+    assert connection.execute("SELECT * FROM n").fetchall() == []
+    assert sorted(row[:3] for row in brief(connection)) == [(-1, "n", 1), (-1, "n", 2)]
+
+
+def test_rows_that_replace_takes_by_the_collation_of_an_index_are_deletes(connection: sqlite3.Connection) -> None:
+    connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a COLLATE NOCASE)")
+    connection.execute("CREATE UNIQUE INDEX exact ON n(a COLLATE BINARY)")
+    connection.execute("INSERT INTO n VALUES (1, 'a'), (2, 'A')")
+    enable(connection)
+    connection.execute("UPDATE OR REPLACE n SET a = 'A' WHERE id = 1")
+    assert [row[:3] for row in brief(connection)] == [(-1, "n", 2), (0, "n", 1)]
 
 
 def test_a_row_that_refers_to_itself_is_kept_as_its_foreign_key_left_it(connection: sqlite3.Connection) -> None:
@@ -207,6 +249,28 @@ def test_enabling_again_changes_nothing(connection: sqlite3.Connection) -> None:
     before = list(connection.iterdump())
     enable(connection)
     assert list(connection.iterdump()) == before
+
+
+def test_enabling_again_makes_the_triggers_of_this_release(connection: sqlite3.Connection) -> None:
+    enable(connection)
+    before = list(connection.iterdump())
+    connection.executescript(
+        'DROP TRIGGER "tailrace:delete:t"; CREATE TRIGGER "tailrace:delete:t" AFTER DELETE ON t BEGIN SELECT 1; END'
+    )
+    enable(connection)
+    assert sorted(connection.iterdump()) == sorted(before)
+
+
+def test_rows_that_were_noted_before_a_table_was_made_anew_are_not_deleted(connection: sqlite3.Connection) -> None:
+    connection.executescript("CREATE TABLE seen(id); CREATE TRIGGER own AFTER DELETE ON seen BEGIN SELECT 1; END")
+    connection.execute("INSERT INTO t VALUES (1, 'one', 0), (9, 'nine', 0)")
+    enable(connection)
+    connection.execute("INSERT INTO t VALUES (9, 'nine', 0) ON CONFLICT DO UPDATE SET b = 1")
+    connection.executescript("DROP TABLE t; CREATE TABLE t(a PRIMARY KEY); INSERT INTO t VALUES ('nine')")
+    enable(connection)
+    done = changes(connection)[-1].change_id
+    connection.execute("INSERT INTO t VALUES ('ten')")
+    assert brief(connection, done) == [(1, "t", 2, None, ("ten",))]
 
 
 def test_a_refused_enable_leaves_the_file_as_it_was(connection: sqlite3.Connection) -> None:

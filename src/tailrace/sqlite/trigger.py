@@ -8,7 +8,7 @@ again, writes down what became of the schema since, with the rows that the trigg
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tailrace.errors import PreflightError
@@ -35,9 +35,10 @@ class Status:
 def enable(connection: Connection, argument: str = "full") -> Captured:
     """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
 
-    Run again, it brings the triggers up to date with the schema and writes the DDL since to the tape; where nothing
-    changed it does nothing. One transaction: if it raises, the file is as it was. Raises ConfigError for a wrong
-    argument and PreflightError for a file that is captured already in another way, or has a table that cannot be.
+    Run again, it brings the triggers up to date with the schema and with this release, and writes the DDL since to the
+    tape; where nothing changed it does nothing. One transaction: if it raises, the file is as it was. Raises
+    ConfigError for a wrong argument and PreflightError for a file that is captured already in another way, or has a
+    table that cannot be.
     """
     mode = parse_mode(argument)
     if mode is None:
@@ -49,7 +50,7 @@ def enable(connection: Connection, argument: str = "full") -> Captured:
             _require_unclaimed(connection, mode, running)
             layout.ensure(connection, mode.table)
             _put_capture(connection, mode, after=None)
-        elif running != mode or _pending(connection, mode):
+        elif running != mode or _pending(connection, mode) or not _is_current(connection, mode):
             _write_schema_changes(connection, running)
             _put_capture(connection, mode, after=running)
     return read_captured(connection)
@@ -125,21 +126,20 @@ def _require_unclaimed(connection: Connection, mode: Mode, running: Mode | None)
 
 def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None:
     """Make the triggers for the schema as it is now, and remember it."""
-    shapes = [layout.read_shape(connection, table) for table in layout.list_tables(connection)]
+    shapes = _shapes(connection)
     for shape in shapes:
         layout.require_capturable(shape)
         _require_narrow(shape)
-    width = max((len(shape.fields) for shape in shapes), default=0)
     _drop_triggers(connection)
     if after is None:
-        for sql in make_side_tables(mode, width):
+        for sql in make_side_tables(mode, _width(shapes)):
             connection.execute(sql)
     else:
-        _widen(connection, mode, width)
-    connection.execute(make_replaced_trigger(mode, width))
-    for shape in shapes:
-        for sql in make_triggers(connection, mode, shape):
-            connection.execute(sql)
+        _widen(connection, mode, _width(shapes))
+        # Noted rows may be those of a table that is gone, and its name another's.
+        connection.execute(f"DELETE FROM {quoted(side_tables(mode.table)[1])}")
+    for sql in _make_all(connection, mode, shapes):
+        connection.execute(sql)
     schema = quoted(side_tables(mode.table)[2])
     connection.execute(f"DELETE FROM {schema}")
     for rowid, entry in read_schema(connection).items():
@@ -149,6 +149,27 @@ def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None
     )
     connection.execute(f"DELETE FROM {layout.CAPTURE_TABLE}")
     connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
+
+
+def _shapes(connection: Connection) -> list[Shape]:
+    return [layout.read_shape(connection, table) for table in layout.list_tables(connection)]
+
+
+def _width(shapes: Sequence[Shape]) -> int:
+    return max((len(shape.fields) for shape in shapes), default=0)
+
+
+def _make_all(connection: Connection, mode: Mode, shapes: Sequence[Shape]) -> Iterator[str]:
+    yield make_replaced_trigger(mode, _width(shapes))
+    for shape in shapes:
+        yield from make_triggers(connection, mode, shape)
+
+
+def _is_current(connection: Connection, mode: Mode) -> bool:
+    """Whether the triggers are those that would be made now: an older release made others."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+    found = {sql for kind, name, sql in rows if is_own_trigger(kind, name)}
+    return found == set(_make_all(connection, mode, _shapes(connection)))
 
 
 def _require_narrow(shape: Shape) -> None:

@@ -8,6 +8,7 @@ on); the rows it might take are noted before each insert, and those that are gon
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tailrace.errors import PreflightError
@@ -18,6 +19,10 @@ from tailrace.sqlite.schema_change import TRIGGER_PREFIX, is_own_trigger
 _EXPRESSION = -2
 _KEPT_NOTES = 20
 """More than statements within each other note; those of IGNORE, which nothing confirms, go in time."""
+_CONSTANT = re.compile(
+    r"[-+]?\s*(?:0x[\da-f]+|[\d.]+(?:e[-+]?\d+)?)|x?'(?:[^']|'')*'|true|false|current_(?:date|time|timestamp)", re.I
+)
+_WORD = re.compile(r'"(?:[^"]|"")*"|[^\W\d]\w*')
 
 
 def make_side_tables(mode: Mode, width: int) -> Iterator[str]:
@@ -60,7 +65,8 @@ def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[
     chosen = f"{name}, {shape.rowid}" + (f", {width}, {values}" if mode.has_before else "")
 
     # What a statement around this one noted has to stay.
-    kept = _KEPT_NOTES if _may_nest(connection, shape) else 0
+    nests = _may_nest(connection, shape)
+    kept = _KEPT_NOTES if nests else 0
 
     def note(others: str = "") -> str:
         conflicting = f"FROM {table} WHERE ({conflict}){others}"
@@ -74,31 +80,37 @@ def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[
     drop_noted = f"DELETE FROM {replaced} WHERE table_name = {name}"
     gone = f"NOT EXISTS (SELECT 1 FROM {table} AS kept WHERE kept.{shape.rowid} = {replaced}.id)"
 
-    def confirm(arrived: str) -> str:
+    def confirm(arrived: str, when: str = "1") -> str:
         # What lies at the rowid where the new row arrived is that row: whatever was noted there is gone.
-        noted = f"confirmed IS NULL AND table_name = {name} AND ({arrived} OR {gone})"
+        noted = f"({when}) AND confirmed IS NULL AND table_name = {name} AND ({arrived} OR {gone})"
         return f"UPDATE {replaced} SET confirmed = 1 WHERE {noted};"
 
     moves = f"{new_id} <> {old_id}"
-    # An upsert notes rows for its insert and then updates one: `held` has them noted anew.
-    may_conflict = " OR ".join(
-        [moves, held, *(f"NEW.{quoted(c)} IS NOT OLD.{quoted(c)}" for key in uniques for c, _ in key)]
-    )
+    # An index may have another collation than its column.
+    differs = (f"NEW.{quoted(c)} IS NOT OLD.{quoted(c)} COLLATE BINARY" for key in uniques for c, _ in key)
+    may_conflict = " OR ".join([moves, *differs])
     forget_old = f"{drop_noted} AND id = {old_id};"
     images = ", ".join(f"{cell} = {value}" for cell, value in zip(_cells(len(new)), new, strict=True))
     renote = f"UPDATE {replaced} SET {images} WHERE table_name = {name} AND id = {old_id} AND confirmed IS NULL;"
     move = f"{forget_old} {confirm(f'id = {new_id}')} {change(DELETE, old, [])} {change(INSERT, [], new)}"
     makes = [
         ("noted_insert", "BEFORE INSERT", f"EXISTS (SELECT 1 FROM {table} WHERE {conflict})", note()),
-        ("noted_update", "BEFORE UPDATE", may_conflict, note(f" AND {shape.rowid} <> {old_id}")),
+        # An upsert notes rows for its insert and then updates one: `held` has them cleared away where that may be.
+        (
+            "noted_update",
+            "BEFORE UPDATE",
+            may_conflict if nests else f"{may_conflict} OR {held}",
+            note(f" AND {shape.rowid} <> {old_id}"),
+        ),
         # The deletes come first: a replay must make room before it puts the row that took it. Nothing noted is taken
         # away here, so that only one of the first two fires, in whatever order SQLite asks them.
         ("insert", "AFTER INSERT", f"NOT {held}", change(INSERT, [], new)),
         ("replace", "AFTER INSERT", held, f"{confirm(f'id = {new_id}')} {change(INSERT, [], new)}"),
-        ("update", "AFTER UPDATE", f"{new_id} = {old_id}", f"{confirm('0')} {change(UPDATE, old, new)}"),
+        ("update", "AFTER UPDATE", f"{new_id} = {old_id}", f"{confirm('0', may_conflict)} {change(UPDATE, old, new)}"),
         ("renote", "AFTER UPDATE", f"{held} AND {new_id} = {old_id}", renote),
         ("move", "AFTER UPDATE", moves, move),
-        ("delete", "AFTER DELETE", "", f"{change(DELETE, old, [])} {forget_old}"),
+        # A foreign key may delete the very row that was to take others, and no other trigger tells of those.
+        ("delete", "AFTER DELETE", "", f"{forget_old} {confirm('0') if nests else ''} {change(DELETE, old, [])}"),
     ]
     for event, when, condition, body in makes:
         if event == "renote" and not mode.has_before:
@@ -170,7 +182,16 @@ def _refers_to_itself(connection: Connection, shape: Shape) -> bool:
 def _stand_ins(connection: Connection, shape: Shape) -> dict[str, str]:
     """The defaults of columns that are NOT NULL: REPLACE puts them in place of a null, behind what a trigger sees."""
     rows = connection.execute(f"PRAGMA table_info({quoted(shape.table)})").fetchall()
-    return {str(name): str(default) for _, name, _, required, default, _ in rows if required and default is not None}
+    found = {str(name): _constant(str(default)) for _, name, _, required, default, _ in rows if required and default}
+    return {name: constant for name, constant in found.items() if constant is not None}
+
+
+def _constant(default: str) -> str | None:
+    """A default as SQL for a trigger. None for an expression: what it calls need not be there for every writer."""
+    if _CONSTANT.fullmatch(default):
+        return default
+    # As a default a word is text; elsewhere it would be a column.
+    return literal(default.removeprefix('"').removesuffix('"').replace('""', '"')) if _WORD.fullmatch(default) else None
 
 
 def _matches(key: Sequence[tuple[str, str]], stand_ins: Mapping[str, str]) -> str:

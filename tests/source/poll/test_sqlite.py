@@ -116,6 +116,18 @@ def test_values_of_another_class_stop_a_table_instead_of_hiding_its_changes(
             replay.catch_up()
 
 
+def test_a_check_names_every_table_whose_values_have_no_order(file: Path, app: sqlite3.Connection) -> None:
+    app.execute("CREATE TABLE mixed (id INTEGER PRIMARY KEY, updated_at)")
+    app.execute("CREATE TABLE real (id INTEGER PRIMARY KEY, updated_at)")
+    app.execute("CREATE TABLE foreign_text (id INTEGER PRIMARY KEY, updated_at)")
+    app.execute("INSERT INTO mixed (updated_at) VALUES (1), (CURRENT_TIMESTAMP)")
+    app.execute("INSERT INTO real (updated_at) VALUES (1.5)")
+    app.execute("INSERT INTO foreign_text (updated_at) VALUES ('15.11.2026')")
+    errors = [finding for finding in make_source(file).check() if finding.level == "error"]
+    assert {finding.subject for finding in errors} == {"main.mixed", "main.real", "main.foreign_text"}
+    assert all(finding.fix for finding in errors)
+
+
 def test_a_table_that_this_sqlite_does_not_understand_leaves_the_others_alone(
     file: Path, app: sqlite3.Connection
 ) -> None:

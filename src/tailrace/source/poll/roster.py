@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from tailrace.errors import Finding
+from tailrace.errors import Finding, UnfitError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions, TableSettings
 from tailrace.source.poll.connector import Polled, Session
@@ -86,7 +86,11 @@ def examine(session: Session, table: Polled) -> list[Finding]:
     name = table.name
     findings: list[Finding] = []
     for column in filter(None, (table.version, table.soft)):
-        scale = session.scale(table, column)
+        try:
+            scale = session.scale(table, column)
+        except UnfitError as error:
+            findings.append(Finding("error", name, error.message, error.fix))
+            continue
         if scale is None:
             fix = "name a column that holds a time, a date or a whole number"
             findings.append(Finding("error", name, f"the values of {column} have no order that could be followed", fix))
