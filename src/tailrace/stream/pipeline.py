@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import uuid
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -229,7 +230,8 @@ class Pipeline:
         self._hear_of_last_batch(ledger)
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
-        format_name = f"tailrace_{config.name}"
+        # A name that was registered in one session cannot be in the next.
+        format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Sealed.of(self.destination), config.store_address, run.number)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes)
