@@ -101,11 +101,19 @@ class Runner:
 
 def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
     """The process. Answers each command until its owner goes away."""
+    from tailrace.stream import pipeline as module
     from tailrace.stream.session import build_session
 
-    session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})
     witness = _Witness()
-    witness.listen(session)
+    session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})
+
+    def build_watched(*given: Any) -> Any:
+        """A session tells its own listeners only, and every run has one."""
+        built = build_session(*given)
+        witness.listen(built)
+        return built
+
+    module.build_session = build_watched  # type: ignore[assignment]
     commands.send("ready")
     running: _Running | None = None
     while True:
