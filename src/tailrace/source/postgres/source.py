@@ -124,8 +124,10 @@ class PostgresSource:
         with session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
                 # One serves every reader, whoever comes first.
-                whole = replace(self, tables_wanted=self.tables_published or self.tables_wanted)
-                errors.require(whole.check())
+                whole = self
+                if self.tables_published is not None:
+                    whole = replace(self, tables_wanted=self.tables_published)
+                    errors.require(whole.check())
                 tables = [published.schema.table for published in preflight.wanted(connection, whole)]
                 mark = preflight.mark_of(whole, list_tables(connection))
                 create_publication(connection, self.publication, tables, via_root=self.via_root, mark=mark)
