@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
+import threading
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -100,3 +101,20 @@ def test_a_pipeline_that_was_drained_can_be_run_again(
     pipeline.run(once=True)
     with closing(sqlite3.connect(tmp_path / "there.db")) as there:
         assert there.execute("SELECT count(*) FROM lines").fetchone() == (3,)
+
+
+@pytest.mark.timeout(300)
+def test_a_batch_that_was_planned_when_the_pipeline_is_drained_is_done(
+    spark: SparkSession, pipeline: Pipeline, tmp_path: Path
+) -> None:
+    log = tmp_path / "state" / "checkpoint"
+
+    def drain() -> None:
+        wait_until((log / "offsets" / "0").exists, 60)
+        pipeline.drain()
+
+    drainer = threading.Thread(target=drain)
+    drainer.start()
+    pipeline.run()
+    drainer.join()
+    assert (log / "commits" / "0").exists()

@@ -24,7 +24,7 @@ from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Spl
 from tailrace.state import StateStore, StoreAddress, TableState
 from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
 from tailrace.stream.sealed import Sealed
-from tailrace.stream.worker import freeze_imports, give_back_memory
+from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quietly
 
 POLL_SECONDS = 0.02
 
@@ -177,6 +177,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield error_row(split.copies, error, lane)
 
     def stop(self) -> None:
+        leave_quietly()
         if self._follower is not None:
             self._follower.stop()
 

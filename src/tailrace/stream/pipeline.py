@@ -309,9 +309,16 @@ class Pipeline:
         quiet_since = time.monotonic()
         while query.isActive and time.monotonic() - quiet_since < QUIET_SECONDS:
             run.listener.raise_failure()
-            if self._in_batch.is_set() or run.ledger.unconfirmed:
+            if self._in_batch.is_set() or run.ledger.unconfirmed or _is_planning(query):
                 quiet_since = time.monotonic()
             time.sleep(0.02)
+
+
+def _is_planning(query: StreamingQuery) -> bool:
+    """Stopped as early as this, Spark breaks connections within PySpark, which prints a traceback of each."""
+    status = query.status
+    is_starting = status["message"] == "Initializing sources"
+    return bool(is_starting or (status["isTriggerActive"] and status["isDataAvailable"]))
 
 
 def _quietly(act: Callable[[], None]) -> None:

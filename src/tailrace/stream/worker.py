@@ -1,8 +1,9 @@
-"""What keeps the Python workers of a pipeline quick and small."""
+"""What keeps the Python workers of a pipeline quick, small and quiet."""
 
 from __future__ import annotations
 
 import gc
+import sys
 from functools import cache
 
 import pyarrow as pa
@@ -22,3 +23,10 @@ def freeze_imports() -> None:
 def give_back_memory() -> None:
     """Return to the system what a large batch needed. Called between the steps of a task; costs little when small."""
     pa.default_memory_pool().release_unused()
+
+
+def leave_quietly() -> None:
+    """For the end of a reader's process. A query may be stopped within an answer of its reader: the connection is lost
+    then, nobody is left to be told of it, and PySpark's attempt to do so would end in a traceback on the terminal."""
+    if isinstance(sys.exception(), (EOFError, ConnectionError)):
+        sys.excepthook = lambda *_: None
