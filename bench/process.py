@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from tailrace.testing.process import command_line, descendants, stat
 
 SAMPLE_SECONDS = 0.2
 _TICK = os.sysconf("SC_CLK_TCK")
@@ -23,24 +24,16 @@ class Usage:
         return Usage(self.python - before.python, self.other - before.other)
 
 
-def tree(root: int) -> Iterator[int]:
+def tree(root: int) -> list[int]:
     """A process and all its descendants."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit() and (fields := _stat(int(entry.name))):
-            children.setdefault(int(fields[1]), []).append(int(entry.name))
-    waiting = [root]
-    while waiting:
-        pid = waiting.pop()
-        yield pid
-        waiting += children.get(pid, [])
+    return [root, *descendants(root)]
 
 
 def cpu_seconds(root: int) -> Usage:
     """CPU time so far. That of ended children is Python's: Java starts nothing else here."""
     python = other = 0.0
     for pid in tree(root):
-        if not (fields := _stat(pid)):
+        if not (fields := stat(pid)):
             continue
         own, ended = sum(map(int, fields[11:13])) / _TICK, sum(map(int, fields[13:15])) / _TICK
         python += ended
@@ -94,19 +87,8 @@ class Peak:
 
 
 def _words(pid: int) -> str:
-    try:
-        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return "ended"
-    return " ".join(words[1:4])[:60]
-
-
-def _stat(pid: int) -> list[str]:
-    """The fields of /proc/…/stat from the process's state on; empty when it has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
+    words = command_line(pid).decode(errors="replace").split("\0")
+    return " ".join(words[1:4])[:60] or "ended"
 
 
 def _is_python(pid: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import resource
 import signal
 from contextlib import suppress
@@ -12,7 +11,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.status import Status
-from tailrace.testing.runner import Run, descendants
+from tailrace.testing.process import send
+from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -62,27 +62,16 @@ def write_beside_a_commit(scenario: Scenario, run: Run, mark: Path) -> None:
     """Let somebody else commit between the reading and the commit of a batch."""
     mark.unlink()
     scenario.sql("UPDATE keyed SET v = 1")
-    wait_until(lambda: bool(stopped_below(run)), 60)
+    wait_until(lambda: bool(run.paused()), 60)
     other = DeltaTable(str(scenario.lake / "public" / "keyed"))
     before = other.version()
     other.delete("id = 100")
     other.update_incremental()
     assert other.version() > before
-    for pid in stopped_below(run):
-        os.kill(pid, signal.SIGCONT)
+    send(run.paused(), signal.SIGCONT)
     scenario.sql("DELETE FROM keyed WHERE id = 100")
     scenario.catch_up(run)
     assert scenario.differences() == []
-
-
-def stopped_below(run: Run) -> list[int]:
-    return [pid for pid in descendants(run.pid) if _stat(pid).startswith("T")]
-
-
-def _stat(pid: int) -> str:
-    with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].strip()
-    return ""
 
 
 def limit_files(run: Run, size: int) -> None:
@@ -90,7 +79,7 @@ def limit_files(run: Run, size: int) -> None:
 
     def limited() -> bool:
         # A worker that was forked meanwhile has what its parent had; look until nobody is left.
-        left = [pid for pid in descendants(run.pid) if _is_worker(pid) and _limit(pid) != size]
+        left = [pid for pid in run.processes(b"pyspark.daemon") if _limit(pid) != size]
         for pid in left:
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
@@ -103,9 +92,3 @@ def _limit(pid: int) -> int | None:
     with suppress(ProcessLookupError):
         return resource.prlimit(pid, resource.RLIMIT_FSIZE)[0]
     return None
-
-
-def _is_worker(pid: int) -> bool:
-    with suppress(OSError):
-        return b"pyspark.daemon" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False

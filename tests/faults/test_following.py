@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from statistics import median
 
@@ -18,7 +17,8 @@ from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.state import StateStore
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run, descendants
+from tailrace.testing.process import send
+from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -189,12 +189,10 @@ def test_a_second_start_is_refused_and_names_the_first(following: tuple[Scenario
 def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario, Run]) -> None:
     scenario, run = following
     for program in (b"tailrace.source.postgres", b"pyspark.daemon"):
-        victims = [pid for pid in descendants(run.pid) if program in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        victims = run.processes(program)
         assert victims
         scenario.sql("INSERT INTO keyless SELECT 'during' FROM generate_series(1, 100)")
-        for pid in victims:
-            with suppress(ProcessLookupError):  # those of one family go together
-                os.kill(pid, signal.SIGKILL)
+        send(victims, signal.SIGKILL)
         scenario.catch_up(run)
     assert scenario.differences() == []
     assert scenario.doubled() == []

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
 from tailrace.schema import TableName
 from tailrace.source.postgres.framing import FRAME_BYTES
-from tailrace.testing.runner import Run, descendants, resident_bytes
+from tailrace.testing.process import command_line, descendants, resident_bytes
+from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 
 ROWS = 80_000
@@ -31,10 +31,7 @@ def watched(run: Run) -> Iterator[dict[str, int]]:
     def look() -> None:
         while not over.wait(0.1):
             for pid in descendants(run.pid):
-                try:
-                    command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-                except OSError:
-                    continue
+                command = command_line(pid).split(b"\0")
                 if b"python" in command[0]:
                     kind = "receiver" if b"tailrace.source.postgres" in command else "python"
                     peaks[kind] = max(peaks[kind], resident_bytes(pid))

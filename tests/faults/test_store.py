@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run, descendants
+from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -39,11 +39,4 @@ def test_a_state_database_that_goes_away_is_waited_for(
 
 def planners(run: Run) -> set[int]:
     """The processes that plan the batches: one for each start of the query."""
-    return {pid for pid in descendants(run.pid) if b"python_streaming_source_runner" in _command(pid)}
-
-
-def _command(pid: int) -> bytes:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return b""
+    return set(run.processes(b"python_streaming_source_runner"))

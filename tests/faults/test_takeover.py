@@ -14,16 +14,12 @@ import yaml
 from tailrace.config import load
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run, command, descendants
+from tailrace.testing.process import descendants, send
+from tailrace.testing.runner import Run, command
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
 COMMIT = "delta.before_commit"
-
-
-def paused_processes(run: Run) -> list[int]:
-    stats = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] for pid in descendants(run.pid)}
-    return [pid for pid, state in stats.items() if state == "T"]
 
 
 @pytest.mark.timeout(400)
@@ -38,16 +34,15 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
     scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
 
     with scenario.run(failpoints=f"{COMMIT}:pause!once") as first:
-        wait_until(lambda: bool(first.acted()) and bool(paused_processes(first)), 90)
-        worker = paused_processes(first)
+        wait_until(lambda: bool(first.acted()) and bool(first.paused()), 90)
+        worker = first.paused()
         os.kill(first.pid, signal.SIGSTOP)
         # What a lease that ran out looks like: the lock is there to be taken although its holder lives.
         (scenario.state / "runner.lock").unlink()
         with scenario.run() as second:
             scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
             scenario.catch_up(second)
-            for pid in [*worker, first.pid]:
-                os.kill(pid, signal.SIGCONT)
+            send([*worker, first.pid], signal.SIGCONT)
             assert first.wait() == 5
             assert "another runner" in first.log_tail() or "may not write any more" in first.log_tail()
             scenario.sql("DELETE FROM keyed WHERE id <= 10")
@@ -61,18 +56,16 @@ def test_a_stale_runner_that_wakes_up_between_batches_begins_no_other(scenario: 
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE keyless (v int)")
     with scenario.run() as first:
         scenario.catch_up(first)
-        below = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in descendants(first.pid)}
-        asleep = [first.pid, *(pid for pid, program in below.items() if b"tailrace.source.postgres" not in program)]
-        for pid in asleep:
-            os.kill(pid, signal.SIGSTOP)
+        receiver = first.processes(b"tailrace.source.postgres")
+        asleep = [first.pid, *(pid for pid in descendants(first.pid) if pid not in receiver)]
+        send(asleep, signal.SIGSTOP)
         (scenario.state / "runner.lock").unlink()
         with scenario.run() as second:
             for number in range(3):
                 scenario.sql(f"INSERT INTO keyed VALUES ({number}, 0)", f"INSERT INTO keyless VALUES ({number})")
                 scenario.catch_up(second)
             scenario.sql("INSERT INTO keyless VALUES (4)")
-            for pid in reversed(asleep):
-                os.kill(pid, signal.SIGCONT)
+            send(reversed(asleep), signal.SIGCONT)
             assert first.wait() == 5
             scenario.sql("INSERT INTO keyless VALUES (5)")
             scenario.catch_up(second)
@@ -124,16 +117,15 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
 
         mark.unlink()
         scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
-        wait_until(lambda: bool(paused_processes(first)), 60)
-        worker = paused_processes(first)
+        wait_until(lambda: bool(first.paused()), 60)
+        worker = first.paused()
         os.kill(first.pid, signal.SIGSTOP)
         with address.open_reading() as store:
             wait_until(lambda: store.lease_holder() is None, 30)
         with Run(elsewhere) as second:
             scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
             scenario.catch_up(second)
-            for pid in [*worker, first.pid]:
-                os.kill(pid, signal.SIGCONT)
+            send([*worker, first.pid], signal.SIGCONT)
             assert first.wait() == 5
             scenario.sql("DELETE FROM keyed WHERE id <= 10", "INSERT INTO keyless VALUES (0)")
             scenario.catch_up(second)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -12,12 +11,13 @@ from contextlib import contextmanager
 import pytest
 
 from tailrace.testing.database import Database
+from tailrace.testing.process import send
 from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.traffic import Traffic
 from tailrace.testing.wait import wait_until
 from tailrace.testing.workload import create_shop, load_shop
-from tests.faults.test_takeover import COMMIT, paused_processes
+from tests.faults.test_takeover import COMMIT
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -68,8 +68,8 @@ def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[Run, list[in
         scenario.catch_up(run)
         mark.unlink()
         scenario.sql("INSERT INTO t VALUES (1)")
-        wait_until(lambda: bool(paused_processes(run)), 60)
-        yield run, paused_processes(run)
+        wait_until(lambda: bool(run.paused()), 60)
+        yield run, run.paused()
 
 
 def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
@@ -82,8 +82,7 @@ def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
         # By then the receiver has told the server several times how far it is.
         wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"), 60)
         assert not scenario.value(f"SELECT {passed}")
-        for pid in paused:
-            os.kill(pid, signal.SIGCONT)
+        send(paused, signal.SIGCONT)
         wait_until(lambda: scenario.value(f"SELECT {passed}"), 60)
         scenario.catch_up(run)
     assert scenario.differences() == []
@@ -93,8 +92,7 @@ def test_a_signal_lets_the_batch_in_hand_end(scenario: Scenario) -> None:
     with stopped_before_its_commit(scenario) as (run, paused):
         run.terminate()
         wait_until(lambda: (scenario.state / "drain").exists(), 60)
-        for pid in paused:
-            os.kill(pid, signal.SIGCONT)
+        send(paused, signal.SIGCONT)
         assert run.wait() == 0
     assert scenario.differences() == []
     assert scenario.doubled() == []

@@ -14,7 +14,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from tailrace.testing.runner import command, descendants
+from tailrace.testing.process import descendants
+from tailrace.testing.runner import command
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 

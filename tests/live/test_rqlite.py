@@ -15,8 +15,9 @@ from deltalake import DeltaTable
 from tailrace.child import read_status
 from tailrace.config import load
 from tailrace.source.rqlite.receiver import STATUS
+from tailrace.testing.process import descendants
 from tailrace.testing.rqlite import RqliteNode
-from tailrace.testing.runner import Run, all_ready, command, descendants
+from tailrace.testing.runner import Run, all_ready, command
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.following import free_port
 

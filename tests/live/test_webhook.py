@@ -20,7 +20,8 @@ from tailrace.destination.webhook.signature import verify
 from tailrace.status import Status
 from tailrace.testing.database import Database
 from tailrace.testing.endpoint import Endpoint, Reply, always, failing
-from tailrace.testing.runner import Run, all_ready, descendants
+from tailrace.testing.process import descendants
+from tailrace.testing.runner import Run, all_ready
 from tailrace.testing.wait import wait_until
 
 TABLES = ("orders", "items")

@@ -14,17 +14,8 @@ import pytest
 
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
+from tailrace.testing.process import is_ended
 from tailrace.testing.wait import wait_until
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    # A zombie whose parent was killed too is as dead as can be.
-    stat = Path(f"/proc/{pid}/stat")
-    return not (stat.exists() and stat.read_text().rpartition(")")[2].split()[0] == "Z")
 
 
 def test_versions_16_and_18_are_always_there() -> None:
@@ -139,7 +130,7 @@ def test_the_server_dies_with_a_process_that_is_killed(tmp_path: Path) -> None:
     ) as parent:
         assert parent.stdout is not None
         pid, socket_dir = parent.stdout.readline().split()
-        assert _is_alive(int(pid))
+        assert not is_ended(int(pid))
         os.killpg(parent.pid, signal.SIGKILL)
-    wait_until(lambda: not _is_alive(int(pid)))
+    wait_until(lambda: is_ended(int(pid)))
     wait_until(lambda: not Path(socket_dir).exists())

@@ -17,6 +17,7 @@ from tailrace.errors import TailraceError
 from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE
 from tailrace.state import TableState
 from tailrace.status import Status
+from tailrace.testing.process import command_line, descendants, is_ended, is_paused, processes, send, stat
 
 _POLL_SECONDS = 0.05
 _GONE_SECONDS = 30.0
@@ -111,17 +112,23 @@ class Run:
 
     def pause(self) -> None:
         """SIGSTOP to all of it."""
-        for pid in [self.pid, *descendants(self.pid)]:
-            os.kill(pid, signal.SIGSTOP)
+        send([self.pid, *descendants(self.pid)], signal.SIGSTOP)
 
     def resume(self) -> None:
         """SIGCONT to all of it."""
-        for pid in [*descendants(self.pid), self.pid]:
-            os.kill(pid, signal.SIGCONT)
+        send([*descendants(self.pid), self.pid], signal.SIGCONT)
 
     def terminate(self) -> None:
         """SIGTERM to the process itself, as a service manager does."""
         os.kill(self.pid, signal.SIGTERM)
+
+    def processes(self, program: bytes) -> list[int]:
+        """Those below it whose command line holds this."""
+        return [pid for pid in descendants(self.pid) if program in command_line(pid)]
+
+    def paused(self) -> list[int]:
+        """The processes below it that rest, by a failpoint or a SIGSTOP."""
+        return [pid for pid in descendants(self.pid) if is_paused(pid)]
 
     def acted(self) -> set[str]:
         """The failpoints that acted so far, over all runs of the file."""
@@ -149,54 +156,15 @@ def all_ready(status: Status) -> bool:
     return bool(status.tables) and all(table.state is TableState.READY for table in status.tables)
 
 
-def descendants(pid: int) -> list[int]:
-    """The processes below one, at this moment; needs /proc."""
-    children: dict[int, list[int]] = {}
-    for each in _processes():
-        children.setdefault(_stat(each)[1], []).append(each)
-    found, open_ = [], [pid]
-    while open_:
-        below = children.get(open_.pop(), [])
-        found += below
-        open_ += below
-    return found
-
-
-def resident_bytes(pid: int) -> int:
-    """How much memory a process holds; 0 once it is gone."""
-    try:
-        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    except (OSError, IndexError):
-        return 0
-    return pages * os.sysconf("SC_PAGE_SIZE")
-
-
 def _session_members(session: int) -> list[int]:
     # Those whose parent died are nobody's descendants any more, but stay in the session.
-    return [pid for pid in _processes() if _stat(pid)[2] == session]
+    return [pid for pid in processes() if stat(pid)[3:4] == [str(session)]]
 
 
 def _end(pids: list[int]) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    send(pids, signal.SIGKILL)
     deadline = time.monotonic() + _GONE_SECONDS
-    while any(_stat(pid)[0] not in "ZX" for pid in pids):
+    while left := [pid for pid in pids if not is_ended(pid)]:
         if time.monotonic() > deadline:
-            raise AssertionError(f"processes outlived SIGKILL: {[p for p in pids if _stat(p)[0] not in 'ZX']}")
+            raise AssertionError(f"processes outlived SIGKILL: {left}")
         time.sleep(_POLL_SECONDS)
-
-
-def _processes() -> list[int]:
-    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
-
-
-def _stat(pid: int) -> tuple[str, int, int]:
-    """State, parent and session of a process; a gone one is `X`."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", 0, 0
-    return fields[0], int(fields[1]), int(fields[3])
