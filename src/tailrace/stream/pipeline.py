@@ -42,7 +42,7 @@ BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
 QUIET_SECONDS = 0.5
-"""Between a batch's plan and its start lies less than this."""
+"""Between two signs of a batch in hand lies less than this."""
 
 _log = logging.getLogger(__name__)
 
