@@ -76,3 +76,8 @@ def test_a_stream_cannot_move_the_place_of_the_pipeline_itself(tmp_path: Path) -
     file.write_text("name: shop\nsource: {type: sqlite, path: shop.db}\ndestination: {type: delta, path: lake}\n")
     with pytest.raises(ConfigError, match="the pipeline itself keeps its place"):
         Request.of({"config": str(file), "reader": "pipeline"})
+
+
+def test_a_misspelt_option_of_a_stream_is_refused() -> None:
+    with pytest.raises(ConfigError, match="a stream has no option tabel; did you mean table"):
+        Request.of({"config": "shop.yaml", "tabel": "public.orders"})

@@ -23,11 +23,12 @@ from tailrace.collapse import fit
 from tailrace.config import load
 from tailrace.errors import ConfigError, SchemaChangedError
 from tailrace.jsontext import object_text
-from tailrace.registry import open_source
+from tailrace.registry import open_source, suggest
 from tailrace.schema import TableName, TableSchema
 from tailrace.source import PIPELINE, Limit, Offset, Source
 from tailrace.stream.datasource import BlockPartition, BlockReader, Feed
 
+_OPTIONS = ["config", "table", "reader"]
 _BESIDE = [
     pa.field("_tailrace_op", pa.string()),
     pa.field("_tailrace_position", pa.string()),
@@ -60,6 +61,9 @@ class Request:
 
     @classmethod
     def of(cls, options: Mapping[str, str]) -> Request:
+        for word in options:
+            if word.lower() not in _OPTIONS:
+                raise ConfigError(f"a stream has no option {word}{suggest(word, _OPTIONS)}", fix=f'leave out "{word}"')
         path = options.get("config")
         if not path:
             raise ConfigError("the stream has no config", fix='add .option("config", "shop.yaml")')
