@@ -97,6 +97,19 @@ def test_one_signal_ends_a_run_whose_slot_waits_for_an_open_transaction(
     assert scenario.differences() == []
 
 
+@pytest.mark.timeout(120)
+def test_a_run_says_which_transaction_its_new_slot_waits_for(scenario: Scenario) -> None:
+    with closing(psycopg.connect(scenario.dsn)) as other:
+        other.execute("CREATE TABLE open_for_long (id int PRIMARY KEY)")
+        with scenario.run(once=True) as run:
+            said = f"a new one waits for the open write transactions of processes {other.info.backend_pid}"
+            wait_until(lambda: said in run.log_file.read_text(), 60)
+            other.commit()
+            assert run.wait() == 0
+            assert run.log_file.read_text().count(said) == 1
+    assert scenario.differences() == []
+
+
 @pytest.mark.timeout(300)
 def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")

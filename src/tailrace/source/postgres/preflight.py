@@ -229,17 +229,7 @@ def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
     if busy + 2 > senders:
         fix = f"ALTER SYSTEM SET max_wal_senders = {busy + 10};  -- then restart the server"
         findings.append(Finding("error", "slot", f"{busy} of {senders} WAL senders are taken, two are needed", fix))
-    blocking = waiting_for(connection)
-    if blocking:
-        listed = ", ".join(map(str, blocking[:5]))
-        message = f"creating it will wait for the open write transactions of processes {listed}"
-        findings.append(Finding("warning", "slot", message, "let them commit, or SELECT pg_terminate_backend(pid);"))
-    prepared = [
-        gid for (gid,) in connection.execute("SELECT quote_literal(gid) FROM pg_prepared_xacts ORDER BY prepared")
-    ]
-    if prepared:
-        message = f"creating it will wait for the prepared transactions {', '.join(prepared[:5])}"
-        findings.append(Finding("warning", "slot", message, f"COMMIT PREPARED {prepared[0]};  -- or ROLLBACK PREPARED"))
+    findings += waiting_for(connection)
     return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 import psycopg
 from psycopg import sql
 
-from tailrace.errors import LostError
+from tailrace.errors import Finding, LostError
 from tailrace.schema import TableName
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.ticker import Ticker
@@ -19,6 +20,9 @@ from tailrace.ticker import Ticker
 Session = psycopg.Connection[tuple[Any, ...]]
 
 HEED_SECONDS = 0.1
+PATIENCE_SECONDS = 3.0
+"""How long a new slot may take before people hear what it waits for."""
+REMINDER_SECONDS = 60.0
 
 WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
 
@@ -90,15 +94,20 @@ def beat(session: Session) -> None:
         session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
 
 
-def create_slot(session: Session, slot: str, is_told: Callable[[], bool]) -> None:
-    """Create the pipeline's slot. Waits for write transactions that are open now (`waiting_for` names them).
+def create_slot(session: Session, slot: str, is_told: Callable[[], bool], on_wait: Callable[[], None]) -> None:
+    """Create the pipeline's slot. Waits for write transactions that are open now, and says so again and again.
 
     Raises QueryCanceled, and there is no slot, when it `is_told` to end meanwhile.
     """
+    say_at = time.monotonic() + PATIENCE_SECONDS
 
     def heed() -> None:
+        nonlocal say_at
         if is_told():
             session.cancel_safe()
+        elif time.monotonic() >= say_at:
+            on_wait()
+            say_at = time.monotonic() + REMINDER_SECONDS
 
     with Ticker(heed, HEED_SECONDS):
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
@@ -113,12 +122,22 @@ def drop_slot(session: Session, slot: str) -> None:
     )
 
 
-def waiting_for(session: Session) -> list[int]:
-    """The processes whose open write transactions a new slot or snapshot has to wait for."""
-    rows = session.execute(
+def waiting_for(session: Session) -> list[Finding]:
+    """The open write transactions that a new slot has to wait for, and how to end them."""
+    findings = []
+    open_ = session.execute(
         "SELECT pid FROM pg_stat_activity WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start"
-    )
-    return [pid for (pid,) in rows]
+    ).fetchall()
+    if open_:
+        pids = ", ".join(str(pid) for (pid,) in open_[:5])
+        message = f"a new one waits for the open write transactions of processes {pids}"
+        findings.append(Finding("warning", "slot", message, "let them commit, or SELECT pg_terminate_backend(pid);"))
+    prepared = session.execute("SELECT quote_literal(gid) FROM pg_prepared_xacts ORDER BY prepared").fetchall()
+    if prepared:
+        message = f"a new one waits for the prepared transactions {', '.join(gid for (gid,) in prepared[:5])}"
+        fix = f"COMMIT PREPARED {prepared[0][0]};  -- or ROLLBACK PREPARED"
+        findings.append(Finding("warning", "slot", message, fix))
+    return findings
 
 
 def publication_exists(session: Session, publication: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +19,7 @@ from psycopg import sql
 from tailrace import errors
 from tailrace.change import START, Changes
 from tailrace.child import Child, read_status
-from tailrace.errors import Finding, LostError
+from tailrace.errors import Finding, LostError, TailraceError
 from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
@@ -40,8 +42,11 @@ from tailrace.source.postgres.slot import (
     look,
     publication_exists,
     require,
+    waiting_for,
 )
 from tailrace.source.postgres.split import LogSplit, read_log
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -138,11 +143,16 @@ class PostgresSource:
                         fix=RESYNC,
                     )
                 reach("postgres.before_slot")
-                create_slot(connection, self.slot, is_told)
+                create_slot(connection, self.slot, is_told, self._tell_of_wait)
             if journal.mark() == START:
                 # A new journal adopts the slot where it stands; every table is copied at a later position.
                 status = require(look(connection, self.slot), self.slot, RESYNC)
                 Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
+
+    def _tell_of_wait(self) -> None:
+        with suppress(TailraceError), session(self.dsn, "looking for open transactions") as connection:
+            for finding in waiting_for(connection):
+                _log.warning("%s %r: %s. Fix: %s", finding.subject, self.slot, finding.message, finding.fix)
 
     def setup_sql(self, *, remove: bool) -> str:
         return ddl.uninstall_sql() if remove else ddl.install_sql()
