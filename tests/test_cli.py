@@ -160,7 +160,7 @@ def test_only_running_a_pipeline_loads_spark(file: Path, tmp_path: Path) -> None
     with make_state(file) as store:
         keep_letter(store)
     commands = [
-        *(["tables"], ["check"], ["status"], ["pause"], ["resume"], ["retry"], ["resync", "public.a"]),
+        *(["tables"], ["check"], ["status"], ["metrics"], ["pause"], ["resume"], ["retry"], ["resync", "public.a"]),
         *(["skip", "public.a"], ["errors list"], ["reset", "--yes"]),
     ]
     program = (
@@ -181,7 +181,7 @@ def environment() -> dict[str, str]:
 
 
 COMMANDS = [
-    *("run", "check", "status", "tables", "prepare", "resync", "pause", "resume", "retry", "skip", "reset"),
+    *("run", "check", "status", "metrics", "tables", "prepare", "resync", "pause", "resume", "retry", "skip", "reset"),
     *("errors list", "errors show", "errors retry", "errors skip", "demo", "schema", "version"),
 ]
 

@@ -44,12 +44,13 @@ MAY_IMPORT = {
     "libpq": MODEL,
     "state": MODEL | {"libpq"},
     "source": MODEL | {"child", "journal", "libpq", "option", "selection", "sqlite"},
-    "destination": MODEL | {"child", "journal", "option", "state"},
+    "destination": MODEL | {"child", "journal", "option", "selection", "state"},
     "preflight": MODEL | {"source", "destination"},
     "registry": MODEL | CONFIGURATION | {"source", "destination"},
     "config": MODEL | CONFIGURATION | {"state"},
     "status": MODEL | {"state"},
     "view": MODEL | {"state", "status"},
+    "metric": MODEL | {"state", "status"},
     "stream": MODEL
     | CONFIGURATION
     | {"preflight", "cache", "java", "sqlite", "state", "source", "destination", "status"},
@@ -67,6 +68,7 @@ MAY_IMPORT = {
         "destination",
         "status",
         "view",
+        "metric",
         "stream",
         "verify",
         "testing",

@@ -67,6 +67,9 @@ def just_before(at: Position) -> Position:
 EXACT = "_tailrace_exact"
 """The column beside a row's own that holds `exact`, where rows travel or are kept without their changes."""
 
+UNCHANGED = "_tailrace_unchanged"
+"""The column that names those `unchanged`, likewise."""
+
 
 def changes_type(row_type: pa.StructType) -> pa.Schema:
     """The layout of `Changes.batch`.
@@ -168,6 +171,20 @@ class Changes:
         return np.unpackbits(bits.reshape(-1, width), axis=1, count=len(self.table.columns), bitorder="little").astype(
             bool
         )
+
+    def unchanged_names(self) -> pa.Array[Any]:
+        """For each change a list of the columns that keep their value, null when none does."""
+        mask = self.unchanged_mask()
+        if mask is None:
+            return pa.nulls(len(self), pa.list_(pa.string()))
+        names = pa.array([column.name for column in self.table.columns], pa.string())
+        return name_lists(mask.sum(axis=1), names.take(pa.array(np.nonzero(mask)[1])))
+
+
+def name_lists(counts: npt.NDArray[np.int64], names: pa.Array[Any]) -> pa.Array[Any]:
+    """The names in lists, so many in each; null in place of an empty one."""
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
+    return pc.if_else(pa.array(counts > 0), pa.ListArray.from_arrays(offsets, names), None)
 
 
 def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:

@@ -113,7 +113,7 @@ class TableOptions(Options):
 
     def select(self, names: Iterable[Name]) -> list[Name]:
         """Those of the names that are followed, in their order. Names are matched by their text."""
-        return [name for name in names if _matches(str(name), self.include) and not _matches(str(name), self.exclude)]
+        return [name for name in names if matches(name, self.include) and not matches(name, self.exclude)]
 
     def only(self, name: str) -> TableOptions:
         """The same for one table alone, whatever characters its name holds."""
@@ -121,12 +121,17 @@ class TableOptions(Options):
 
     def idle_patterns(self, names: Iterable[object]) -> list[str]:
         """Include patterns that match none of the names: probably typing errors."""
-        texts = [str(name) for name in names]
-        return [pattern for pattern in self.include if not any(fnmatchcase(text, pattern) for text in texts)]
+        return idle(self.include, names)
 
 
-def _matches(text: str, patterns: list[str]) -> bool:
-    return any(fnmatchcase(text, pattern) for pattern in patterns)
+def matches(name: object, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(str(name), pattern) for pattern in patterns)
+
+
+def idle(patterns: Iterable[str], names: Iterable[object]) -> list[str]:
+    """Those of the patterns that match none of the names."""
+    known = list(names)
+    return [pattern for pattern in patterns if not any(matches(name, [pattern]) for name in known)]
 
 
 def _merged(general: Model, own: Model) -> Model:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableState
+from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 
 
@@ -64,3 +67,35 @@ def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_t
         rows = DeltaTable(str(scenario.lake / "public" / table)).to_pyarrow_table().to_pylist()
         upstream = scenario.value(f"SELECT array_agg(n::float8 ORDER BY id) FROM {table}")
         assert [float(row["n"]) for row in sorted(rows, key=lambda row: row["id"])] == upstream
+
+
+@pytest.mark.timeout(300)
+def test_a_history_holds_every_change_once_though_the_run_was_killed(
+    database: Database, make_scenario: Callable[..., Scenario]
+) -> None:
+    scenario = make_scenario(database.dsn, destination={"history": ["public.items"]})
+    scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'copied')")
+    assert scenario.run_once() == 0
+    scenario.sql(
+        "UPDATE items SET a = 'once' WHERE id = 1",
+        "UPDATE items SET a = 'twice' WHERE id = 1",
+        "UPDATE items SET id = 2",
+        "DELETE FROM items",
+        "INSERT INTO items VALUES (3, 'new')",
+    )
+    assert scenario.run_once(failpoints="delta.committed:kill") != 0
+    assert scenario.run_once() == 0
+    rows = DeltaTable(str(scenario.lake / "public" / "items")).to_pyarrow_table().sort_by("_tailrace_position")
+    assert rows.select(["_tailrace_op", "id", "a"]).to_pylist() == [
+        {"_tailrace_op": op, "id": key, "a": text}
+        for op, key, text in [
+            ("read", 1, "copied"),
+            ("update", 1, "once"),
+            ("update", 1, "twice"),
+            ("delete", 1, None),
+            ("insert", 2, "twice"),
+            ("delete", 2, None),
+            ("insert", 3, "new"),
+        ]
+    ]
+    assert "public.items: it has no key to go by, or is kept with its history" in scenario.execute("verify")

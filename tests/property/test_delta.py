@@ -12,12 +12,15 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.change import Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.schema import TableSchema
 
 from .replay import (
     SHIFTING,
+    Event,
     Key,
     Row,
     as_changes,
@@ -124,3 +127,39 @@ def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
             rows = [{name: row[name] for name in table.arrow.names} for row in alive]
             assert {tuple(row[name] for name in table.key): row for row in rows} == expected
             assert len(rows) == len(expected)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batches=shifting_histories(cuts=4), partitioned=st.booleans(), in_parts=st.booleans())
+def test_replaying_a_history_gives_the_table_whatever_the_batches_hold(
+    batches: Any, partitioned: bool, in_parts: bool
+) -> None:
+    table, expected, count = SHIFTING, dict[Key, Row](), 0
+    with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
+        partition_by = {"public.t": ["p"]} if partitioned else {}
+        destination = DeltaDestination(path, partition_by=partition_by, history=["public.*"])
+        for number, steps in enumerate(batches):
+            expected = replay_steps(steps, table, expected)
+            table = steps[-1].table
+            changes = step_changes(steps, 5, first_commit=100 * number)
+            for _ in range(2):
+                destination.write_changes(table, changes, Batch("p", number))
+            count += sum(map(len, changes))
+            if count:
+                found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()
+                assert len(found) == count
+                assert replay(table, [told(table, row) for row in by_position(found)], {}) == expected
+
+
+def by_position(rows: list[Row]) -> list[Row]:
+    return sorted(rows, key=lambda row: str(row["_tailrace_position"]))
+
+
+def told(table: TableSchema, row: Row) -> Event:
+    """The change that a row of a history stands for."""
+    return Event(
+        Op[row["_tailrace_op"].upper()],
+        {name: row[name] for name in table.arrow.names},
+        frozenset(row["_tailrace_unchanged"] or ()),
+        follows=Position.parse(row["_tailrace_position"]).ordinal > 0,
+    )

@@ -87,6 +87,24 @@ def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
         print_status(Status.read(store), as_json=as_json)
 
 
+@app.command(epilog="Example: tailrace metrics shop.yaml --listen 127.0.0.1:9187")
+@reported
+def metrics(
+    file: File,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve them at /metrics until Ctrl-C, instead of once here.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print how each table stands as metrics for Prometheus. Reads only the state, also while nothing runs."""
+    from tailrace.cli.metric import print_metrics, serve_metrics
+
+    if listen is None:
+        print_metrics(file)
+    else:
+        serve_metrics(file, listen)
+
+
 @app.command(epilog="Example: tailrace tables shop.yaml")
 @reported
 def tables(file: File, as_json: Json = False, debug: Debug = False) -> None:

@@ -26,7 +26,7 @@ _SHOW_SECONDS = 1.0
 @reported
 def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
     """Show what waits, since when, who sends, and what last went wrong. Connects to nothing."""
-    found = _read(_queue_folder(file))
+    found = read_queue(queue_folder(file))
     if as_json:
         print_json(found)
         return
@@ -72,7 +72,7 @@ def purge(
 
     destination = _open(file)
     folder = Path(destination.queue)
-    waiting = _read(folder)["pending"]
+    waiting = read_queue(folder)["pending"]
     if not yes:
         typer.confirm(f"Never send {_events(waiting)} in {folder}?", abort=True, err=True)
     sender = destination.sender
@@ -114,7 +114,7 @@ def _open(file: Path) -> WebhookDestination:
     return destination
 
 
-def _queue_folder(file: Path) -> Path:
+def queue_folder(file: Path) -> Path:
     from tailrace.config import load
     from tailrace.destination.webhook.option import WebhookOptions
 
@@ -133,7 +133,7 @@ def _require_webhook(kind: str) -> None:
         raise ConfigError(f"the destination {kind} has no queue", fix="only `destination: {type: webhook}` has one")
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def read_queue(folder: Path) -> dict[str, Any]:
     """How the queue stands, by its files alone."""
     from tailrace.child import read_status
     from tailrace.destination.webhook.ownership import is_claimed
@@ -187,7 +187,7 @@ def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: boo
         nonlocal shown
         if not quiet and time.monotonic() - shown > _SHOW_SECONDS:
             shown = time.monotonic()
-            found = _read(folder)
+            found = read_queue(folder)
             typer.echo(f"{found['pending']} events wait" + (f"; {found['error']}" if found["error"] else ""))
         return deadline is not None and time.monotonic() > deadline
 
@@ -196,7 +196,7 @@ def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: boo
             with suppress(OwnedError):  # a pipeline that began a moment ago sends instead
                 Sender(destination.sender, over, until_empty=True).run()
                 break
-        elif _read(folder)["pending"] == 0:
+        elif read_queue(folder)["pending"] == 0:
             break
         time.sleep(_LOOK_SECONDS)
     return _pending(folder)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import typer
 
+from tailrace.cli.signal import until_signal
 from tailrace.errors import ConfigError
 
 
@@ -35,7 +31,7 @@ def receive(file: Path, *, as_json: bool) -> None:
     # After the check: who has no use for it need not have its packages.
     from tailrace.source.rqlite.receiver import Receiver, ReceiverOptions
 
-    with _until_signal() as stop:
+    with until_signal() as stop:
         Receiver(ReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
 
 
@@ -62,23 +58,3 @@ class _Report:
             told += [f"STOPPED: {one['error']['message']}; fix: {one['error']['fix']}"] if one["error"] else []
             parts.append(f"{service}: {', '.join(told)}")
         return "; ".join(parts)
-
-
-@contextmanager
-def _until_signal() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second does what it always does."""
-    stop = threading.Event()
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before: dict[int, Any] = {}
-
-    def receive_signal(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        for one, handler in before.items():
-            signal.signal(one, handler)
-
-    before.update({number: signal.signal(number, receive_signal) for number in numbers})
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -26,7 +26,7 @@ def verify(
     """Compare keys and row hashes of source and destination, and list keys that differ; exit code 8 if any do.
 
     Run it when the pipeline has caught up: changes on their way are differences, too. Works with no Spark running.
-    Tables without a key cannot be compared, and are named.
+    Tables without a key, or kept with their history, cannot be compared, and are named.
     """
     from tailrace.config import load
     from tailrace.verify.comparison import verify as compare
@@ -37,7 +37,9 @@ def verify(
         if not as_json:
             _print(verdict)
     if not any(verdict.compared for verdict in verdicts):
-        raise ConfigError("no table has a key by which its rows could be compared", fix="give one of them a key")
+        raise ConfigError(
+            "no table has a key by which its rows could be compared, and current rows", fix="give one of them a key"
+        )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
         tables = [{**asdict(verdict), "equal": verdict.equal if verdict.compared else None} for verdict in verdicts]
@@ -48,7 +50,8 @@ def verify(
 
 def _print(verdict: Verdict) -> None:
     if not verdict.compared:
-        typer.echo(f"{colored('skipped', typer.colors.YELLOW)} {verdict.table}: it has no key to go by")
+        skipped = colored("skipped", typer.colors.YELLOW)
+        typer.echo(f"{skipped} {verdict.table}: it has no key to go by, or is kept with its history")
         return
     if verdict.equal:
         typer.echo(f"{colored('equal', typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")

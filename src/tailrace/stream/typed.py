@@ -11,14 +11,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from tailrace.change import Changes, Op, op_names, position_texts
+from tailrace.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
 from tailrace.collapse import fit
 from tailrace.config import load
 from tailrace.errors import ConfigError, SchemaChangedError
@@ -34,8 +33,8 @@ _BESIDE = [
     pa.field("_tailrace_position", pa.string()),
     pa.field("_tailrace_txn", pa.int64()),
     pa.field("_tailrace_committed_at", pa.timestamp("us", "UTC")),
-    pa.field("_tailrace_unchanged", pa.list_(pa.string())),
-    pa.field("_tailrace_exact", pa.string()),
+    pa.field(UNCHANGED, pa.list_(pa.string())),
+    pa.field(EXACT, pa.string()),
 ]
 _EVERY = pa.schema(
     [
@@ -134,7 +133,7 @@ def typed_rows(changes: Changes, layout: pa.Schema) -> pa.RecordBatch:
             position_texts(changes.numpy("commit"), changes.numpy("ordinal")),
             batch.column("txn"),
             batch.column("committed_at"),
-            _unchanged_names(changes),
+            changes.unchanged_names(),
             batch.column("exact"),
         ],
         schema=layout,
@@ -166,15 +165,3 @@ def json_rows(changes: Changes) -> pa.RecordBatch:
         ],
         schema=_EVERY,
     )
-
-
-def _unchanged_names(changes: Changes) -> pa.Array[Any]:
-    mask = changes.unchanged_mask()
-    if mask is None:
-        return pa.nulls(len(changes), pa.list_(pa.string()))
-    names = pa.array([column.name for column in changes.table.columns], pa.string())
-    counts = mask.sum(axis=1)
-    lists = pa.ListArray.from_arrays(
-        pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32()), names.take(pa.array(np.nonzero(mask)[1]))
-    )
-    return pc.if_else(pa.array(counts > 0), lists, None)

@@ -25,7 +25,7 @@ from tailrace.config import PipelineConfig
 from tailrace.errors import ConfigError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import TableSchema
-from tailrace.verify.destination import kept_rows
+from tailrace.verify.destination import keeps_changes, kept_rows
 from tailrace.verify.pile import DIGEST, RUN_ROWS, Pile, strides
 from tailrace.verify.source import Rows, source_rows
 
@@ -37,7 +37,7 @@ class Verdict:
     """How one table compares. Counts are rows: only in the source, only in the destination, in both but different.
 
     A key that the destination holds twice is one row too many. `keys` are the first of the keys concerned, each a list
-    of its values as text. A table without a key is not `compared`: nothing tells which of its rows belong together.
+    of its values as text. A table without a key, or kept with its history, is not `compared`: its rows are changes.
     """
 
     table: str
@@ -78,12 +78,12 @@ def verify(
     if not tables:
         raise ConfigError(f"the pipeline follows no table {only or ''}".rstrip(), fix="tailrace tables FILE lists them")
     for table in tables:
-        if not table.key and only is None:
+        if keeps_changes(destination, table) and only is None:
             yield Verdict(str(table.table), 0, 0, 0, 0, 0, compared=False)
             continue
-        if not table.key:
+        if keeps_changes(destination, table):
             raise ConfigError(
-                f"{table.table} has no key by which its rows could be compared",
+                f"{table.table} has no key by which its rows could be compared, or is kept with its history",
                 fix="name another table with --table",
                 table=str(table.table),
             )

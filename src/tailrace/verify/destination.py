@@ -46,6 +46,11 @@ class Kept:
     shape: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
+def keeps_changes(destination: object, table: TableSchema) -> bool:
+    """Whether the rows a destination keeps of a table are its changes, of which none is to equal a row upstream."""
+    return not table.key or (isinstance(destination, DeltaDestination) and destination.keeps_history(table))
+
+
 @singledispatch
 def kept_rows(destination: object, table: TableSchema) -> Kept:
     """What a destination keeps of a table. Only for one of a class that is registered."""

@@ -110,6 +110,22 @@ def test_copied_rows_come_before_the_log_and_a_batch_that_failed_brings_nothing(
         ]
 
 
+def test_only_what_changes_is_sent_where_copied_rows_are_not_wanted(tmp_path: Path) -> None:
+    with Endpoint() as endpoint:
+        destination = make(tmp_path, endpoint.url, copied_rows=False)
+        rows = iter(changes_of(ITEMS, read(id=1, note="a"), read(id=2, note="b")))
+        with destination.delivering() as delivery:
+            with delivery.taking(batch(0)):
+                staged = destination.write_rows(ITEMS, rows)
+                destination.write_changes(ITEMS, [], batch(0), staged=[staged], starts=True, completes=True)
+            with delivery.taking(batch(1)):
+                destination.write_changes(ITEMS, changes_of(ITEMS, update(id=2, note="c"), commit=5), batch(1))
+            delivery.drain()
+        assert told(endpoint) == [("public.items", "update", 2)]
+        assert staged.rows == 0
+        assert next(rows, None) is None, "sources note which rows they gave"
+
+
 def _fail(destination: WebhookDestination, delivery: WebhookDelivery) -> None:
     with delivery.taking(batch(0)):
         destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=99, note="lost")), batch(0))

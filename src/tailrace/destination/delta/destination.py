@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from tailrace import failpoint
-from tailrace.change import EXACT, Changes
-from tailrace.collapse import Collapsed, any_exact, collapse, fit
+from tailrace.change import EXACT, UNCHANGED, Changes
+from tailrace.collapse import Collapsed, any_exact, collapse, fit, slim
 from tailrace.destination import Batch, Direct, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
@@ -27,8 +27,9 @@ from tailrace.destination.delta.reading import Reading
 from tailrace.destination.delta.target import Target
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.destination.part import METADATA, early, now, parts, require_unwritten
-from tailrace.errors import Finding, TableError, UnavailableError
+from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
+from tailrace.selection import idle, matches
 
 if TYPE_CHECKING:
     from tailrace.destination.delta.option import DeltaOptions
@@ -52,6 +53,7 @@ class DeltaDestination:
     partition_by   per table (`public.orders`) the columns to partition by
     compact        when small files are merged; None: never
     vacuum         when files that no version needs are deleted; None: never
+    history        patterns of tables (`public.*`) that keep a row for each change, though they have a key
 
     A table without a key is a log: every change is a row, in order, with its operation and position.
     A value that its column cannot hold stands as text in `_tailrace_exact`; that column comes with the first such
@@ -65,6 +67,7 @@ class DeltaDestination:
     compact: Compaction | None = field(default_factory=Compaction)
     vacuum: Vacuum | None = field(default_factory=Vacuum)
     storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    history: Sequence[str] = ()
 
     @classmethod
     def from_options(cls, options: DeltaOptions, *, name: str) -> DeltaDestination:
@@ -77,6 +80,7 @@ class DeltaDestination:
             Compaction(compact.files, int(compact.target_bytes)) if compact else None,
             Vacuum(float(vacuum.every), float(vacuum.retention)) if vacuum else None,
             dict(options.storage_options),
+            tuple(options.history),
         )
 
     @property
@@ -85,7 +89,17 @@ class DeltaDestination:
 
     def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
         """Look whether these tables can be kept here. Creates nothing."""
-        return preflight.check(self.path, [(table, self.place(table.table), self._layout(table)) for table in tables])
+        return [
+            *preflight.check(self.path, [(table, self.place(table.table), self._layout(table)) for table in tables]),
+            *(
+                Finding("warning", self.path, f"history names {pattern}, and no table is called so", "correct it")
+                for pattern in idle(self.history, (table.table for table in tables))
+            ),
+        ]
+
+    def keeps_history(self, table: TableSchema) -> bool:
+        """Whether a table with a key is kept as a log all the same, one row for each change."""
+        return bool(table.key) and matches(table.table, self.history)
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
         """Write copied rows to files that no version of the table knows yet.
@@ -140,6 +154,9 @@ class DeltaDestination:
         """
         name = str(table.table)
         place = self.place(table.table)
+        kept = self._layout(table).table
+        if kept != table:
+            changes = (Changes(kept, slim(fit(chunk, table)).batch) for chunk in changes)
         with reaching(place, name):
             before = Snapshot.load(place, name)
             if before is not None:
@@ -153,7 +170,7 @@ class DeltaDestination:
                 require_unwritten(table, batch, place.uri, root=root)
             pieces = parts(
                 changes,
-                table,
+                kept,
                 PART_BYTES if weight <= PART_BYTES else HUGE_PART_BYTES,
                 row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
                 keep_deleted=self.deletes == "soft",
@@ -178,11 +195,11 @@ class DeltaDestination:
             if not (starts or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written()
             place.make()
-            works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], table)]
+            works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
             tries = _TRIES
             if part is not None and not part.is_last:
                 # Each part is gone once it is written, so the batch cannot be tried again from here.
-                works = chain(_given_away(list(works)), (self._work(part.chunks, table) for part in pieces))
+                works = chain(_given_away(list(works)), (self._work(part.chunks, kept) for part in pieces))
                 tries = 1
             del part
             for _ in range(tries):
@@ -297,7 +314,9 @@ class DeltaDestination:
     def _layout(self, table: TableSchema, *, exact: bool = False) -> Layout:
         metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
         partition_by = tuple(self.partition_by.get(str(table.table), ()))
-        return Layout(table, metadata, self.deletes == "soft", partition_by, exact)
+        history = self.keeps_history(table)
+        kept = replace(table, key=()) if history else table
+        return Layout(kept, metadata, self.deletes == "soft", partition_by, exact, history)
 
 
 def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]:
@@ -306,6 +325,13 @@ def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]
         require_partition(layout)
         return layout, Evolution(layout.schema)
     require_partition(layout, before.partition_by)
+    if layout.history != (UNCHANGED in before.schema.names):
+        holds = "current rows, not their history" if layout.history else "the history of its rows, not the current ones"
+        raise SchemaChangedError(
+            f"the Delta table holds {holds}",
+            table=str(layout.table.table),
+            fix=f"tailrace resync FILE {layout.table.table} replaces them; or set `history` as it was",
+        )
     if EXACT in before.schema.names:
         layout = replace(layout, exact=True)
     return layout, evolve(before.schema, layout)
@@ -334,7 +360,7 @@ def _given_away(works: list[_Log | Collapsed]) -> Iterator[_Log | Collapsed]:
 
 @dataclass(frozen=True)
 class _Log:
-    """The changes of a table without a key."""
+    """The changes of a table without a key, or with its history."""
 
     chunks: list[Changes]
 

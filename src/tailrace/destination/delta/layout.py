@@ -11,7 +11,7 @@ timestamp of any unit              microseconds; without a zone as timestampNtz
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import EXACT, Changes, Op, op_names, position_texts
+from tailrace.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
 from tailrace.collapse import Marks
 from tailrace.destination.part import COMMITTED_AT, DELETED_AT, LEAVE_OUT, METADATA, OP, POSITION
 from tailrace.errors import UnfitError
@@ -92,13 +92,17 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 
 @dataclass(frozen=True)
 class Layout:
-    """How one table is kept. `exact` adds the column for values that their own column cannot hold."""
+    """How one table is kept. `exact` adds the column for values that their own column cannot hold.
+
+    `history` keeps a row for each change: the table is one without a key then, whatever it is upstream.
+    """
 
     table: TableSchema
     metadata: tuple[str, ...]
     keeps_deleted: bool
     partition_by: tuple[str, ...] = ()
     exact: bool = False
+    history: bool = False
 
     @property
     def keyed(self) -> bool:
@@ -115,27 +119,32 @@ class Layout:
             )
             for column in self.table.columns
         ]
-        named = self.metadata if self.keyed else tuple(dict.fromkeys((*self.metadata, "position", "op")))
+        named = METADATA.keys() if self.history else {*self.metadata, *(() if self.keyed else ("position", "op"))}
         fields += [METADATA[name] for name in METADATA if name in named]
+        if self.history:
+            fields.append(pa.field(UNCHANGED, pa.list_(pa.string())))
         if self.keeps_deleted and self.keyed:
             fields.append(pa.field(DELETED_AT, pa.timestamp("us", "UTC")))
         if self.exact:
             fields.append(pa.field(EXACT, pa.string()))
         return pa.schema(fields)
 
-    def rows(self, columns: Sequence[Any], marks: Marks, now: pa.TimestampScalar) -> pa.Table:
+    def rows(
+        self, columns: Sequence[Any], marks: Marks, now: pa.TimestampScalar, unchanged: pa.Array[Any] | None = None
+    ) -> pa.Table:
         """Rows ready for a file: the upstream's columns (in `table` order) and tailrace's own from the marks."""
         arrays: list[Any] = [
             to_delta(values, delta_type(column.type), column.name, str(self.table.table))
             for column, values in zip(self.table.columns, columns, strict=True)
         ]
-        own = {
+        own: dict[str, Callable[[], Any]] = {
             POSITION: lambda: position_texts(marks.commit, marks.ordinal),
             OP: lambda: op_names(marks.op),
             COMMITTED_AT: lambda: marks.committed_at,
             DELETED_AT: lambda: pc.if_else(
                 pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None
             ),
+            UNCHANGED: lambda: unchanged,
             EXACT: lambda: marks.exact,
         }
         arrays += [own[field.name]() for field in list(self.schema)[len(arrays) :]]
@@ -143,4 +152,5 @@ class Layout:
 
     def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
         """The changes themselves as rows, uncollapsed."""
-        return self.rows(changes.row.flatten(), Marks.of(changes), now)
+        unchanged = changes.unchanged_names() if self.history else None
+        return self.rows(changes.row.flatten(), Marks.of(changes), now, unchanged)

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field
 
 from tailrace.option import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
+from tailrace.selection import Pattern
 
 
 class CompactOptions(Options):
@@ -35,6 +36,9 @@ class DeltaOptions(TypedOptions):
     metadata: bool = Field(default=False, description="add columns for the position and time of a row's last change")
     partition_by: dict[str, list[str]] = Field(
         default={}, description="columns to partition a table by: {public.orders: [day]}"
+    )
+    history: list[Pattern] = Field(
+        default=[], description="patterns of tables that keep a row for each change: [public.orders, audit.*]"
     )
     compact: Annotated[
         CompactOptions | None, BeforeValidator(none_if_off, json_schema_input_type=CompactOptions | Off | None)

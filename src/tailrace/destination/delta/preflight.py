@@ -97,7 +97,7 @@ def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Fin
     findings = [Finding("error", name, message, fix) for message, fix in problems]
     if not table.key:
         findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))
-    return findings or [Finding("ok", name, f"kept at {place.uri}")]
+    return findings or [Finding("ok", name, f"kept {'with its history ' if layout.history else ''}at {place.uri}")]
 
 
 def _foreign(place: Place) -> str | None:

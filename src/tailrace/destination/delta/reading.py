@@ -6,9 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from tailrace.change import EXACT
+from tailrace.change import EXACT, UNCHANGED, name_lists
 from tailrace.collapse import renamed_exact
 from tailrace.errors import SchemaChangedError
 
@@ -47,16 +49,33 @@ class Reading:
                 arrays.append(pa.nulls(rows.num_rows, column.type))
             elif name == EXACT and (self.renamed or self.initial):
                 arrays.append(self._exact(rows))
+            elif name == UNCHANGED and (self.renamed or self.initial):
+                arrays.append(self._unchanged(rows))
             else:
                 arrays.append(self._cast(rows.column(name), column))
         return pa.table(arrays, schema=schema)
 
     def _exact(self, rows: pa.Table) -> pa.ChunkedArray[Any]:
         """The texts of values that do not fit, which are kept under their column's name."""
+        names = self._names(rows)
+        return pa.chunked_array([renamed_exact(part, names) for part in rows.column(EXACT).chunks], pa.string())
+
+    def _unchanged(self, rows: pa.Table) -> pa.ChunkedArray[Any]:
+        """The names of columns that a change left out, where it still lacks them."""
+        names = self._names(rows)
+        old, new = pa.array(names.keys(), pa.string()), pa.array(names.values(), pa.string())
+        parts: list[pa.Array[Any]] = []
+        for lists in rows.column(UNCHANGED).chunks:
+            at = pc.index_in(lists.flatten(), value_set=old)
+            within = pc.list_parent_indices(lists).filter(at.is_valid()).to_numpy()
+            parts.append(name_lists(np.bincount(within, minlength=len(lists)), new.take(at.drop_null())))
+        return pa.chunked_array(parts, pa.list_(pa.string()))
+
+    def _names(self, rows: pa.Table) -> dict[str, str]:
+        """What the columns of a file that are still there are called now."""
         new = {old: name for name, old in self.renamed.items()}
         lost = (self.initial.keys() | self.renamed.keys()) - new.keys()
-        names = {name: new.get(name, name) for name in rows.schema.names if name not in lost}
-        return pa.chunked_array([renamed_exact(part, names) for part in rows.column(EXACT).chunks], pa.string())
+        return {name: new.get(name, name) for name in rows.schema.names if name not in lost}
 
     def _cast(self, values: pa.ChunkedArray[Any], column: pa.Field[Any]) -> pa.ChunkedArray[Any]:
         if values.type == column.type:

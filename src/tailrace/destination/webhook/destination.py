@@ -54,6 +54,7 @@ class WebhookDestination:
     max_bytes: int
     segment_bytes: int
     sender: SenderOptions = field(repr=False)
+    copied_rows: bool = True
 
     @classmethod
     def from_options(cls, options: WebhookOptions, *, name: str) -> WebhookDestination:
@@ -64,6 +65,7 @@ class WebhookDestination:
             max_bytes=options.queue.max_bytes,
             segment_bytes=options.queue.segment_bytes,
             sender=SenderOptions.of(options, name=name),
+            copied_rows=options.copied_rows,
         )
 
     @property
@@ -82,7 +84,11 @@ class WebhookDestination:
         return self.sender.check()
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
-        """Stage copied rows as events."""
+        """Stage copied rows as events, where they are wanted."""
+        if not self.copied_rows:
+            # They are read all the same: some sources note what they gave, to know later what is gone.
+            deque(rows, maxlen=0)
+            rows = ()
         piece = self._stage.write(as_copied(self._encode(chunk)) for chunk in rows if len(chunk))
         return Staged(json.dumps(asdict(piece)), piece.events, piece.bytes)
 

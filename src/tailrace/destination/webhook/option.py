@@ -155,6 +155,9 @@ class WebhookOptions(TypedOptions):
     format: Literal["rqlite", "cloudevents", "debezium"] = Field(
         default="cloudevents", description="what a body looks like"
     )
+    copied_rows: bool = Field(
+        default=True, description="send the rows of a copy as events; false: only what changes from then on"
+    )
     batch: BatchOptions = Field(default_factory=BatchOptions)
     retry: RetryOptions = Field(default_factory=RetryOptions)
     timeout: Duration = Field(default=5.0, gt=0, description="how long one request may take, answer included")

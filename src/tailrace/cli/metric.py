@@ -1,0 +1,72 @@
+"""The command `tailrace metrics`: figures for Prometheus, printed once or served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tailrace.cli.signal import until_signal
+from tailrace.errors import ConfigError, UnavailableError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+    from tailrace.metric import Standing
+
+
+def print_metrics(file: Path) -> None:
+    registry = _registry(file)
+    from prometheus_client import generate_latest
+
+    typer.echo(generate_latest(registry), nl=False)
+
+
+def serve_metrics(file: Path, listen: str) -> None:
+    """Answer `GET /metrics` until SIGINT or SIGTERM, whether or not the pipeline runs.
+
+    Raises ConfigError for an address that is none, UnavailableError for one that cannot be had.
+    """
+    from tailrace.source.rqlite.option import split_listen
+
+    try:
+        host, port = split_listen(listen)
+    except ValueError as error:
+        raise ConfigError(f"--listen {error}", fix="write --listen 127.0.0.1:9187") from None
+    registry = _registry(file)
+    from prometheus_client import start_http_server
+
+    with until_signal() as told:
+        try:
+            server, thread = start_http_server(port, host, registry)
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {listen}: {error.strerror}", fix="choose another one") from error
+        with server:
+            typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
+            told.wait()
+            server.shutdown()
+            thread.join()
+
+
+def _registry(file: Path) -> CollectorRegistry:
+    """What reads the pipeline's state, and its queue if it has one, each time somebody asks."""
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError as error:
+        raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
+    from tailrace.cli.queue import queue_folder, read_queue
+    from tailrace.config import load
+    from tailrace.metric import Figures
+    from tailrace.status import Status
+
+    config = load(file, connects=False)
+    folder = queue_folder(file) if config.destination.type == "webhook" else None
+
+    def read() -> Standing:
+        with config.store_address.open_reading() as store:
+            return Status.read(store), read_queue(folder) if folder else None
+
+    registry = CollectorRegistry()
+    registry.register(Figures(config.name, read))
+    return registry

@@ -1,0 +1,160 @@
+"""Delta tables that keep a row for each change, though they have a key."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from deltalake import DeltaTable
+
+from tailrace.config import from_dict
+from tailrace.destination import Batch
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.upkeep import Compaction
+from tailrace.errors import SchemaChangedError
+from tailrace.registry import open_destination
+from tailrace.schema import Column
+from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
+from tests.destination.writing import write
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
+
+
+def history_at(lake: Path) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table().to_pylist()
+    return sorted(rows, key=lambda row: row["_tailrace_position"])
+
+
+def told(lake: Path, *names: str) -> list[tuple[Any, ...]]:
+    return [tuple(row[name] for name in ("_tailrace_op", *names)) for row in history_at(lake)]
+
+
+def test_every_change_is_a_row_and_a_repeated_batch_adds_none(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), history=["shop.*"])
+    staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, name="a", price=1), commit=0))
+    write(destination, 0, staged=[staged], starts=True, completes=True)
+    changes = update(id=1, name="b", price=1), insert(id=2, name="c", price=2), update(id=2, name="d", price=2)
+    write(destination, 1, *changes, delete(id=2), TRUNCATE)
+    assert write(destination, 1, *changes).repeated
+    assert told(lake, "id", "name") == [
+        ("read", 1, "a"),
+        ("update", 1, "b"),
+        ("insert", 2, "c"),
+        ("update", 2, "d"),
+        ("delete", 2, None),
+        ("truncate", None, None),
+    ]
+    positions = [row["_tailrace_position"] for row in history_at(lake)]
+    assert len(set(positions)) == len(positions)
+    assert all(row["_tailrace_committed_at"] is not None for row in history_at(lake))
+
+
+def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), history=["shop.items"])
+    write(
+        destination, 0, insert(id=1, name="large", price=1), update(id=1, price=2), delete(id=1), moved(id=7, price=2)
+    )
+    assert told(lake, "id", "name", "_tailrace_unchanged") == [
+        ("insert", 1, "large", None),
+        ("update", 1, None, ["name"]),
+        ("delete", 1, None, None),
+        ("insert", 7, None, ["name"]),
+    ]
+    title = replace(ITEMS.column("name"), name="title")
+    renamed = replace(ITEMS, columns=tuple(title if c.name == "name" else c for c in ITEMS.columns), version=2)
+    changes = changes_of(renamed, update(id=7, title="small", price=2), commit=50)
+    destination.write_changes(renamed, changes, Batch("p", 1))
+    assert told(lake, "title", "_tailrace_unchanged") == [
+        ("insert", "large", None),
+        ("update", None, ["title"]),
+        ("delete", None, None),
+        ("insert", None, ["title"]),
+        ("update", "small", None),
+    ]
+
+
+def test_a_change_from_before_a_new_column_says_that_it_left_the_column_alone(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), history=["shop.items"])
+    later = replace(ITEMS, columns=(*ITEMS.columns, Column("size", pa.int32(), number=9)), version=2)
+    old = changes_of(ITEMS, insert(id=1, name="a", price=1), update(id=1, name="b", price=1))
+    new = changes_of(later, update(id=1, name="b", price=1, size=3), commit=50)
+    destination.write_changes(later, [*old, *new], Batch("p", 0))
+    assert told(lake, "size", "_tailrace_unchanged") == [
+        ("insert", None, None),
+        ("update", None, ["size"]),
+        ("update", 3, None),
+    ]
+
+
+def test_only_the_tables_that_are_named_keep_their_history(lake: Path) -> None:
+    config = {
+        "name": "p",
+        "source": {"type": "postgres", "dsn": "dbname=shop"},
+        "destination": {"type": "delta", "path": str(lake), "history": ["audit.*"]},
+    }
+    destination = open_destination(from_dict(config))
+    write(destination, 0, insert(id=1, name="a", price=1), update(id=1, name="b", price=1))
+    assert DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table().to_pylist() == [
+        {"id": 1, "name": "b", "price": 1}
+    ]
+    [*_, finding] = destination.check([ITEMS])
+    assert (finding.level, finding.message) == ("warning", "history names audit.*, and no table is called so")
+
+
+def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_to_the_other(lake: Path) -> None:
+    current, history = DeltaDestination(str(lake)), DeltaDestination(str(lake), history=["*.*"])
+    write(current, 0, insert(id=1, name="a", price=1))
+    with pytest.raises(SchemaChangedError, match="holds current rows") as refused:
+        write(history, 1, update(id=1, name="b", price=1))
+    assert "tailrace resync FILE shop.items" in (refused.value.fix or "")
+    copied(history, 1, name="b")
+    write(history, 2, update(id=1, name="c", price=1))
+    assert sorted(told(lake, "name")) == [("read", "b"), ("update", "c")]
+    with pytest.raises(SchemaChangedError, match="holds the history"):
+        write(current, 3, delete(id=1))
+    copied(current, 3, name="c")
+    write(current, 4, update(id=1, name="d", price=1))
+    assert DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table().to_pylist() == [
+        {"id": 1, "name": "d", "price": 1}
+    ]
+
+
+def copied(destination: DeltaDestination, number: int, **row: Any) -> None:
+    """What a resync does, in one batch."""
+    staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, price=1, **row)))
+    write(destination, number, staged=[staged], starts=True, completes=True)
+
+
+def test_a_new_copy_begins_a_history_anew_in_the_commit_that_completes_it(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), history=["shop.items"])
+    first, second, third, fourth = (
+        destination.write_rows(ITEMS, changes_of(ITEMS, read(id=number, name="a", price=1), commit=number))
+        for number in range(4)
+    )
+    write(destination, 0, staged=[first], starts=True)
+    write(destination, 1, staged=[second], completes=True)
+    destination.write_changes(ITEMS, changes_of(ITEMS, update(id=1, name="b", price=1), commit=10), Batch("p", 2))
+    before = [("read", 0), ("read", 1), ("update", 1)]
+    assert told(lake, "id") == before
+    write(destination, 3, staged=[third], starts=True)
+    assert told(lake, "id") == before
+    write(destination, 4, staged=[fourth], completes=True)
+    assert write(destination, 4, staged=[fourth], completes=True).repeated
+    assert told(lake, "id") == [("read", 2), ("read", 3)]
+
+
+def test_housekeeping_keeps_every_row_of_a_history(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), history=["*.*"], compact=Compaction(2, 1_000_000))
+    for number in range(4):
+        changes = changes_of(ITEMS, update(id=1, name=str(number), price=number), commit=10 * number)
+        destination.write_changes(ITEMS, changes, Batch("p", number))
+    before = history_at(lake)
+    assert destination.maintain(ITEMS.table)
+    assert history_at(lake) == before
+    assert len(before) == 4
