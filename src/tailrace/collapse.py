@@ -75,7 +75,7 @@ class Collapsed:
                          None when every row is whole
     incomplete, lookup   the rows (as indices) with such values, and the key of the row that has them: their own, or
                          the key they had before it was changed; null where the destination cannot have it
-    deletes              the keys to delete (key columns only), with their marks; disjoint from those of `rows`
+    deletes              the keys to delete (key columns only); disjoint from those of `rows`
     truncate_marks       those of the last truncate; empty when there was none
     changes              how many changes went in
     """
@@ -87,7 +87,6 @@ class Collapsed:
     incomplete: Index
     lookup: pa.Table
     deletes: pa.Table
-    delete_marks: Marks
     truncate_marks: Marks
     changes: int
 
@@ -123,7 +122,6 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     kept = last if keep_deleted else last[~gone[last]]
     dropped = last[:0] if keep_deleted else last[gone[last]]
     deletes = _taken(chunks, dropped, _key_columns(table), table)
-    delete_marks = _marks(chunks, dropped)
     unchanged: Mask | None = None
     incomplete = np.zeros(0, np.int64)
     lookup = np.zeros(0, np.int64)
@@ -138,7 +136,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     if sources and any_exact(chunks):
         marks = _with_folded_exact(marks, chunks, table, kept, sources, unchanged)
     rows = _taken(chunks, kept, list(range(len(table.columns))), table, sources)
-    return Collapsed(table, rows, marks, unchanged, incomplete, lookups, deletes, delete_marks, truncate_marks, count)
+    return Collapsed(table, rows, marks, unchanged, incomplete, lookups, deletes, truncate_marks, count)
 
 
 def origins(old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> list[int | None]:

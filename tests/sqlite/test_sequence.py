@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import LostError
 from tailrace.sqlite import Tape, check_sequence, enable, purge
-from tailrace.sqlite.sequence import START, Mark, read_mark
+from tailrace.sqlite.sequence import Mark, read_mark
 
 TABLE = "turso_cdc"
 
@@ -45,7 +45,7 @@ def test_a_reader_that_kept_up_goes_on_after_a_purge(connection: sqlite3.Connect
     purge(connection, 2, TABLE)
     check_sequence(connection, TABLE, seen)
     with pytest.raises(LostError, match="purged"):
-        check_sequence(connection, TABLE, START)
+        check_sequence(connection, TABLE, Mark(0))
     with pytest.raises(LostError):
         check_sequence(connection, TABLE, Mark(1, seen.rows))
 

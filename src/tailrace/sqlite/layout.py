@@ -54,11 +54,6 @@ _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _PLAIN, _GENERATED_VIRTUAL, _GENERATED_STORED = 0, 2, 3
 
 
-class Cursor(Protocol):
-    def fetchall(self) -> list[Any]: ...
-    def fetchone(self) -> Any: ...
-
-
 class Connection(Protocol):
     """What stdlib sqlite3, apsw and pyturso have in common, as far as it is needed here."""
 

@@ -44,9 +44,6 @@ class Mark:
         return str(self.change_id) in self.rows
 
 
-START = Mark(0)
-
-
 def read_mark(connection: Connection, table: str, change_id: int) -> Mark:
     """The mark of a change, whether or not the tape holds it (any more)."""
     sql = (

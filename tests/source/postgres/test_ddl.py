@@ -376,15 +376,15 @@ def test_a_user_without_rights_on_the_trigger_can_alter_his_tables(site: Site) -
 
 def test_installing_is_repeatable_found_out_and_undone(database: Database) -> None:
     with session(database.dsn, "testing") as connection:
-        assert not ddl.is_installed(connection)
+        assert ddl.installed_version(connection) is None
         connection.execute(ddl.install_sql().encode())
         ddl.install(connection)
-        assert ddl.is_installed(connection)
+        assert ddl.installed_version(connection) == ddl.VERSION
         connection.execute("COMMENT ON FUNCTION tailrace.report_ddl() IS 'tailrace 0'")
         assert ddl.installed_version(connection) == 0
         ddl.install(connection)
         connection.execute("ALTER EVENT TRIGGER tailrace_drop DISABLE")
-        assert not ddl.is_installed(connection)
+        assert ddl.installed_version(connection) is None
         for _ in range(2):
             connection.execute(ddl.uninstall_sql().encode())
             assert ddl.installed_version(connection) is None
@@ -417,7 +417,7 @@ def test_a_busy_partition_is_waited_for_and_then_named(database: Database) -> No
         writer.execute("INSERT INTO leaf VALUES (7, 'busy')")
         with pytest.raises(UnavailableError):
             ddl.install(connection)
-        assert not ddl.is_installed(connection)
+        assert ddl.installed_version(connection) is None
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_fixed_types_are_mapped_without_the_catalog_as_with_it(
         oids = session.execute("SELECT oid::int8 FROM pg_type WHERE oid < 10000 AND typtype <> 'p'").fetchall()
         types = read_types(session, (oid for (oid,) in oids))
     for (oid,) in oids:
-        assert (builtin_arrow(oid, -1) or pa.string()) == types[oid].arrow(-1), types[oid].name
+        assert (builtin_arrow(oid, -1) or pa.string()) == types[oid].arrow(-1), oid
 
 
 def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(database: Database) -> None:

@@ -67,9 +67,8 @@ def delta_type(kind: pa.DataType) -> pa.DataType:
         return pa.struct([pa.field(field.name, delta_type(field.type)) for field in kind])
     if pa.types.is_map(kind):
         return pa.map_(delta_type(kind.key_type), delta_type(kind.item_type))
-    if not (pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)):
-        raise TypeError(f"Delta has no type for {kind}")
-    if pa.types.is_interval(kind):
+    is_plain = pa.types.is_primitive(kind) or pa.types.is_string(kind) or pa.types.is_binary(kind)
+    if not is_plain or pa.types.is_interval(kind):
         raise TypeError(f"Delta has no type for {kind}")
     return kind
 
@@ -79,8 +78,6 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
     if values.type == kind:
         return values
     try:
-        if pa.types.is_duration(values.type) and kind == pa.int64():
-            return pc.cast(values, pa.int64())
         return pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
         raise UnfitError(

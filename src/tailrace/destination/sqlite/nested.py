@@ -21,9 +21,6 @@ class _KeptWriter(Writer):
     def decimals(self, column: pa.Array[Any]) -> pa.Array[Any]:
         return quote(text_of(column))
 
-    def moments(self, column: pa.Array[Any]) -> pa.Array[Any]:
-        return quote(text_of(column))
-
     def octets(self, column: pa.Array[Any]) -> pa.Array[Any]:
         return quote(pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string()))
 

@@ -55,8 +55,6 @@ class CatalogType:
     """One type. A domain has a `base` (and the modifier it puts on it), an array an `element`."""
 
     oid: int
-    name: str
-    kind: str
     delimiter: str
     base: CatalogType | None
     base_typmod: int
@@ -120,7 +118,7 @@ WITH RECURSIVE wanted AS (
     LATERAL (VALUES (t.typbasetype), (t.typelem)) AS next (oid)
     WHERE next.oid <> 0
 )
-SELECT t.oid::int8, t.typname::text, t.typtype::text, t.typdelim::text, t.typbasetype::int8, t.typtypmod,
+SELECT t.oid::int8, t.typdelim::text, t.typbasetype::int8, t.typtypmod,
        CASE WHEN t.typoutput = 'pg_catalog.array_out'::regproc THEN t.typelem ELSE 0 END::int8
 FROM pg_catalog.pg_type t JOIN wanted USING (oid)
 """
@@ -131,15 +129,9 @@ def read_types(connection: psycopg.Connection[Any], oids: Iterable[int]) -> dict
     rows = {row[0]: row for row in connection.execute(_TYPES, (sorted(set(oids)),)).fetchall()}
 
     def build(oid: int) -> CatalogType:
-        _, name, kind, delimiter, base, base_typmod, element = rows[oid]
+        _, delimiter, base, base_typmod, element = rows[oid]
         return CatalogType(
-            oid,
-            name,
-            kind,
-            delimiter,
-            build(base) if base else None,
-            base_typmod,
-            build(element) if element else None,
+            oid, delimiter, build(base) if base else None, base_typmod, build(element) if element else None
         )
 
     return {oid: build(oid) for oid in rows}

@@ -410,8 +410,3 @@ def installed_version(connection: Session) -> int | None:
         return None
     name, _, version = (row[0] or "").partition(" ")
     return int(version) if name == "tailrace" and version.isdigit() else 0
-
-
-def is_installed(connection: Session) -> bool:
-    """Whether this version of the trigger is in the database and enabled. False is mended by `install`."""
-    return installed_version(connection) == VERSION

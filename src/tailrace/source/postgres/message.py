@@ -1,7 +1,7 @@
-"""The pgoutput messages that are not rows, one small value each.
+"""The pgoutput messages that are read one by one: relations, truncates and logical messages.
 
-They are few (two for a transaction, one for a relation a session first meets), so plain Python reads them.
-Rows are read many at a time by `pgoutput.decode`.
+They are few, so plain Python reads them. Rows are read many at a time by `pgoutput.decode`, and what begins and ends
+transactions by `scan`.
 """
 
 from __future__ import annotations
@@ -35,24 +35,6 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Begin:
-    """A transaction begins. `commit_lsn` is where it will have committed, known before its rows."""
-
-    commit_lsn: int
-    committed_at_us: int
-    xid: int
-
-
-@dataclass(frozen=True)
-class Commit:
-    """A transaction ends. A slot confirmed up to `end_lsn` does not send it again."""
-
-    commit_lsn: int
-    end_lsn: int
-    committed_at_us: int
-
-
-@dataclass(frozen=True)
 class RelationColumn:
     """A published column. `identifies` marks the replica identity; under FULL every column is marked."""
 
@@ -81,25 +63,6 @@ class Truncate:
     """Some tables were emptied by one statement."""
 
     oids: tuple[int, ...]
-    cascade: bool
-    restart_identity: bool
-
-
-@dataclass(frozen=True)
-class Type:
-    """The name of a type that is not built in, sent before the Relation that uses it."""
-
-    oid: int
-    schema: str
-    name: str
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a transaction first committed, when it was itself replicated."""
-
-    commit_lsn: int
-    name: str
 
 
 @dataclass(frozen=True)
@@ -107,12 +70,11 @@ class LogicalMessage:
     """What somebody passed to `pg_logical_emit_message`."""
 
     transactional: bool
-    lsn: int
     prefix: str
     content: bytes
 
 
-Control = Begin | Commit | Relation | Truncate | Type | Origin | LogicalMessage
+Control = Relation | Truncate | LogicalMessage
 
 
 def parse(raw: bytes) -> Control:
@@ -126,12 +88,6 @@ def parse(raw: bytes) -> Control:
 def _parse(raw: bytes) -> Control:
     body = _Reader(raw)
     match kind := raw[0]:
-        case Kind.BEGIN:
-            lsn, at, xid = body.take("qqI")
-            return Begin(lsn, at + EPOCH_US, xid)
-        case Kind.COMMIT:
-            _, lsn, end, at = body.take("bqqq")
-            return Commit(lsn, end, at + EPOCH_US)
         case Kind.RELATION:
             (oid,) = body.take("I")
             schema, name = body.text() or "pg_catalog", body.text()
@@ -139,20 +95,14 @@ def _parse(raw: bytes) -> Control:
             columns = tuple(_relation_column(body) for _ in range(count))
             return Relation(oid, schema, name, identity.decode("ascii"), columns)
         case Kind.TRUNCATE:
-            count, options = body.take("IB")
-            return Truncate(body.take(f"{count}I"), bool(options & 1), bool(options & 2))
-        case Kind.TYPE:
-            (oid,) = body.take("I")
-            return Type(oid, body.text() or "pg_catalog", body.text())
-        case Kind.ORIGIN:
-            (lsn,) = body.take("q")
-            return Origin(lsn, body.text())
+            count, _ = body.take("IB")
+            return Truncate(body.take(f"{count}I"))
         case Kind.MESSAGE:
-            flags, lsn = body.take("Bq")
+            flags, _ = body.take("Bq")
             prefix = body.text()
             (length,) = body.take("I")
-            return LogicalMessage(bool(flags & 1), lsn, prefix, body.bytes(length))
-    raise MalformedError(f"a message of kind {chr(kind)!r} is not a control message of pgoutput version 1")
+            return LogicalMessage(bool(flags & 1), prefix, body.bytes(length))
+    raise MalformedError(f"a message of kind {chr(kind)!r} is not one that is read by itself")
 
 
 def _relation_column(body: _Reader) -> RelationColumn:

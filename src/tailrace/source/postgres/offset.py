@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 from tailrace.change import Position
@@ -77,22 +78,17 @@ class Entry(offset.Entry[Position]):
 
 @dataclass(frozen=True)
 class Chunk:
-    """A range of one heap's pages: chunk `index` of the table, `ordinal` of `of` in heap `part`."""
+    """A range of one heap's pages: chunk `ordinal` of `of` in heap `part`."""
 
     part: str
-    index: int
     ordinal: int
     of: int
 
 
 def chunks(entry: Entry, wanted: range) -> Iterator[Chunk]:
     """The chunks with these numbers of a copying table."""
-    index = 0
-    for part, of in entry.parts.items():
-        for ordinal in range(of):
-            if index in wanted:
-                yield Chunk(part, index, ordinal, of)
-            index += 1
+    every = (Chunk(part, ordinal, of) for part, of in entry.parts.items() for ordinal in range(of))
+    return islice(every, wanted.start, wanted.stop)
 
 
 @dataclass(frozen=True)

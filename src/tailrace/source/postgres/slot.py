@@ -44,11 +44,6 @@ class SlotStatus:
         """Bytes of WAL between what was confirmed and the server's head."""
         return self.server - self.confirmed
 
-    @property
-    def rewind(self) -> int:
-        """Bytes of WAL that any decoding reads again first; a long open transaction makes this grow."""
-        return max(0, self.confirmed - self.restart)
-
 
 def look(session: Session, slot: str) -> SlotStatus | None:
     """The slot's status, None when there is no such slot."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.errors import Finding, PreflightError, UnavailableError
+from tailrace.errors import Finding, PreflightError
 from tailrace.schema import TableName
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Tables, ask_tables, is_followable, read_tables
@@ -22,8 +22,6 @@ def check(source: RqliteSource) -> list[Finding]:
     for service, api in source.apis().items():
         try:
             findings += _cluster(source, service, api)
-        except UnavailableError:
-            raise
         except PreflightError as error:
             findings.append(Finding("error", f"cluster {service or api.url}", error.message, error.fix))
     if source.schema_file is not None:

@@ -225,9 +225,9 @@ class Window:
         replace_durably(file, b"%08x\n" % zlib.crc32(text) + text)
 
     @classmethod
-    def load(cls, file: Path, *, events: int = WINDOW_EVENTS) -> Window | None:
+    def load(cls, file: Path) -> Window | None:
         """The window that was saved last; None when there is none that can be trusted."""
-        window = cls(events=events)
+        window = cls()
         try:
             crc, text = file.read_bytes().split(b"\n", 1)
             if int(crc, 16) != zlib.crc32(text):
