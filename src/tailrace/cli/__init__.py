@@ -12,7 +12,7 @@ import typer
 
 from tailrace.cli import letter, queue, sqlite, tape
 from tailrace.cli.output import guard_output
-from tailrace.cli.report import EXIT_CODES, Debug, Json, print_json, reported
+from tailrace.cli.report import EXIT_CODES, Debug, File, Json, print_json, reported
 from tailrace.cli.usage import Commands
 from tailrace.cli.verify import verify
 
@@ -30,7 +30,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
 OneTable = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as schema.table.", show_default=False)]
 AnyTable = Annotated[
     str | None,

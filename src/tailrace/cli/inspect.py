@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tailrace.cli.report import colored, print_json
+from tailrace.cli.report import colored, print_json, tell
 from tailrace.errors import ConfigError, Finding
 
 if TYPE_CHECKING:
@@ -104,10 +104,7 @@ def _standing(known: TableRecord | None) -> dict[str, str | None]:
 
 def print_versions(*, as_json: bool) -> None:
     versions = {name: _version(name) for name in ("tailrace", *_PARTS)} | {"python": platform.python_version()}
-    if as_json:
-        print_json(versions)
-    else:
-        typer.echo(f"tailrace {versions['tailrace'] or 'from a source tree'}")
+    tell(f"tailrace {versions['tailrace'] or 'from a source tree'}", versions, as_json=as_json)
 
 
 def _version(package: str) -> str | None:

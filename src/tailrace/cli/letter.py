@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.cli.report import Debug, File, Json, print_json, reported
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +17,6 @@ app = typer.Typer(
     help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.", no_args_is_help=True
 )
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
 Id = Annotated[
     int, typer.Argument(metavar="ID", help="The number that `tailrace errors list` shows.", show_default=False)
 ]

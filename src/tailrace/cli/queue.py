@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.cli.report import Debug, File, Json, print_json, reported, tell
 
 if TYPE_CHECKING:
     from tailrace.destination.webhook.destination import WebhookDestination
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Look at, send or give up what waits to be sent to a webhook.")
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
 _LOOK_SECONDS = 0.2
 _SHOW_SECONDS = 1.0
 
@@ -51,10 +50,7 @@ def drain(
     destination = _open(file)
     if left := _drain(destination, timeout, quiet=as_json):
         raise UnavailableError(f"{left} events still wait", fix="tailrace queue status FILE says why")
-    if as_json:
-        print_json({"pending": left})
-    else:
-        typer.echo("nothing waits")
+    tell("nothing waits", {"pending": left}, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace queue purge shop.yaml --yes")
@@ -92,10 +88,7 @@ def purge(
             leadership.pass_over(head)
         finally:
             leadership.close()
-    if as_json:
-        print_json({"given_up": waiting})
-    else:
-        typer.echo(f"given up: {_events(waiting)}")
+    tell(f"given up: {_events(waiting)}", {"given_up": waiting}, as_json=as_json)
 
 
 def _events(waiting: int | None) -> str:

@@ -8,6 +8,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
@@ -16,6 +17,7 @@ from tailrace.errors import TailraceError
 
 Arguments = ParamSpec("Arguments")
 
+File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors as well, on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -107,6 +109,14 @@ def colored(text: str, color: str) -> str:
 
 def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def tell(text: str, value: object, *, as_json: bool) -> None:
+    """Print the text, or the same as a value where JSON was asked for."""
+    if as_json:
+        print_json(value)
+    else:
+        typer.echo(text)
 
 
 def _print_panel(error: TailraceError) -> None:

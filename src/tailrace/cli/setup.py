@@ -6,9 +6,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-import typer
-
-from tailrace.cli.report import print_json
+from tailrace.cli.report import tell
 from tailrace.errors import ConfigError, PreflightError
 
 if TYPE_CHECKING:
@@ -38,13 +36,10 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
         )
     if print_sql:
         script = source.setup_sql(remove=remove)
-        print_json({"sql": script}) if as_json else typer.echo(script)
+        tell(script, {"sql": script}, as_json=as_json)
         return
     done = source.set_up(remove=remove)
-    if as_json:
-        print_json({"done": done})
-    else:
-        typer.echo(done)
+    tell(done, {"done": done}, as_json=as_json)
 
 
 def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
@@ -61,10 +56,7 @@ def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
         shutil.rmtree(Path(config.state) / "checkpoint", ignore_errors=True)
         store.forget_pipeline()
     done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
-    if as_json:
-        print_json({"done": done})
-    else:
-        typer.echo(done)
+    tell(done, {"done": done}, as_json=as_json)
 
 
 def warm_up(*, as_json: bool) -> None:
@@ -79,7 +71,6 @@ def warm_up(*, as_json: bool) -> None:
             "there is no place to keep the archive", fix="set XDG_CACHE_HOME to a folder you may write to"
         )
     archive.make()
-    if as_json:
-        print_json({"archive": str(archive.file), "bytes": archive.file.stat().st_size})
-    else:
-        typer.echo(f"{archive.file} ({archive.file.stat().st_size // 1_000_000} MB): Spark starts with it from now on")
+    size = archive.file.stat().st_size
+    text = f"{archive.file} ({size // 1_000_000} MB): Spark starts with it from now on"
+    tell(text, {"archive": str(archive.file), "bytes": size}, as_json=as_json)

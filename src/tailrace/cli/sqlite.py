@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.cli.report import Debug, Json, reported, tell
 
 app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
 
@@ -32,7 +32,8 @@ def enable(
 
     with open_file(file) as connection:
         captured = trigger.enable(connection, f"{mode},{table}")
-    _tell(as_json, f"capturing {captured.mode} into {captured.table} ({captured.version})", captured._asdict())
+    text = f"capturing {captured.mode} into {captured.table} ({captured.version})"
+    tell(text, captured._asdict(), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
@@ -50,7 +51,7 @@ def disable(
     with open_file(file) as connection:
         dropped = trigger.disable(connection, drop=drop)
     tape = ("the tape is dropped" if dropped else "there was no tape to drop") if drop else ""
-    _tell(as_json, ", ".join(filter(None, ("off", tape))), {"mode": "off", "dropped": dropped})
+    tell(", ".join(filter(None, ("off", tape))), {"mode": "off", "dropped": dropped}, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")
@@ -85,7 +86,7 @@ def status(file: File, table: Table = _TABLE, as_json: Json = False, debug: Debu
             "changes": counted.tables,
         }
         lines.append(f"tape      {name} ({version}), {counted.cdc_operations} rows, {counted.first} to {counted.last}")
-    _tell(as_json, "\n".join(lines), value)
+    tell("\n".join(lines), value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")
@@ -105,8 +106,4 @@ def purge(
 
     with open_file(file) as connection:
         count = forget(connection, upto, table)
-    _tell(as_json, f"{count} changes purged", {"purged": count})
-
-
-def _tell(as_json: bool, text: str, value: dict[str, Any]) -> None:
-    print_json(value) if as_json else typer.echo(text)
+    tell(f"{count} changes purged", {"purged": count}, as_json=as_json)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported
+from tailrace.cli.report import Debug, Json, print_json, reported, tell
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -45,11 +45,9 @@ def apply(
     from tailrace.sqlite import replica
 
     done = replica.apply(source, destination, table=table, start=start)
-    if as_json:
-        print_json(asdict(done))
-    else:
-        copied = "copied, then " if done.copied else ""
-        typer.echo(f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}")
+    copied = "copied, then " if done.copied else ""
+    text = f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}"
+    tell(text, asdict(done), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")
@@ -70,7 +68,7 @@ def revert(
     if (to is None) == (last is None):
         raise ConfigError("say how far to go back", fix="either --to CHANGE_ID or --last N")
     done = replica.revert(file, to=to, last=last, table=table)
-    print_json(asdict(done)) if as_json else typer.echo(f"{done.changes} changes undone, back at {done.to}")
+    tell(f"{done.changes} changes undone, back at {done.to}", asdict(done), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape show app.db --after 1200")

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.report import Debug, Json, colored, print_json, reported
+from tailrace.cli.report import Debug, File, Json, colored, print_json, reported
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
 
 @reported
 def verify(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)],
+    file: File,
     table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
     keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys of a table are listed.")] = 20,
     as_json: Json = False,
