@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -21,6 +24,26 @@ def replace_durably(file: Path, content: bytes) -> None:
         opened.flush()
         os.fsync(opened.fileno())
     draft.replace(file)
+    sync(file.parent)
+
+
+@contextmanager
+def creating(file: Path) -> Iterator[BinaryIO]:
+    """A file to write, durable under its name when the block ends. A block that fails leaves nothing.
+
+    Its folder is made where it is missing.
+    """
+    make_folder(file.parent)
+    draft = file.with_name(f".{file.name}")
+    try:
+        with draft.open("wb") as opened:
+            yield opened
+            opened.flush()
+            os.fsync(opened.fileno())
+        draft.replace(file)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
     sync(file.parent)
 
 

@@ -24,7 +24,7 @@ from tailrace.errors import Finding, PreflightError, SchemaChangedError, Tailrac
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.source.poll.mark import Mark, Stretch, where_clause
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.pace import pace_of
 from tailrace.source.poll.version import Kind, Scale, kind_of
@@ -207,7 +207,7 @@ class DuckDbSession:
         where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
         if query.by is not None:
             where.append(f"{_name(query.by)} IS NOT NULL")
-        return self._select(query, f"{_where(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
+        return self._select(query, f"{where_clause(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
 
     def _select(self, query: Query, rest: str, wanted: pa.Table | None = None) -> Page:
         columns, marks = query.columns.columns, query.order
@@ -240,7 +240,7 @@ class DuckDbSession:
     def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
         order = table.order(None)
         texts = ", ".join(f"{_name(name)}::VARCHAR AS a{at}" for at, name in enumerate(order))
-        where = _where(_conditions(table, None, Stretch(after)))
+        where = where_clause(_conditions(table, None, Stretch(after)))
         query = (
             f"SELECT {texts} FROM {_table(table)} AS source {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}"
         )
@@ -254,13 +254,13 @@ class DuckDbSession:
             same = [
                 f"{_shown(table.schema.column(name))} = {_WANTED}.k{at}" for at, name in enumerate(table.schema.key)
             ]
-            rest = f"SEMI JOIN {_WANTED} ON {' AND '.join(same)} {_where(_alive(table, False))}"
+            rest = f"SEMI JOIN {_WANTED} ON {' AND '.join(same)} {where_clause(_alive(table, False))}"
             yield self._select(Query(table, None, Stretch(), columns, FETCH_KEYS), rest, wanted)
 
     def count_unversioned(self, table: Polled) -> int:
         if table.version is None:
             return 0
-        where = _where([f"{_name(table.version)} IS NULL", *_alive(table, False)])
+        where = where_clause([f"{_name(table.version)} IS NULL", *_alive(table, False)])
         return int(self._ask(f"SELECT count(*) FROM {_table(table)} AS source {where}", table.name)[0][0].as_py())
 
     def lacks_index(self, table: Polled, column: str) -> bool:
@@ -349,7 +349,3 @@ def _alive(table: Polled, deleted: bool | None) -> list[str]:
     if table.soft is None or deleted is None:
         return []
     return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
-
-
-def _where(conditions: Sequence[str]) -> str:
-    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

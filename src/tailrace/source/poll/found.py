@@ -16,7 +16,7 @@ import pyarrow as pa
 from tailrace.change import Changes, changes_type
 from tailrace.schema import TableSchema
 from tailrace.source import Split
-from tailrace.source.poll.file import creating
+from tailrace.wholefile import creating
 
 
 @dataclass(frozen=True)

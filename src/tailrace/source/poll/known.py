@@ -34,8 +34,8 @@ import pyarrow.parquet as pq
 
 from tailrace import key as keys
 from tailrace.source.poll import mark
-from tailrace.source.poll.file import creating
 from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.wholefile import creating
 
 T = TypeVar("T")
 Hashes = npt.NDArray[np.int64]

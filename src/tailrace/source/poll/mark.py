@@ -62,3 +62,7 @@ def _compared(mark: Mark, sign: str, names: Sequence[str], literal: Callable[[in
     left = ", ".join(names[: len(mark)])
     right = ", ".join(literal(index, value) for index, value in enumerate(mark))
     return f"{left} {sign} {right}" if len(mark) == 1 else f"({left}) {sign} ({right})"
+
+
+def where_clause(conditions: Sequence[str]) -> str:
+    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

@@ -18,7 +18,7 @@ from psycopg import sql
 from tailrace.errors import Finding, PreflightError, SchemaChangedError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
-from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
+from tailrace.source.poll.mark import Mark, Stretch, Value, conditions, where_clause
 from tailrace.source.poll.pace import pace_of
 from tailrace.source.poll.version import Kind, Scale, kind_of, tick_of
 from tailrace.source.postgres.catalog import describe, list_tables
@@ -156,7 +156,7 @@ class PostgresSession:
         where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
         if query.by is not None:
             where.append(f"{_name(query.by)} IS NOT NULL")
-        return self._select(query, f"{_where(where)} {_ordered(query.table, query.order)} LIMIT {query.rows}")
+        return self._select(query, f"{where_clause(where)} {_ordered(query.table, query.order)} LIMIT {query.rows}")
 
     def _select(self, query: Query, rest: str) -> Page:
         table, shown = query.table, query.columns
@@ -172,12 +172,12 @@ class PostgresSession:
             hashes = np.asarray(found.column(_HASH).to_numpy(), np.int64)
             found = found.drop_columns([_HASH])
         row, exact = Converter(shown).convert(_one_batch(found))
-        last = tuple(_text(row.field(_index(shown, name))[-1].as_py()) for name in query.order) if len(row) else None
+        last = tuple(_text(row.field(name)[-1].as_py()) for name in query.order) if len(row) else None
         return Page(row, exact, hashes, last)
 
     def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
         order = table.order(None)
-        where = _where(_conditions(table, None, Stretch(after)))
+        where = where_clause(_conditions(table, None, Stretch(after)))
         texts = ", ".join(f"{_name(name)}::text" for name in order)
         found = self._ask(
             f"SELECT {texts} FROM {_table(table)} {where} {_ordered(table, order)} LIMIT 1 OFFSET {rows - 1}",
@@ -200,12 +200,12 @@ class PostgresSession:
             )
             where = [f"({_names(table.schema.key)}) IN ({rows})", *_alive(table, False)]
             query = Query(table, None, Stretch(), columns, FETCH_KEYS)
-            yield self._select(query, _where(where))
+            yield self._select(query, where_clause(where))
 
     def count_unversioned(self, table: Polled) -> int:
         if table.version is None:
             return 0
-        where = _where([f"{_name(table.version)} IS NULL", *_alive(table, False)])
+        where = where_clause([f"{_name(table.version)} IS NULL", *_alive(table, False)])
         query = f"SELECT count(*) FROM {_table(table)} {where}"
         return int(self._ask(query, f"counting rows of {table.name}", table)[0][0])
 
@@ -261,10 +261,6 @@ def _alive(table: Polled, deleted: bool | None) -> list[str]:
     return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
 
 
-def _where(conditions: list[str]) -> str:
-    return f"WHERE {' AND '.join(conditions)}" if conditions else ""
-
-
 def _row_hash(schema: TableSchema) -> str:
     columns = _names(tuple(column.name for column in schema.columns))
     return f'hashtextextended(ROW({columns})::text COLLATE "C", 0)'
@@ -273,10 +269,6 @@ def _row_hash(schema: TableSchema) -> str:
 def _one_batch(table: pa.Table) -> pa.RecordBatch:
     batches = table.combine_chunks().to_batches()
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
-
-
-def _index(shown: TableSchema, name: str) -> int:
-    return [column.name for column in shown.columns].index(name)
 
 
 def _text(value: Any) -> str:

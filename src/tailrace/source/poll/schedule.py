@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,11 +37,9 @@ class Schedule:
         self._busy, self._idle = busy_seconds, max(busy_seconds, idle_seconds)
         self._turns: dict[str, Turn] = {}
         self._saved = time.monotonic()
-        try:
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             raw = json.loads(file.read_text())
             self._turns = {each: Turn(int(one["polls"]), float(one["diffed"])) for each, one in raw.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            self._turns = {}
 
     def _turn(self, table: str) -> Turn:
         return self._turns.setdefault(table, Turn(diffed=time.time()))

@@ -46,9 +46,8 @@ class Task:
 
     def keys_of(self, rows: pa.StructArray) -> pa.StructArray:
         """The key columns of whole rows."""
-        names = [column.name for column in self.table.schema.columns]
         columns = self.key_columns
-        arrays = [rows.field(names.index(column.name)) for column in columns.columns]
+        arrays = [rows.field(column.name) for column in columns.columns]
         return pa.StructArray.from_arrays(arrays, fields=list(columns.row_type))
 
     def no_keys(self) -> pa.Table:
@@ -146,9 +145,7 @@ def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
     """A row that was created when it was last updated is an insert. Without such a column every row may be one."""
     if table.created is None or table.version is None:
         return np.full(len(rows), Op.UPDATE, np.int8)
-    names = [column.name for column in table.schema.columns]
-    created, updated = (rows.field(names.index(name)) for name in (table.created, table.version))
-    same = pc.fill_null(pc.equal(created, updated), False)
+    same = pc.fill_null(pc.equal(rows.field(table.created), rows.field(table.version)), False)
     return np.where(same.to_numpy(zero_copy_only=False), Op.INSERT, Op.UPDATE).astype(np.int8)
 
 
@@ -156,8 +153,7 @@ def _moments(table: Polled, rows: pa.StructArray) -> pa.Array[Any] | None:
     """The time of each change, where the version is one."""
     if table.version is None or kind_of(table.schema.column(table.version)) is not Kind.INSTANT:
         return None
-    names = [column.name for column in table.schema.columns]
-    return rows.field(names.index(table.version)).cast(pa.timestamp("us", "UTC"))
+    return rows.field(table.version).cast(pa.timestamp("us", "UTC"))
 
 
 def read_chunk(session: Session, split: ChunkSplit) -> Iterator[Changes]:

@@ -20,7 +20,7 @@ from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChanged
 from tailrace.schema import TableName, TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Mark, Stretch, Value, conditions
+from tailrace.source.poll.mark import Mark, Stretch, Value, conditions, where_clause
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.pace import Pace, pace_of
 from tailrace.source.poll.version import Kind, Scale, require_iso
@@ -162,7 +162,7 @@ class SqliteSession:
         where = [*_conditions(table, query.by, query.stretch), *_alive(table, query.deleted)]
         if query.by is not None:
             where.append(f"{quoted(query.by)} IS NOT NULL")
-        return self._select(query, f"{_where(where)} ORDER BY {_names(table, query.order)} LIMIT {query.rows}")
+        return self._select(query, f"{where_clause(where)} ORDER BY {_names(table, query.order)} LIMIT {query.rows}")
 
     def _select(self, query: Query, rest: str) -> Page:
         table = query.table
@@ -185,7 +185,7 @@ class SqliteSession:
 
     def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
         names = _names(table, table.order(None))
-        where = _where(_conditions(table, None, Stretch(after)))
+        where = where_clause(_conditions(table, None, Stretch(after)))
         query = f"SELECT {names} FROM {_table(table)} {where} ORDER BY {names} LIMIT 1 OFFSET {rows - 1}"
         found = self._ask(query, table.name)
         return tuple(found[0]) if found else None
@@ -197,21 +197,19 @@ class SqliteSession:
             names = _names(table, table.schema.key)
             wanted = f"({names}) IN (VALUES {rows})" if len(values) > 1 else f"{names} IN ({rows})"
             query = Query(table, None, Stretch(), columns, FETCH_KEYS)
-            yield self._select(query, _where([wanted, *_alive(table, False)]))
+            yield self._select(query, where_clause([wanted, *_alive(table, False)]))
 
     def count_unversioned(self, table: Polled) -> int:
         if table.version is None:
             return 0
-        where = _where([f"{quoted(table.version)} IS NULL", *_alive(table, False)])
+        where = where_clause([f"{quoted(table.version)} IS NULL", *_alive(table, False)])
         return int(self._ask(f"SELECT count(*) FROM {_table(table)} {where}", table.name)[0][0])
 
     def lacks_index(self, table: Polled, column: str) -> bool:
         name = quoted(column)
         query = f"SELECT 1 FROM {_table(table)} WHERE {name} > 0 ORDER BY {name} LIMIT 1"
-        return not any("USING" in str(step[-1]) and "TEMP" not in str(step[-1]) for step in self._plan(query))
-
-    def _plan(self, query: str) -> list[tuple[Any, ...]]:
-        return self._ask(f"EXPLAIN QUERY PLAN {query}")
+        plan = self._ask(f"EXPLAIN QUERY PLAN {query}")
+        return not any("USING" in str(step[-1]) and "TEMP" not in str(step[-1]) for step in plan)
 
     def estimate(self, table: Polled) -> int:
         return 0
@@ -263,7 +261,3 @@ def _alive(table: Polled, deleted: bool | None) -> list[str]:
     if table.soft is None or deleted is None:
         return []
     return [f"{quoted(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
-
-
-def _where(conditions: list[str]) -> str:
-    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tailrace.errors import DamagedError
 from tailrace.source import Offset
-from tailrace.source.poll.file import creating
+from tailrace.wholefile import creating
 
 
 class WatermarkStore(Protocol):
