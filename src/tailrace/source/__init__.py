@@ -25,6 +25,9 @@ Offset = dict[str, Any]
 PIPELINE = "pipeline"
 """The name of the pipeline itself among the readers of its source."""
 
+RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
+"""The fix where what is still needed is gone."""
+
 
 @dataclass(frozen=True)
 class Limit:

@@ -139,15 +139,8 @@ def _is_utf8(octets: bytes) -> bool:
 def _exact_texts(cells: Cells, unfit: _Mask) -> pa.Array[Any]:
     """The text of the values at `unfit`, null elsewhere. These are the exceptions, so a loop over them will do."""
     rows = np.flatnonzero(unfit)
-    chosen = pa.array(rows)
-    few = Cells(
-        cells.kinds[rows],
-        None if cells.integers is None else cells.integers[rows],
-        None if cells.reals is None else cells.reals[rows],
-        None if cells.octets is None else cells.octets.take(chosen),
-    )
     texts: list[str | None] = [None] * len(unfit)
-    for row, value in zip(rows.tolist(), few.to_list(), strict=True):
+    for row, value in zip(rows.tolist(), cells.take(rows).to_list(), strict=True):
         texts[row] = exact_text(value)
     return pa.array(texts, pa.string())
 

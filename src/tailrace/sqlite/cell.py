@@ -54,6 +54,14 @@ class Cells:
         found: Mask = self.kinds == kind
         return found
 
+    def take(self, rows: Places) -> Cells:
+        return Cells(
+            self.kinds[rows],
+            None if self.integers is None else self.integers[rows],
+            None if self.reals is None else self.reals[rows],
+            None if self.octets is None else self.octets.take(pa.array(rows)),
+        )
+
     def to_list(self) -> list[Value]:
         """The cells as Python values, for tests and for rows that people look at."""
         octets = self.octets.to_pylist() if self.octets is not None else []

@@ -15,7 +15,7 @@ from tailrace.child import read_status, write_status
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source import RESYNC, Limit, Offset, Orders, Split, Versions
 from tailrace.source.offset import Reading, readings
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.census import Census
@@ -24,7 +24,7 @@ from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_he
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import Entry, LogOffset, chunks
-from tailrace.source.postgres.receiver import RESYNC, STATUS
+from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.schema_log import SchemaLog
 from tailrace.source.postgres.slot import beat, look, require, server_position
 from tailrace.source.postgres.split import Wanted, log_splits

@@ -12,10 +12,10 @@ from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
 from tailrace.schema import TableName
+from tailrace.source import RESYNC
 from tailrace.source.postgres import ddl
 from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.receiver import RESYNC
 from tailrace.source.postgres.slot import (
     PublicationMark,
     addition_sql,

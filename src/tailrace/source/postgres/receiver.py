@@ -29,6 +29,7 @@ from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
 from tailrace.journal import Frame, Journal, cursors
+from tailrace.source import RESYNC
 from tailrace.source.postgres.connection import (
     BoundedConnection,
     Replication,
@@ -58,7 +59,6 @@ reader of the slot for a minute (`wal_sender_timeout`)."""
 BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 STATUS = "receiver"
-RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
+from tailrace.source import PIPELINE, RESYNC, Offset, Split, TableProgress, Versions
 from tailrace.source.history import Remembered
 from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
@@ -34,7 +34,7 @@ from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.offset import LogOffset
 from tailrace.source.postgres.option import PostgresOptions
-from tailrace.source.postgres.receiver import RESYNC, STATUS, ReceiverOptions
+from tailrace.source.postgres.receiver import STATUS, ReceiverOptions
 from tailrace.source.postgres.slot import (
     create_publication,
     create_slot,

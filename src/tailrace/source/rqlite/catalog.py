@@ -19,7 +19,7 @@ from tailrace.errors import PreflightError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import ROWID, Described, rowid_column, try_describe
+from tailrace.source.sqlite.catalog import ROWID, Described, rowid_column, stored_columns, try_describe
 from tailrace.sqlite.layout import list_tables
 
 INFERRED = "inferred"
@@ -134,4 +134,4 @@ def _widened(known: pa.DataType | None, kinds: str) -> pa.DataType:
 
 def stored_names(schema: TableSchema) -> list[str]:
     """The columns that events hold: all but a rowid that is only shown."""
-    return [column.name for column in schema.columns if column.upstream_type != ROWID]
+    return [column.name for column in stored_columns(schema)]

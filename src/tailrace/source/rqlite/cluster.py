@@ -22,9 +22,10 @@ from tailrace.errors import DamagedError, LostError, TailraceError, UnavailableE
 from tailrace.failpoint import reach
 from tailrace.journal import Frame, Journal, JournalReader, JournalWriter, cursors
 from tailrace.journal.segment import list_segments, read_header
+from tailrace.source import RESYNC
 from tailrace.source.rqlite.entry import Request, folder_of
 from tailrace.source.rqlite.frame import build, remember
-from tailrace.source.rqlite.window import RESYNC, WINDOW_EVENTS, Placed, Window
+from tailrace.source.rqlite.window import WINDOW_EVENTS, Placed, Window
 from tailrace.wholefile import replace_durably
 
 _log = logging.getLogger(__name__)

@@ -17,13 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op, Position, pack_unchanged
-from tailrace.errors import TableError, UnfitError
+from tailrace.errors import TableError
 from tailrace.schema import TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.rqlite.catalog import stored_names
 from tailrace.source.rqlite.value import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
-from tailrace.source.sqlite.image import Image
+from tailrace.source.sqlite.image import Image, unfit_key
 
 Event = dict[str, Any]
 Mask = npt.NDArray[np.bool_]
@@ -142,12 +142,7 @@ def _require_key(table: TableSchema, events: Events, row: pa.StructArray) -> Non
         column = row.field(name)
         if column.null_count:
             at = int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
-            error = UnfitError(
-                f"the key column {name} is null or holds a value that is no {table.column(name).type}",
-                fix=f"give the row a proper key, or exclude the table; then tailrace resync FILE {table.table}",
-                table=str(table.table),
-                position=str(events.position(at)),
-            )
+            error = unfit_key(table, name, str(events.position(at)))
             error.raw = events.lines[at]
             raise error
 

@@ -18,12 +18,12 @@ from tailrace.source.rqlite.catalog import stored_names
 from tailrace.source.rqlite.value import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
 from tailrace.source.sqlite.image import Image
+from tailrace.sqlite import layout
 from tailrace.sqlite.layout import quoted
 
 FETCH_KEYS = 200
 _LARGEST = "1.7976931348623157e308"
 _BLOB = "b"
-_ROWID_NAMES = ("rowid", "_rowid_", "oid")
 
 Row = list[Any]
 """The rowid (null where there is none), the letters of the storage classes, then the columns."""
@@ -31,8 +31,7 @@ Row = list[Any]
 
 def rowid_name(columns: Sequence[str]) -> str:
     """A name by which SQL reaches the rowid of a table with these columns."""
-    taken = {name.lower() for name in columns}
-    return next((name for name in _ROWID_NAMES if name not in taken), "NULL")
+    return layout.rowid_name(columns) or "NULL"
 
 
 class Selection:

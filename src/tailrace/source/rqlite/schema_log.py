@@ -21,7 +21,7 @@ from tailrace.source.rqlite.image import needs_image, position_of, read_lines
 from tailrace.source.rqlite.roster import Roster
 from tailrace.source.rqlite.split import Shape, Summary, summaries
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import ALIAS, ROWID, Described
+from tailrace.source.sqlite.catalog import ALIAS, ROWID, Described, stored_columns
 from tailrace.source.sqlite.offset import Entry
 from tailrace.sqlite.layout import Field
 
@@ -140,7 +140,7 @@ def fitting(known: TableSchema, now: Described | None, kinds: Kinds) -> Describe
     """
     if now is not None and {field.name for field in now.fields} == kinds.keys():
         return now
-    old = {column.name: column for column in known.columns if column.upstream_type != ROWID}
+    old = {column.name: column for column in stored_columns(known)}
     new = {field.name: field for field in now.fields} if now is not None else {}
     key = tuple(name for name in known.key if known.column(name).upstream_type != ROWID)
     if kinds.keys() - (old.keys() | new.keys()) or set(key) - kinds.keys():

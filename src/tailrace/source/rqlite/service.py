@@ -12,7 +12,7 @@ from tailrace.child import read_status
 from tailrace.errors import LostError, TableError, TailraceError, revive
 from tailrace.journal import Cursor, FrameRef, JournalReader, cursors
 from tailrace.schema import TableSchema
-from tailrace.source import Limit, Orders, Split, Versions
+from tailrace.source import RESYNC, Limit, Orders, Split, Versions
 from tailrace.source.offset import Reading, readings
 from tailrace.source.rqlite.arrival import Arrival, arrivals
 from tailrace.source.rqlite.catalog import upstream_id
@@ -21,7 +21,6 @@ from tailrace.source.rqlite.receiver import STATUS
 from tailrace.source.rqlite.roster import Roster
 from tailrace.source.rqlite.schema_log import SchemaLog
 from tailrace.source.rqlite.split import Wanted, failing_split, log_splits, summaries
-from tailrace.source.rqlite.window import RESYNC
 from tailrace.source.sqlite import version
 from tailrace.source.sqlite.catalog import Described, stored_columns
 from tailrace.source.sqlite.offset import Entry, LogOffset

@@ -172,9 +172,7 @@ class RqliteSource:
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         api = self._asked(table.table.schema)
         if api is None:
-            raise TableError(
-                "its rows cannot be asked for again", fix="give source.api", table=str(table.table), position=None
-            )
+            raise TableError("its rows cannot be asked for again", fix="give source.api", table=str(table.table))
         return fetch_by_key(api, table, keys)
 
     def release(self, upto: Offset) -> None:

@@ -95,10 +95,10 @@ def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, Want
             group.append(ref)
             size += ref.length
             if size >= SPLIT_BYTES:
-                splits.append(replace(_split(service, group, wanted), asks=asks))
+                splits.append(_split(service, group, wanted, asks=asks))
                 group, size = [], 0
     if group:
-        splits.append(replace(_split(service, group, wanted), asks=asks))
+        splits.append(_split(service, group, wanted, asks=asks))
     told = {name: one for name, one in wanted.items() if len(one.history) > 1 or one.failure is not None}
     if told:
         splits.append(failing_split(service, told))
@@ -123,7 +123,7 @@ def _concerned(ref: FrameRef, wanted: Mapping[str, Wanted]) -> list[str]:
     ]
 
 
-def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, Wanted]) -> LogSplit:
+def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, Wanted], *, asks: bool) -> LogSplit:
     weights: dict[str, int] = {}
     own: dict[str, Wanted] = {}
     for ref in group:
@@ -132,7 +132,7 @@ def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, Wanted]
             table = str(wanted[name].schema.table)
             weights[table] = weights.get(table, 0) + summaries(ref.meta)[name].bytes
     schemas = {str(one.schema.table): one.schema for one in own.values()}
-    return LogSplit(weights=weights, schemas=schemas, service=service, frames=tuple(group), wanted=own)
+    return LogSplit(weights=weights, schemas=schemas, service=service, asks=asks, frames=tuple(group), wanted=own)
 
 
 def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) -> Iterator[Changes]:

@@ -25,13 +25,12 @@ from typing import NamedTuple
 
 from tailrace.change import START, Position
 from tailrace.errors import LostError
+from tailrace.source import RESYNC
 from tailrace.source.rqlite.entry import Entry, Event, Known, Request
 from tailrace.wholefile import replace_durably
 
 WINDOW_EVENTS = 65_536
 """How many of the latest events are remembered. rqlite goes back by what its leader delivered in about a second."""
-
-RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
 
 
 class Zero(NamedTuple):

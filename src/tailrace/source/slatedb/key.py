@@ -54,8 +54,8 @@ def as_text(values: pa.Array[Any], what: str) -> pa.Array[Any]:
         raise
 
 
-def big_endian(values: pa.Array[Any], kind: pa.DataType, order: str = ">") -> pa.Array[Any]:
-    """Numbers of a fixed width; every value has that width."""
+def fixed_width(values: pa.Array[Any], kind: pa.DataType, order: str = ">") -> pa.Array[Any]:
+    """Numbers of a fixed width, big-endian unless `order` says otherwise; every value has that width."""
     dtype = np.dtype(kind.to_pandas_dtype()).newbyteorder(order)
     dense = pc.fill_null(values, bytes(dtype.itemsize)).cast(pa.binary(dtype.itemsize))
     numbers = np.frombuffer(dense.buffers()[1], dtype, len(dense), dense.offset * dtype.itemsize)
@@ -119,7 +119,7 @@ class KeyLayout:
         if kind == "utf8":
             return as_text(piece, f"key field {name}")
         if self.separator is None:
-            return big_endian(piece, INTEGERS[kind])
+            return fixed_width(piece, INTEGERS[kind])
         text = as_text(piece, f"key field {name}")
         reason = f"key field {name} is not a plain {kind}"
         require(pc.match_substring_regex(text, "^(0|-?[1-9][0-9]{0,19})$"), reason)

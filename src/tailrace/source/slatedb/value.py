@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.json
 
 from tailrace.errors import ConfigError
-from tailrace.source.slatedb.key import MisfitError, as_text, big_endian, require
+from tailrace.source.slatedb.key import MisfitError, as_text, fixed_width, require
 
 NUMBERS: dict[str, tuple[pa.DataType, str]] = {
     name + suffix: (kind, order)
@@ -82,7 +82,7 @@ class ValueLayout:
         if self.format in NUMBERS:
             kind, order = NUMBERS[self.format]
             require(pc.fill_null(pc.equal(pc.binary_length(values), 8), True), "the value has not 8 bytes")
-            return [big_endian(values, kind, order)]
+            return [fixed_width(values, kind, order)]
         if self.format == "json":
             text = as_text(values, "the value")
             return self._read_json(text) if self.columns else [_checked(text)]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 from tailrace.change import Position
 from tailrace.errors import LostError
 from tailrace.schema import TableName
-from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source import RESYNC, Limit, Offset, Orders, Split, Versions
 from tailrace.source.offset import Reading, readings
 from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
 from tailrace.source.sqlite.copy import CopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
-from tailrace.source.sqlite.log import RESYNC, Counted, Log, Window, windows
+from tailrace.source.sqlite.log import Counted, Log, Window, windows
 from tailrace.source.sqlite.offset import Entry, LogOffset, behind
 from tailrace.source.sqlite.schema_log import SchemaLog
 from tailrace.source.sqlite.split import Wanted, log_splits
@@ -81,7 +81,7 @@ class SqliteFollower:
             self._require_rows(log, now, orders)
             head = log.head()
             end = self._read_log(log, now, head, limit)
-            self._schemas.scan(log, now.low_water.commit, end.log.commit, now.tables, lambda: self._listed)
+            self._schemas.scan(log, now.low_water.commit, end.log.commit, now.tables, self._listed)
             end = self._look(log, end, head)
             end = end.begin_anew(self._schemas.recopies, self._policy)
             end = self._copy(log, end, head, limit, orders)
@@ -212,7 +212,7 @@ class SqliteFollower:
             log = Log(connection, self.source.cdc_table)
             log.require_sequence(Mark(then.log.commit, then.witness))
             self._refresh(log)
-            self._schemas.scan(log, now.low_water.commit, then.log.commit, now.tables, lambda: self._listed)
+            self._schemas.scan(log, now.low_water.commit, then.log.commit, now.tables, self._listed)
             return [*self._plan_copy(now, then), *self._plan_log(log, now, then)]
 
     def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:

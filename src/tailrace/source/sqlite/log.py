@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from tailrace.errors import LostError
+from tailrace.source import RESYNC
 from tailrace.sqlite import layout
 from tailrace.sqlite.change import Change
 from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, Connection, quoted
@@ -17,7 +18,6 @@ WINDOW = 50_000
 """How many change ids are counted, and read by one split, at a time."""
 NATIVE_BYTES = 200
 """What a change counts for whose images are not on the tape but beside it, by triggers."""
-RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
 
 
 class Window(NamedTuple):

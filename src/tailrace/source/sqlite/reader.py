@@ -158,7 +158,7 @@ def _decode_native(
         gone = rows.type == DELETE
         if after_width == _NO_IMAGE and not gone.all():
             lacking = np.flatnonzero(~gone)
-            kept = Pictures([_take_cells(cells, lacking) for cells in before.cells], before.valid[lacking])
+            kept = Pictures([cells.take(lacking) for cells in before.cells], before.valid[lacking])
             yield from _look_up(connection, table, newest, rows.take(lacking), kept)
             rows, part = rows.take(np.flatnonzero(gone)), part[gone]
             before = _pictures(table, rows, page, part, 0, before_width)
@@ -179,15 +179,6 @@ def _pictures(table: TableSchema, rows: Captured, page: Page, chosen: Index, sta
     return Pictures([*cells, *[absent] * (count - len(cells))], np.full(len(chosen), width != _NO_IMAGE))
 
 
-def _take_cells(cells: Cells, rows: Index) -> Cells:
-    return Cells(
-        cells.kinds[rows],
-        None if cells.integers is None else cells.integers[rows],
-        None if cells.reals is None else cells.reals[rows],
-        None if cells.octets is None else cells.octets.take(pa.array(rows)),
-    )
-
-
 def _look_up(
     connection: Connection, table: TableSchema, newest: TableSchema, rows: Captured, before: Pictures
 ) -> Iterator[Changes]:
@@ -199,13 +190,13 @@ def _look_up(
     ids = rows.id.fill_null(0).to_numpy()
     kept = np.flatnonzero(np.isin(ids, found.ids))
     places = np.searchsorted(found.ids, ids)
-    main = Pictures([_take_cells(cells, places[kept]) for cells in found.cells], np.ones(len(kept), bool))
-    old = Pictures([_take_cells(cells, kept) for cells in before.cells], before.valid[kept])
+    main = Pictures([cells.take(places[kept]) for cells in found.cells], np.ones(len(kept), bool))
+    old = Pictures([cells.take(kept) for cells in before.cells], before.valid[kept])
     yield decode(table, rows.take(kept), main, old)
     if rowid_column(table) is None:
         lost = np.flatnonzero(~np.isin(ids, found.ids) & before.valid & (rows.type == UPDATE))
         gone = replace(rows.take(lost), type=np.full(len(lost), DELETE, np.int64))
-        last = Pictures([_take_cells(cells, lost) for cells in before.cells], before.valid[lost])
+        last = Pictures([cells.take(lost) for cells in before.cells], before.valid[lost])
         yield decode(table, gone, last, None)
 
 

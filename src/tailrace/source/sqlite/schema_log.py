@@ -7,7 +7,7 @@ the same rows again gives the same versions: nothing here needs to survive the p
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Collection, Mapping, Set
 
 from tailrace.change import START, Position, end_of
 from tailrace.errors import DamagedError
@@ -36,14 +36,7 @@ class SchemaLog:
         known = self._versions.schema_at(table.name)
         return self._versions.put_schema(version.begin(known, table, x), x)
 
-    def scan(
-        self,
-        log: Log,
-        after: int,
-        upto: int,
-        tables: Mapping[str, Entry],
-        listed: Callable[[], Mapping[str, Listed]],
-    ) -> None:
+    def scan(self, log: Log, after: int, upto: int, tables: Mapping[str, Entry], listed: Mapping[str, Listed]) -> None:
         """Store the versions that the rows up to `upto` bring; `after` is where the first call begins to look."""
         begin = after if self._scanned is None else self._scanned
         if upto > begin:
@@ -52,12 +45,7 @@ class SchemaLog:
         self._scanned = max(begin, upto)
 
     def _take(
-        self,
-        change: Change,
-        tables: Mapping[str, Entry],
-        listed: Callable[[], Mapping[str, Listed]],
-        *,
-        by_triggers: bool,
+        self, change: Change, tables: Mapping[str, Entry], listed: Mapping[str, Listed], *, by_triggers: bool
     ) -> None:
         at = Position(change.change_id, FIRST_HALF)
         older = {name for name, entry in tables.items() if entry.x < at}
@@ -67,7 +55,7 @@ class SchemaLog:
             before = after = None
         row = after or before
         if row is None:
-            self._take_unseen(change, at, older, listed())
+            self._take_unseen(change, at, older, listed)
         elif row[0] == "trigger" and change.type == INSERT and by_triggers:
             # One that is newer than those of the capture ran before them: the tape has what it did first.
             self._mark_all(older, at, row[2])
@@ -80,7 +68,7 @@ class SchemaLog:
             if change.type in (INSERT, DELETE):
                 self._mark(name, at)
             elif before is None or after is None:
-                self._take_unseen(change, at, [name], listed())
+                self._take_unseen(change, at, [name], listed)
             else:
                 self._take_altered(name, before, after, at)
 
