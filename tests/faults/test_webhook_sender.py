@@ -20,7 +20,7 @@ from psycopg import conninfo
 from tailrace.child import BUSY
 from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.destination.webhook.retry import Schedule
-from tailrace.destination.webhook.sender import SenderOptions
+from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.destination.webhook.transport import Tls
 from tailrace.errors import ConfigError
 from tailrace.testing.certificate import Authority, make_authority

@@ -67,7 +67,7 @@ def parts(
         step = math.ceil(len(chunk) / slices)
         for start in range(0, len(chunk), step):
             piece = Changes(table, chunk.batch.slice(start, step))
-            if size >= part_bytes and not _belong_together(part[-1], piece):
+            if size >= part_bytes and not belong_together(part[-1], piece):
                 yield Part(part, is_last=False)
                 part, size = [], 0
             part.append(piece)
@@ -82,7 +82,7 @@ def _partial(chunk: Changes, keep_deleted: bool) -> int:
     return left_out + (int((chunk.numpy("op") == Op.DELETE).sum()) if keep_deleted else 0)
 
 
-def _belong_together(before: Changes, after: Changes) -> bool:
+def belong_together(before: Changes, after: Changes) -> bool:
     """Whether a changed key lies between them: its delete, and the insert that needs values of the deleted row."""
     last = before.last
     if before.batch.column("op")[-1].as_py() != Op.DELETE or after.batch.column("op")[0].as_py() != Op.INSERT:

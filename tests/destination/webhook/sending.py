@@ -19,7 +19,8 @@ from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueWriter
 from tailrace.destination.webhook.report import STATUS
 from tailrace.destination.webhook.retry import Schedule
-from tailrace.destination.webhook.sender import Sender, SenderOptions
+from tailrace.destination.webhook.sender import Sender
+from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.destination.webhook.transport import Route, Tls
 
 AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)

@@ -9,7 +9,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from tailrace.child import BUSY, serve, write_status
-from tailrace.destination.webhook.sender import STATUS, Sender, SenderOptions
+from tailrace.destination.webhook.report import STATUS
+from tailrace.destination.webhook.sender import Sender
+from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.errors import OwnedError, TailraceError
 
 

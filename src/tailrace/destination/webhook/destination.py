@@ -22,14 +22,16 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Op, Position
+from tailrace.change import Changes, Position
 from tailrace.child import Child, read_status
 from tailrace.destination import Batch, Refetch, Staged, Written
+from tailrace.destination.part import belong_together
 from tailrace.destination.webhook.event import EVERY, Format, format_of
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.ownership import is_claimed
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
-from tailrace.destination.webhook.sender import STATUS, SenderOptions
+from tailrace.destination.webhook.report import STATUS
+from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.destination.webhook.stage import Piece, Stage, as_copied, markers
 from tailrace.errors import Finding, UnavailableError
 from tailrace.schema import TableName, TableSchema
@@ -216,20 +218,13 @@ class WebhookDelivery:
             time.sleep(LOOK_SECONDS)
 
 
-def _is_cut(before: Changes, after: Changes) -> bool:
-    """Whether a changed key, a delete and its insert, lies across the two."""
-    last = before.last
-    halves = (before.batch.column("op")[-1].as_py(), after.batch.column("op")[0].as_py())
-    return after.first == Position(last.commit, last.ordinal + 1) and halves == (Op.DELETE, Op.INSERT)
-
-
 def _whole(changes: Iterable[Changes]) -> Iterator[Changes]:
     """The chunks, with the two halves of a changed key in the same one."""
     held: Changes | None = None
     for chunk in changes:
         if not len(chunk):
             continue
-        if held is not None and _is_cut(held, chunk):
+        if held is not None and belong_together(held, chunk):
             both = pa.Table.from_batches([held.batch, chunk.batch]).combine_chunks().to_batches()
             held = Changes(held.table, both[0])
             continue

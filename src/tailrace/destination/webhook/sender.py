@@ -19,13 +19,11 @@ from tailrace.destination.webhook.delivery import Delivery
 from tailrace.destination.webhook.leader import Leadership, Standing, open_engine
 from tailrace.destination.webhook.ownership import claim_queue, queue_id
 from tailrace.destination.webhook.queue import QueueReader
-from tailrace.destination.webhook.report import STATUS, Report
+from tailrace.destination.webhook.report import Report
 from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
 from tailrace.ticker import Ticker
-
-__all__ = ["STATUS", "Sender", "SenderOptions"]
 
 _log = logging.getLogger(__name__)
 
