@@ -412,8 +412,8 @@ def _taken(
     sources: dict[int, Index] | None = None,
 ) -> pa.Table:
     """The given columns of the rows `at` (ascending); a column with its own `sources` takes its values from there."""
-    cut = np.searchsorted(at, _bounds(chunks))
     starts = _bounds(chunks)
+    cut = np.searchsorted(at, starts)
     result: list[pa.ChunkedArray[Any]] = []
     # A chunk that is kept whole is not copied.
     picks = [
@@ -423,11 +423,11 @@ def _taken(
     for column in columns:
         kind = table.columns[column].type
         if sources and column in sources:
-            joined = pa.concat_arrays([_field(chunk, column) for chunk in chunks])
+            joined = pa.concat_arrays([chunk.row.field(column) for chunk in chunks])
             result.append(pa.chunked_array([joined.take(pa.array(sources[column]))], kind))
             continue
         pieces = [
-            _field(chunk, column) if pick is None else _field(chunk, column).take(pick)
+            chunk.row.field(column) if pick is None else chunk.row.field(column).take(pick)
             for chunk, pick in zip(chunks, picks, strict=True)
             if pick is None or len(pick)
         ]
@@ -443,13 +443,9 @@ def _taken_any(chunks: list[Changes], table: TableSchema, at: Index) -> pa.Table
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def _field(chunk: Changes, column: int) -> pa.Array[Any]:
-    return chunk.row.field(column)
-
-
 def _marks(chunks: list[Changes], at: Index) -> Marks:
-    cut = np.searchsorted(at, _bounds(chunks))
     starts = _bounds(chunks)
+    cut = np.searchsorted(at, starts)
 
     def taken(name: str) -> pa.ChunkedArray[Any]:
         pieces = [

@@ -154,19 +154,12 @@ class Placement:
 
     def before(self, position: Position) -> int:
         """How many of the changes come before a position: the index of the first that does not."""
-        return int(
-            np.count_nonzero(self._earlier(position) | (self._same(position) & (self.ordinal < position.ordinal)))
-        )
+        return self._count(position, self.ordinal < position.ordinal)
 
     def upto(self, position: Position) -> int:
         """How many of the changes come before a position or are at it."""
-        return int(
-            np.count_nonzero(self._earlier(position) | (self._same(position) & (self.ordinal <= position.ordinal)))
-        )
+        return self._count(position, self.ordinal <= position.ordinal)
 
-    def _earlier(self, position: Position) -> npt.NDArray[np.bool_]:
-        return self.commit < position.commit
-
-    def _same(self, position: Position) -> npt.NDArray[np.bool_]:
-        same: npt.NDArray[np.bool_] = self.commit == position.commit
-        return same
+    def _count(self, position: Position, counts: npt.NDArray[np.bool_]) -> int:
+        """The changes of earlier commits, and those of the same one that count."""
+        return int(np.count_nonzero((self.commit < position.commit) | ((self.commit == position.commit) & counts)))
