@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tailrace.journal.cursor import Cursor, cursors
-from tailrace.journal.frame import Frame, FrameRef
+from tailrace.journal.frame import Frame, FrameRef, grouped
 from tailrace.journal.journal import Journal
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import Damage
 from tailrace.journal.writer import JournalWriter
 
-__all__ = ["Cursor", "Damage", "Frame", "FrameRef", "Journal", "JournalReader", "JournalWriter", "cursors"]
+__all__ = ["Cursor", "Damage", "Frame", "FrameRef", "Journal", "JournalReader", "JournalWriter", "cursors", "grouped"]

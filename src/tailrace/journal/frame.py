@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,6 +58,20 @@ class FrameRef:
     complete: bool
     count: int
     meta: bytes
+
+
+def grouped(refs: Iterable[FrameRef], size: int) -> Iterator[list[FrameRef]]:
+    """The frames in groups that each reach `size` bytes, but for the last."""
+    group: list[FrameRef] = []
+    gathered = 0
+    for ref in refs:
+        group.append(ref)
+        gathered += ref.length
+        if gathered >= size:
+            yield group
+            group, gathered = [], 0
+    if group:
+        yield group
 
 
 class Header(NamedTuple):

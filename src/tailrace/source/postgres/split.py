@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 
 from tailrace.change import Changes, Op
 from tailrace.collapse import fit
-from tailrace.journal import FrameRef, JournalReader
+from tailrace.journal import FrameRef, JournalReader, grouped
 from tailrace.source import Split
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.pgoutput import decode
@@ -51,17 +52,7 @@ def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, Wanted], parallel:
     concerned = [ref for ref in refs if _concerned(ref, wanted)]
     size = sum(ref.length for ref in concerned)
     share = min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)
-    splits: list[Split] = []
-    group: list[FrameRef] = []
-    gathered = 0
-    for ref in concerned:
-        group.append(ref)
-        gathered += ref.length
-        if gathered >= share:
-            splits.append(_split(group, wanted))
-            group, gathered = [], 0
-    if group:
-        splits.append(_split(group, wanted))
+    splits: list[Split] = [_split(group, wanted) for group in grouped(concerned, share)]
     changed = {oid: one for oid, one in wanted.items() if len(one.history) > 1}
     if changed:
         splits.append(
@@ -99,8 +90,7 @@ def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.wanted.values():
         wanted.require_allowed()
-    reader = JournalReader(journal)
-    try:
+    with closing(JournalReader(journal)) as reader:
         for ref in split.frames:
             frame = reader.read(ref)
             meta = FrameMeta.from_bytes(ref.meta)
@@ -117,8 +107,6 @@ def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
                 shown = _shown(changes, here[int(changes.table.upstream_id)])
                 if len(shown):
                     yield shown
-    finally:
-        reader.close()
 
 
 def _shown(changes: Changes, wanted: Wanted) -> Changes:

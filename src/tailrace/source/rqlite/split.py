@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from tailrace.change import Changes, Position
 from tailrace.collapse import fit
 from tailrace.errors import revive
-from tailrace.journal import FrameRef, JournalReader
+from tailrace.journal import FrameRef, JournalReader, grouped
 from tailrace.schema import TableSchema
 from tailrace.source import History, Split
 from tailrace.source.rqlite.api import Api
@@ -87,18 +88,8 @@ def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, Want
 
     A table whose columns changed, or that cannot be read, is in a split even where no frame holds rows of it.
     """
-    splits: list[Split] = []
-    group: list[FrameRef] = []
-    size = 0
-    for ref in refs:
-        if _concerned(ref, wanted):
-            group.append(ref)
-            size += ref.length
-            if size >= SPLIT_BYTES:
-                splits.append(_split(service, group, wanted, asks=asks))
-                group, size = [], 0
-    if group:
-        splits.append(_split(service, group, wanted, asks=asks))
+    concerned = (ref for ref in refs if _concerned(ref, wanted))
+    splits: list[Split] = [_split(service, group, wanted, asks=asks) for group in grouped(concerned, SPLIT_BYTES)]
     told = {name: one for name, one in wanted.items() if len(one.history) > 1 or one.failure is not None}
     if told:
         splits.append(failing_split(service, told))
@@ -141,9 +132,8 @@ def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) ->
         if wanted.failure is not None:
             raise revive(wanted.failure)
         wanted.require_allowed()
-    reader = JournalReader(journal)
-    try:
-        for group in _groups(split.frames):
+    with closing(JournalReader(journal)) as reader:
+        for group in grouped(split.frames, DECODE_BYTES):
             for name, events in _gather(reader, group, split.wanted).items():
                 wanted = split.wanted[name]
                 for table, part in _by_version(wanted.history, events):
@@ -151,21 +141,6 @@ def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) ->
                     if len(completed.events):
                         changes = decode(table, completed.events, completed.gone)
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
-    finally:
-        reader.close()
-
-
-def _groups(frames: Sequence[FrameRef]) -> Iterator[list[FrameRef]]:
-    group: list[FrameRef] = []
-    size = 0
-    for ref in frames:
-        group.append(ref)
-        size += ref.length
-        if size >= DECODE_BYTES:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
 
 
 def _gather(reader: JournalReader, group: Sequence[FrameRef], wanted: Mapping[str, Wanted]) -> dict[str, Events]:
