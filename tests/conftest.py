@@ -7,9 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
+
+settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("busy machine")
 
 _numbers = itertools.count(1)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -130,15 +131,16 @@ def test_help_comes_at_once_and_loads_nothing_heavy() -> None:
         "heavy = {'pyspark', 'pyarrow', 'psycopg', 'deltalake', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    seconds = []
-    for _ in range(3):
+    seconds: dict[str, list[float]] = {program: [], "import typer.rich_utils": []}
+    for _, (each, taken) in itertools.product(range(3), seconds.items()):
         began = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment())
-        seconds.append(time.perf_counter() - began)
+        done = subprocess.run([sys.executable, "-c", each], capture_output=True, text=True, env=environment())
+        taken.append(time.perf_counter() - began)
         assert done.returncode == 0, done.stderr
-    assert "resync" in done.stdout
-    # The machine may be busy; the best of three is the program's own.
-    assert min(seconds) < 1.0
+        assert ("resync" in done.stdout) == (each == program)
+    # The machine may be busy or slow: the best of three is a program's own, and most of it is Python and typer.
+    helping, bare = map(min, seconds.values())
+    assert helping < 2.5 * bare
 
 
 def test_reading_a_file_does_not_load_spark(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def test_figures_are_served_until_a_signal_also_before_the_first_run(tmp_path: P
             assert samples(answer.data.decode())["tailrace_table_state", "public.orders", "Ready"] == 1
         finally:
             process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait() == 0
         assert process.stderr.read() == ""
 
 

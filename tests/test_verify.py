@@ -184,7 +184,7 @@ TABLE = TableSchema(TableName("s", "t"), (Column("id", pa.string()), Column("v",
 SIDE = st.dictionaries(st.text("abc", max_size=3), st.integers(0, 2), max_size=30)
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(SIDE, SIDE, st.sampled_from([1, 4, 1000]), st.integers(1, 9))
 def test_sides_in_files_compare_as_those_in_memory(
     ours: dict[str, int], theirs: dict[str, int], run_rows: int, batch: int

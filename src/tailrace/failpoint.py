@@ -18,6 +18,7 @@ import os
 import re
 import signal
 import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,7 +102,8 @@ def _leave_mark(name: str) -> bool:
 def _kill() -> None:
     # Spark's Python workers live in a group of their own, below the JVM and the driver that are to die with them.
     for group in _ordered_groups() - {os.getpgrp()}:
-        os.killpg(group, signal.SIGKILL)
+        with suppress(ProcessLookupError):  # another process is at such a place, too
+            os.killpg(group, signal.SIGKILL)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
@@ -112,11 +114,11 @@ def _ordered_groups() -> set[int]:
     while pid > 1:
         try:
             environment = Path(f"/proc/{pid}/environ").read_bytes()
-            parent = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            parent, group = map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1:3])
         except OSError:
             break
         if f"{VARIABLE}=".encode() not in environment:
             break
-        groups.add(os.getpgid(pid))
+        groups.add(group)
         pid = parent
     return groups

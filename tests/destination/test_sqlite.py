@@ -276,7 +276,7 @@ def test_a_writer_waits_for_another_one_and_gives_up_in_time(path: Path) -> None
         waiting.start()
         assert [row["id"] for row in rows_at(path)] == [1]
         other.execute("COMMIT")
-        waiting.join(30)
+        waiting.join()
     assert rows_at(path) == []
 
 

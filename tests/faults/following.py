@@ -9,6 +9,7 @@ from typing import Any, Self
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableRecord, TableState
+from tailrace.status import Status
 from tailrace.testing.runner import Run
 from tailrace.testing.scenario import Scenario
 
@@ -53,8 +54,16 @@ class Following:
 
     def wait_for(self, oid: str, condition: Callable[[TableRecord], bool]) -> TableRecord:
         """The record of a table as soon as it is there and meets the condition."""
-        self.run.wait_until(lambda _: oid in (known := self.records()) and condition(known[oid]))
-        return self.records()[oid]
+        met: list[TableRecord] = []
+
+        def is_met(_: Status) -> bool:
+            record = self.records().get(oid)
+            if record is not None and condition(record):
+                met.append(record)
+            return bool(met)
+
+        self.run.wait_until(is_met)
+        return met[0]
 
     def wait_until_ready(self, table: str) -> TableRecord:
         return self.wait_for(self.oid(table), lambda record: record.state is TableState.READY)

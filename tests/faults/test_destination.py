@@ -7,7 +7,6 @@ import signal
 from contextlib import suppress
 from pathlib import Path
 
-import pytest
 from deltalake import DeltaTable
 
 from tailrace.status import Status
@@ -19,7 +18,6 @@ from tailrace.testing.wait import wait_until
 PAUSE = "delta.before_commit"
 
 
-@pytest.mark.timeout(300)
 def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_is_got_along_with(scenario: Scenario) -> None:
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v int)",
@@ -62,7 +60,7 @@ def write_beside_a_commit(scenario: Scenario, run: Run, mark: Path) -> None:
     """Let somebody else commit between the reading and the commit of a batch."""
     mark.unlink()
     scenario.sql("UPDATE keyed SET v = 1")
-    wait_until(lambda: bool(run.paused()), 60)
+    wait_until(lambda: bool(run.paused()))
     other = DeltaTable(str(scenario.lake / "public" / "keyed"))
     before = other.version()
     other.delete("id = 100")

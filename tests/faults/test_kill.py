@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-import pytest
-
 from tailrace.schema import TableName
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
@@ -54,7 +52,6 @@ def kill_at(scenario: Scenario, steps: list[str]) -> None:
     assert scenario.run().acted() == set(steps)
 
 
-@pytest.mark.timeout(900)
 def test_a_copy_killed_at_every_step_ends_up_the_same_and_finished_chunks_are_not_copied_again(
     database: Database, make_scenario: Callable[..., Scenario]
 ) -> None:
@@ -76,7 +73,6 @@ def test_a_copy_killed_at_every_step_ends_up_the_same_and_finished_chunks_are_no
     assert slots == [f"tailrace_{scenario.name}"]
 
 
-@pytest.mark.timeout(900)
 def test_a_batch_killed_at_every_step_is_applied_once(scenario: Scenario) -> None:
     scenario.sql(*TABLES)
     assert scenario.run_once() == 0

@@ -6,8 +6,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from tailrace.schema import TableName
 from tailrace.source.postgres.framing import FRAME_BYTES
 from tailrace.testing.process import command_line, descendants, resident_bytes
@@ -45,7 +43,6 @@ def watched(run: Run) -> Iterator[dict[str, int]]:
         watcher.join()
 
 
-@pytest.mark.timeout(400)
 def test_a_transaction_of_many_frames_cut_in_its_middle_is_applied_once_and_in_one_batch(scenario: Scenario) -> None:
     assert ROWS * ROW_BYTES > 8 * FRAME_BYTES
     scenario.sql(
@@ -63,7 +60,7 @@ def test_a_transaction_of_many_frames_cut_in_its_middle_is_applied_once_and_in_o
                 f" FROM generate_series(11, {ROWS}) i; UPDATE large SET filler = 'new' WHERE id <= 10;"
                 " INSERT INTO log SELECT generate_series(1, 1000); COMMIT"
             )
-            scenario.catch_up(run, 240)
+            scenario.catch_up(run)
         assert run.acted() == {"receiver.appended"}
     assert scenario.differences() == []
     assert scenario.doubled() == []
@@ -72,7 +69,6 @@ def test_a_transaction_of_many_frames_cut_in_its_middle_is_applied_once_and_in_o
     assert 0 < peaks["python"] < PYTHON_BYTES
 
 
-@pytest.mark.timeout(400)
 def test_a_backlog_killed_in_the_middle_of_a_transaction_is_applied_once(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE large (id int PRIMARY KEY, filler text)", "CREATE TABLE log (id int)")
     assert scenario.run_once() == 0

@@ -8,15 +8,12 @@ from contextlib import contextmanager
 from itertools import pairwise
 
 import psycopg
-import pytest
 
 from tailrace.source.postgres.offset import LogOffset
 from tailrace.state import BatchRecord, StateStore, TableState
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 from tests.faults.following import Following
-
-pytestmark = pytest.mark.timeout(300)
 
 OTHERS = ("north", "east", "south", "west")
 

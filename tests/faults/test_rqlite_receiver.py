@@ -37,7 +37,7 @@ class Leader:
                 if receiver.post(self._batch()) == 200:
                     self.acknowledged += 3
         except urllib3.exceptions.HTTPError:
-            assert receiver.process.wait(20) == -signal.SIGKILL
+            assert receiver.process.wait() == -signal.SIGKILL
         finally:
             receiver.kill()
 
@@ -72,7 +72,7 @@ def test_a_kill_while_frames_are_removed_keeps_what_is_known(tmp_path: Path) -> 
     for content in sent:
         assert receiver.post(content) == 200
     Cursor(receiver.journal / "rqlite", "reader").advance(Position(8, 1))
-    assert receiver.process.wait(20) == -signal.SIGKILL
+    assert receiver.process.wait() == -signal.SIGKILL
     receiver.kill()
     with running(options) as receiver:
         for content in sent:

@@ -10,8 +10,6 @@ import pytest
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 
-pytestmark = pytest.mark.timeout(300)
-
 ROWS = "SELECT i, 'row ' || i, repeat(md5(i::text), 30) FROM generate_series(1, 3000) i"
 TABLES = [
     "CREATE TABLE altered (id int PRIMARY KEY, a text, filler text)",

@@ -80,14 +80,13 @@ for number in range(20):
 def test_lanes_in_processes_of_their_own_make_and_fill_one_file_together(tmp_path: Path) -> None:
     path = tmp_path / "replica.db"
     lanes = [subprocess.Popen([sys.executable, "-c", LANE, str(path), str(lane)]) for lane in range(4)]
-    assert [lane.wait(120) for lane in lanes] == [0] * 4
+    assert [lane.wait() for lane in lanes] == [0] * 4
     with closing(sqlite3.connect(path)) as connection:
         counts = [connection.execute(f'SELECT count(*) FROM "lane.{lane}"').fetchone()[0] for lane in range(4)]
         assert counts == [20] * 4
         assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
 
 
-@pytest.mark.timeout(600)
 def test_a_pipeline_killed_before_and_after_commits_keeps_the_replica_the_same_as_its_source(
     database: Database, make_scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:

@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
-
 from tailrace.state import TableState
 from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 from tests.faults.following import Following
-
-pytestmark = pytest.mark.timeout(300)
 
 TABLES = [
     "CREATE TABLE first (id int PRIMARY KEY, v text)",

@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import yaml
 
 from tailrace.config import load
@@ -22,7 +21,6 @@ from tailrace.testing.wait import wait_until
 COMMIT = "delta.before_commit"
 
 
-@pytest.mark.timeout(400)
 def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scenario: Callable[..., Scenario]) -> None:
     scenario = make_scenario(database.dsn)
     scenario.sql(
@@ -34,7 +32,7 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
     scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
 
     with scenario.run(failpoints=f"{COMMIT}:pause!once") as first:
-        wait_until(lambda: bool(first.acted()) and bool(first.paused()), 90)
+        wait_until(lambda: bool(first.paused()))
         worker = first.paused()
         os.kill(first.pid, signal.SIGSTOP)
         # What a lease that ran out looks like: the lock is there to be taken although its holder lives.
@@ -51,7 +49,6 @@ def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scena
     assert scenario.doubled() == []
 
 
-@pytest.mark.timeout(400)
 def test_a_stale_runner_that_wakes_up_between_batches_begins_no_other(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE keyless (v int)")
     with scenario.run() as first:
@@ -85,7 +82,6 @@ def second_machine(scenario: Scenario, name: str, *, sees_folder: bool) -> Path:
     return file
 
 
-@pytest.mark.timeout(400)
 def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_fenced_when_it_wakes(
     postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], Database], tmp_path: Path
 ) -> None:
@@ -95,7 +91,7 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
         followed.dsn,
         name="leased",
         source={"journal": {"path": str(tmp_path / "journal")}},
-        store={"type": "postgres", "dsn": kept.dsn, "lease": "3s"},
+        store={"type": "postgres", "dsn": kept.dsn, "lease": "10s"},
     ).prepare()
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v int)", "CREATE TABLE keyless (v int)")
     elsewhere = second_machine(scenario, "elsewhere", sees_folder=True)
@@ -112,16 +108,16 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             with Run(file) as refused:
                 assert refused.wait() == 5
                 assert f"run by process {first.pid}" in refused.log_tail()
-        asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, timeout=60, check=False)
+        asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, check=False)
         assert asked.returncode == 5
 
         mark.unlink()
         scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
-        wait_until(lambda: bool(first.paused()), 60)
+        wait_until(lambda: bool(first.paused()))
         worker = first.paused()
         os.kill(first.pid, signal.SIGSTOP)
         with address.open_reading() as store:
-            wait_until(lambda: store.lease_holder() is None, 30)
+            wait_until(lambda: store.lease_holder() is None)
         with Run(elsewhere) as second:
             scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
             scenario.catch_up(second)

@@ -132,6 +132,6 @@ class JournalMachine(RuleBasedStateMachine):
 
 
 JournalMachine.TestCase.settings = settings(
-    max_examples=60, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 TestJournalAgainstAList = JournalMachine.TestCase

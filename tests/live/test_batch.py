@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import pytest
-
 from tailrace.testing.database import Database
 from tailrace.testing.process import send
 from tailrace.testing.runner import Run
@@ -18,8 +16,6 @@ from tailrace.testing.traffic import Traffic
 from tailrace.testing.wait import wait_until
 from tailrace.testing.workload import create_shop, load_shop
 from tests.faults.test_takeover import COMMIT
-
-pytestmark = pytest.mark.timeout(300)
 
 TABLES = 9
 
@@ -68,7 +64,7 @@ def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[Run, list[in
         scenario.catch_up(run)
         mark.unlink()
         scenario.sql("INSERT INTO t VALUES (1)")
-        wait_until(lambda: bool(run.paused()), 60)
+        wait_until(lambda: bool(run.paused()))
         yield run, run.paused()
 
 
@@ -80,10 +76,10 @@ def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
         written = scenario.value("SELECT pg_current_wal_insert_lsn()::text")
         passed = f"confirmed_flush_lsn >= '{written}' FROM pg_replication_slots WHERE slot_name LIKE 'tailrace%'"
         # By then the receiver has told the server several times how far it is.
-        wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"), 60)
+        wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"))
         assert not scenario.value(f"SELECT {passed}")
         send(paused, signal.SIGCONT)
-        wait_until(lambda: scenario.value(f"SELECT {passed}"), 60)
+        wait_until(lambda: scenario.value(f"SELECT {passed}"))
         scenario.catch_up(run)
     assert scenario.differences() == []
 
@@ -91,7 +87,7 @@ def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
 def test_a_signal_lets_the_batch_in_hand_end(scenario: Scenario) -> None:
     with stopped_before_its_commit(scenario) as (run, paused):
         run.terminate()
-        wait_until(lambda: (scenario.state / "drain").exists(), 60)
+        wait_until(lambda: (scenario.state / "drain").exists())
         send(paused, signal.SIGCONT)
         assert run.wait() == 0
     assert scenario.differences() == []

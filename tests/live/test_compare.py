@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
@@ -13,7 +12,6 @@ from tailrace.testing.scenario import Scenario
 from tailrace.testing.zoo import VALUES, create_zoo
 
 
-@pytest.mark.timeout(300)
 def test_every_kind_of_difference_is_found_and_named_by_its_key(
     spark: SparkSession, database: Database, scenario: Scenario
 ) -> None:

@@ -6,15 +6,12 @@ import json
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from tailrace.testing.runner import command
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_copies_follows_and_compares(tmp_path: Path) -> None:
     demo = command("demo", "--folder", str(tmp_path / "demo"), "--rows", "500", "--seconds", "3", "--json")
-    done = subprocess.run(demo, capture_output=True, text=True, timeout=240, check=False)
+    done = subprocess.run(demo, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     end = json.loads(done.stdout[done.stdout.index("\n{\n") :])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import pytest
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableState
@@ -12,7 +11,6 @@ from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 
 
-@pytest.mark.timeout(300)
 def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once_it_is_back(
     scenario: Scenario,
 ) -> None:
@@ -42,7 +40,6 @@ def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once
     assert scenario.doubled() == []
 
 
-@pytest.mark.timeout(300)
 def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_the_lake(scenario: Scenario) -> None:
     scenario.sql(
         "CREATE TABLE scaled (id int PRIMARY KEY, n numeric(12,4))",
@@ -69,7 +66,6 @@ def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_t
         assert [float(row["n"]) for row in sorted(rows, key=lambda row: row["id"])] == upstream
 
 
-@pytest.mark.timeout(300)
 def test_a_history_holds_every_change_once_though_the_run_was_killed(
     database: Database, make_scenario: Callable[..., Scenario]
 ) -> None:

@@ -16,8 +16,6 @@ from tailrace.testing.database import Database
 from tailrace.testing.scenario import Scenario
 from tailrace.verify.comparison import verify
 
-pytestmark = pytest.mark.timeout(300)
-
 TABLES = {
     "include": ["public.orders", "public.items"],
     "defaults": {"updated_at": "updated_at", "created_at": "created_at"},

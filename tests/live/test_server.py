@@ -16,7 +16,7 @@ from tailrace.testing.proxy import Proxy
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.zoo import Keeper, create_zoo
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("spark")]
+pytestmark = pytest.mark.usefixtures("spark")
 
 
 def copy_and_follow(scenario: Scenario, database: Database) -> None:

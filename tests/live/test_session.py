@@ -40,7 +40,6 @@ def pipeline(application: Application, tmp_path: Path) -> Pipeline:
     )
 
 
-@pytest.mark.timeout(300)
 def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
     spark: SparkSession, pipeline: Pipeline, tmp_path: Path
 ) -> None:
@@ -60,7 +59,7 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
             pipeline.drain()
 
     try:
-        wait_until(lambda: reported() > 0, 60)
+        wait_until(lambda: reported() > 0)
         pipeline.run(on_progress=watch)
     finally:
         other.stop()
@@ -71,7 +70,6 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
         assert [(table.name, table.rows_copied) for table in store.tables()] == [("main.lines", 2)]
 
 
-@pytest.mark.timeout(300)
 def test_a_pipeline_leaves_the_settings_of_a_session_that_was_there_before_it(
     spark: SparkSession, pipeline: Pipeline
 ) -> None:
@@ -92,7 +90,6 @@ def test_a_pipeline_leaves_the_settings_of_a_session_that_was_there_before_it(
             spark.conf.set(name, str(was))
 
 
-@pytest.mark.timeout(300)
 def test_a_pipeline_that_was_drained_can_be_run_again(
     spark: SparkSession, pipeline: Pipeline, application: Application, tmp_path: Path
 ) -> None:
@@ -103,14 +100,13 @@ def test_a_pipeline_that_was_drained_can_be_run_again(
         assert there.execute("SELECT count(*) FROM lines").fetchone() == (3,)
 
 
-@pytest.mark.timeout(300)
 def test_a_batch_that_was_planned_when_the_pipeline_is_drained_is_done(
     spark: SparkSession, pipeline: Pipeline, tmp_path: Path
 ) -> None:
     log = tmp_path / "state" / "checkpoint"
 
     def drain() -> None:
-        wait_until((log / "offsets" / "0").exists, 60)
+        wait_until((log / "offsets" / "0").exists)
         pipeline.drain()
 
     drainer = threading.Thread(target=drain)

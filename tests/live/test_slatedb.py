@@ -17,6 +17,7 @@ from deltalake import DeltaTable
 
 from tailrace.source.slatedb.store import Database, Store
 from tailrace.testing.runner import Run, all_ready, command
+from tailrace.testing.wait import wait_until
 from tests.source.slatedb.traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
 from tests.source.slatedb.writing import Writer, scan
 
@@ -94,13 +95,6 @@ def _encoded(table: str, row: dict[str, Any]) -> tuple[bytes, bytes]:
     return row["key"], row["value"]
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 def some_writes(writer: subprocess.Popen[str], lines: int = 3) -> None:
     assert writer.stdout is not None
     for _ in range(lines):
@@ -108,17 +102,16 @@ def some_writes(writer: subprocess.Popen[str], lines: int = 3) -> None:
 
 
 def end(writer: subprocess.Popen[str]) -> int:
-    writer.communicate(timeout=60)
+    writer.communicate()
     return writer.returncode
 
 
 def let_short_rows_expire(scene: Scene) -> None:
     last = time.monotonic() + SHORT_MILLIS / 1000
-    wait_for(lambda: time.monotonic() > last)
+    wait_until(lambda: time.monotonic() > last)
     assert scene.in_store()
 
 
-@pytest.mark.timeout(400)
 def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_a_killed_pipeline(
     tmp_path: Path, make_scene: Callable[..., Scene]
 ) -> None:
@@ -139,7 +132,7 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
         assert end(second) != 0
         # The writer's own collector deletes what the pipeline has kept; fence files it leaves alone.
         early = scene.store / "db1" / "wal" / f"{2:020}.sst"
-        wait_for(lambda: not early.exists())
+        wait_until(lambda: not early.exists())
         run.kill()
     with Run(scene.file) as run:
         run.wait_until(all_ready)
@@ -154,7 +147,6 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
     assert scene.in_lake() == scene.in_store()
 
 
-@pytest.mark.timeout(500)
 def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs_a_new_snapshot(
     make_scene: Callable[..., Scene],
 ) -> None:
@@ -178,6 +170,6 @@ def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs
         assert run.wait() == 6
         assert "re-snapshot" in run.log_tail()
     for table in ("slatedb.db1", "slatedb.counter", "slatedb.user"):
-        subprocess.run(command("resync", str(scene.file), table), check=True, capture_output=True, timeout=60)
+        subprocess.run(command("resync", str(scene.file), table), check=True, capture_output=True)
     assert scene.run_once() == 0
     assert scene.in_lake() == scene.in_store()

@@ -30,7 +30,7 @@ def reached(batch: int) -> Callable[[Status], bool]:
     return lambda status: (-1 if status.batch is None else status.batch) >= batch
 
 
-@pytest.mark.timeout(300 + 60 * KILLS)
+@pytest.mark.timeout(900 + 60 * KILLS)
 def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
     database: Database, scenario: Scenario
 ) -> None:
@@ -87,7 +87,7 @@ def changing(changer: Changer) -> Iterator[None]:
     assert errors == []
 
 
-@pytest.mark.timeout(300 + 60 * SCHEMA_KILLS)
+@pytest.mark.timeout(900 + 60 * SCHEMA_KILLS)
 def test_a_pipeline_killed_at_random_among_schema_changes_new_tables_and_resyncs_loses_and_doubles_nothing(
     database: Database, scenario: Scenario
 ) -> None:

@@ -24,7 +24,6 @@ def lake_rows(lake: Path, table: str, columns: list[str]) -> list[tuple[Any, ...
     return sorted(tuple(row[name] for name in columns) for row in rows)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["trigger", "turso"])
 def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tmp_path: Path) -> None:
     application = Application(tmp_path / "app.db", "turso" if kind == "turso" else "trigger")
@@ -50,10 +49,10 @@ def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tm
         application.run("UPDATE items SET name = name || '!' WHERE id % 5 = ?", round_)
         application.run("INSERT INTO words VALUES (?, ?)", f"word {round_}", round_)
         with Run(file, once=True, failpoints=orders) as run:
-            assert run.wait(240) == -signal.SIGKILL
+            assert run.wait() == -signal.SIGKILL
 
     with Run(file) as run:
-        run.wait_until(all_ready, 240)
+        run.wait_until(all_ready)
         application.run("DELETE FROM items WHERE id % 7 = 0")
         application.run("UPDATE words SET w = 'moved' WHERE w = 'word 0'")
         application.run("ALTER TABLE items ADD COLUMN note TEXT DEFAULT 'none'")
@@ -61,20 +60,19 @@ def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tm
             application.capture()
         application.run("UPDATE items SET note = 'seen' WHERE id = 1")
         head = application.value("SELECT max(change_id) FROM turso_cdc WHERE table_name = 'items'")
-        run.wait_until(lambda status: status.position is not None and int(status.position[:16], 16) >= head, 120)
+        run.wait_until(lambda status: status.position is not None and int(status.position[:16], 16) >= head)
         run.kill()
 
     with Run(file, once=True) as run:
-        assert run.wait(240) == 0
+        assert run.wait() == 0
     for table in ("items", "words"):
         columns = application.columns(table)
         assert lake_rows(tmp_path / "lake", table, columns) == sorted(application.run(f"SELECT * FROM {table}"))
     application.close()
 
 
-@pytest.mark.timeout(300)
 def test_the_example_runs(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "sqlite_to_delta.py"
-    done = subprocess.run([sys.executable, str(example), str(tmp_path)], capture_output=True, text=True, timeout=240)
+    done = subprocess.run([sys.executable, str(example), str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-2:] == ["1 Ada 13.5", "3 Edsger 31.0"]

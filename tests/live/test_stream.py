@@ -9,14 +9,11 @@ from decimal import Decimal
 from typing import Any
 
 import pyspark
-import pytest
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
-
-pytestmark = pytest.mark.timeout(300)
 
 TABLES = [
     "CREATE TABLE orders"
@@ -92,9 +89,9 @@ def test_every_change_comes_as_json(spark: SparkSession, scenario: Scenario) -> 
     scenario.sql(*TABLES)
     stream = spark.readStream.format("tailrace").option("config", str(scenario.file)).load()
     with collecting(stream, str(scenario.folder / "every")) as (query, rows):
-        wait_until(lambda: _seen(query, rows, 6), 120)
+        wait_until(lambda: _seen(query, rows, 6))
         scenario.sql(*CHANGES, "TRUNCATE events")
-        wait_until(lambda: _seen(query, rows, 12), 120)
+        wait_until(lambda: _seen(query, rows, 12))
 
     copied, changed = rows[:6], sorted(rows[6:], key=lambda row: row["position"])
     assert {row["op"] for row in copied} == {"read"}
@@ -134,10 +131,10 @@ def test_a_stream_beside_a_running_pipeline_takes_nothing_from_it(spark: SparkSe
             .load()
         )
         with collecting(stream, str(scenario.folder / "beside")) as (query, rows):
-            wait_until(lambda: _seen(query, rows, 5), 120)
+            wait_until(lambda: _seen(query, rows, 5))
             scenario.sql(*CHANGES)
             scenario.catch_up(run)
-            wait_until(lambda: _seen(query, rows, 9), 120)
+            wait_until(lambda: _seen(query, rows, 9))
         scenario.sql("INSERT INTO orders (id) VALUES (100)")
         scenario.catch_up(run)
         assert scenario.differences() == []

@@ -69,7 +69,7 @@ def apply(collapsed: Collapsed, before: dict[Key, Row]) -> dict[Key, Row]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data(), size=st.integers(1, 9))
 def test_collapse_then_apply_equals_replaying_one_by_one(kind: str, data: Any, size: int) -> None:
     types, keys = KINDS[kind]
@@ -81,7 +81,7 @@ def test_collapse_then_apply_equals_replaying_one_by_one(kind: str, data: Any, s
     assert collapsed.changes == len(second)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_collapsing_keeps_deleted_rows_with_their_last_values_when_asked(data: Any) -> None:
     table = table_of(pa.int64())
@@ -96,7 +96,7 @@ def test_collapsing_keeps_deleted_rows_with_their_last_values_when_asked(data: A
         assert {(row["k0"],): row for row in collapsed.rows.to_pylist()} == last
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(batches=shifting_histories(cuts=2), size=st.integers(1, 9))
 def test_changes_of_many_versions_collapse_to_what_replaying_them_gives(batches: Any, size: int) -> None:
     first, second = batches

@@ -41,7 +41,7 @@ def rows_of(path: str, destination: DeltaDestination, names: list[str]) -> list[
 @pytest.mark.parametrize(
     "kind", ["dense int64", "int64", "two texts", "text", "decimal", "instant", "clock", "binary", "float", "date"]
 )
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data(), partitioned=st.booleans(), in_parts=st.booleans())
 def test_a_delta_table_equals_replaying_whatever_the_batches_hold(
     kind: str, data: Any, partitioned: bool, in_parts: bool
@@ -79,7 +79,7 @@ def check_replay(kind: str, data: Any, partitioned: bool) -> None:
             assert len(found) == len(expected)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(data=st.data())
 def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
     table = table_of(*KINDS["dense int64"][0])
@@ -102,7 +102,7 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
         assert gone == set(ever) - set(alive)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches=shifting_histories(cuts=4), partitioned=st.booleans(), soft=st.booleans(), in_parts=st.booleans())
 def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
     batches: Any, partitioned: bool, soft: bool, in_parts: bool
@@ -129,7 +129,7 @@ def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
             assert len(rows) == len(expected)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches=shifting_histories(cuts=4), partitioned=st.booleans(), in_parts=st.booleans())
 def test_replaying_a_history_gives_the_table_whatever_the_batches_hold(
     batches: Any, partitioned: bool, in_parts: bool

@@ -15,7 +15,7 @@ from typing import Any
 import duckdb
 import psycopg
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tailrace.change import Changes
@@ -28,8 +28,6 @@ from tailrace.testing.replay import Replay
 # A case takes too long for hypothesis to try hundreds of smaller ones.
 EVERY_ORDER = settings(
     max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow],
     phases=[Phase.explicit, Phase.reuse, Phase.generate],
 )
 CRASHES = ("plan", "half", "write", "commit", "never", "never", "never")
@@ -143,7 +141,7 @@ def follow_file(operations: list[tuple[Any, ...]], deletes: dict[str, Any] | Non
                 else:
                     writer.do(operation)
             writer.do(("end", True))
-            replay.catch_up(20)
+            replay.catch_up()
             for table in PAIRS:
                 assert replay.contents()[f"main.{table}"] == writer.rows(table)
 
@@ -211,7 +209,7 @@ def test_a_file_that_is_shut_between_writes_is_followed_as_well(operations: list
                 else:
                     writer.do(operation)
             for _ in range(2):
-                replay.catch_up(30)
+                replay.catch_up()
             for table in PAIRS:
                 assert counted(row[:3] for row in replay.contents()[f"main.{table}"]) == writer.rows(table)
 

@@ -61,13 +61,12 @@ def exact(row: Any) -> list[Any]:
 
 
 @given(rows)
-@settings(deadline=None)
 def test_a_row_comes_back_from_its_record(row: tuple[Value, ...]) -> None:
     assert exact(decode(encode(row))) == exact(row)
 
 
 @given(st.lists(st.lists(values, min_size=3, max_size=3).map(tuple), min_size=1, max_size=8))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_records_hold_what_sqlite_stores_and_reads(stored: list[tuple[Value, ...]]) -> None:
     connection = sqlite3.connect(":memory:")
     try:
@@ -82,7 +81,6 @@ def test_records_hold_what_sqlite_stores_and_reads(stored: list[tuple[Value, ...
 
 
 @given(tables())
-@settings(deadline=None)
 def test_rows_encoded_at_once_are_the_same_bytes_as_one_by_one(drawn: list[list[list[Value]]]) -> None:
     (table,) = drawn
     encoded = encode_columns(table)
@@ -91,7 +89,6 @@ def test_rows_encoded_at_once_are_the_same_bytes_as_one_by_one(drawn: list[list[
 
 
 @given(tables(count=2), st.data())
-@settings(deadline=None)
 def test_updates_described_at_once_are_the_same_bytes_as_one_by_one(
     drawn: list[list[list[Value]]], data: st.DataObject
 ) -> None:
@@ -132,7 +129,6 @@ def test_a_table_of_any_width_is_encoded_at_once_or_left_to_the_single_encoder(w
 
 
 @given(st.lists(rows, max_size=12), st.integers(0, 3))
-@settings(deadline=None)
 def test_many_records_at_once_equal_one_at_a_time(written: list[tuple[Value, ...]], offset: int) -> None:
     width = max((len(row) for row in written), default=0)
     records = pa.array([encode(row) for row in written], pa.binary())[offset:]
@@ -146,7 +142,6 @@ def test_many_records_at_once_equal_one_at_a_time(written: list[tuple[Value, ...
 
 
 @given(st.lists(st.one_of(rows.map(encode), st.binary(max_size=30)), max_size=12))
-@settings(deadline=None)
 def test_damaged_records_are_marked_and_spoil_no_other(records: list[bytes]) -> None:
     decoded = decode_records(pa.array(records, pa.binary()), 12)
     columns = [cells.to_list() for cells in decoded.columns]
@@ -208,7 +203,6 @@ def test_declared_types_have_the_affinity_sqlite_gives_them(
 
 
 @given(st.lists(values, max_size=10), st.sampled_from([pa.int64(), pa.float64(), pa.string(), pa.binary()]))
-@settings(deadline=None)
 def test_a_typed_column_holds_a_value_or_its_exact_text(cells: list[Value], type_: pa.DataType) -> None:
     decoded = decode_records(pa.array([encode((value,)) for value in cells], pa.binary()), 1)
     array, unfit = read_column(decoded.columns[0], type_)
@@ -272,7 +266,6 @@ def test_turso_writes_the_very_bytes(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     records = [bytes.fromhex(text) for text in json.loads(found.stdout)]
     assert [encode(row) for row in written] == records

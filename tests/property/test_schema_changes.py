@@ -158,7 +158,7 @@ def test_source_and_destination_are_equal_after_random_schema_changes_and_crashe
                 requests += 1
                 replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
         changer.touch_all()
-        replay.catch_up(60)
+        replay.catch_up()
         expected = contents(connection, changer.names())
     lake = replay.contents()
     for name, rows in expected.items():

@@ -62,7 +62,7 @@ def parts_of(size: int) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(data=st.data(), in_parts=st.booleans())
 def test_a_replica_equals_replaying_whatever_the_batches_hold(kind: str, data: Any, in_parts: bool) -> None:
     types, keys = KINDS[kind]
@@ -83,7 +83,7 @@ def test_a_replica_equals_replaying_whatever_the_batches_hold(kind: str, data: A
             assert len(found) == len(expected)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(data=st.data())
 def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
     table = table_of(*KINDS["two texts"][0])
@@ -106,7 +106,7 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
         assert gone == set(ever) - set(alive)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(batches=shifting_histories(cuts=4), soft=st.booleans(), in_parts=st.booleans())
 def test_a_replica_follows_its_columns_whatever_the_batches_hold(batches: Any, soft: bool, in_parts: bool) -> None:
     table, expected = SHIFTING, dict[Key, Row]()

@@ -12,7 +12,7 @@ from typing import Any
 
 import apsw
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.sqlite import capture, enable, hook, note, statement
@@ -136,7 +136,7 @@ def _run_triggered(path: Path, history: list[Step]) -> None:
 
 @pytest.mark.parametrize("run", [_run_hooked, _run_hooked_in_batches, _run_triggered])
 @given(history=st.lists(steps, max_size=25))
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120)
 def test_a_history_applies_to_a_copy_and_undoes_to_the_start(run: Any, history: list[Step]) -> None:
     with tempfile.TemporaryDirectory() as folder:
         path, copy = Path(folder, "app.db"), Path(folder, "copy.db")

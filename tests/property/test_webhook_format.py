@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.change import Changes, Op
@@ -156,7 +156,6 @@ def rows(draw: st.DrawFn) -> tuple[list[str], list[Kind], list[list[Any]]]:
     return names, kinds, [draw(st.lists(st.none() | each, min_size=count, max_size=count)) for _, each, _ in kinds]
 
 
-@settings(deadline=None)
 @given(rows())
 def test_a_value_of_any_type_is_read_back_as_it_was(drawn: tuple[list[str], list[Kind], list[list[Any]]]) -> None:
     names, kinds, values = drawn
@@ -184,7 +183,6 @@ def array_of(values: list[Any], kind: pa.DataType) -> pa.Array[Any]:
     return pa.array(values, kind)
 
 
-@settings(deadline=None)
 @given(st.lists(st.tuples(st.none() | INT64, st.none() | TEXT, TEXT), min_size=1, max_size=4))
 def test_a_text_that_stands_for_a_value_is_sent_as_that_text(rows: list[tuple[int | None, str | None, str]]) -> None:
     """Also for rqlite, where a text that is a number is one: it could not be anything else."""
@@ -196,7 +194,6 @@ def test_a_text_that_stands_for_a_value_is_sent_as_that_text(rows: list[tuple[in
         assert [(each["a"], each["at"]) for each in found] == [(number, text) for number, text, _ in rows]
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=1, max_size=20))
 def test_go_reads_and_writes_the_numbers_of_the_rqlite_format_alike(values: list[float]) -> None:
     table = TableSchema(TableName("s", "t"), (Column("f", pa.float64()),))

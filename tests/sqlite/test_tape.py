@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
@@ -16,7 +17,6 @@ import pytest
 from tailrace.errors import ConfigError, DamagedError, LostError, PreflightError, TableError
 from tailrace.sqlite import Tape, capture
 from tailrace.sqlite.replica import apply, open_file, revert
-from tailrace.testing.wait import wait_until
 
 
 @pytest.fixture
@@ -107,10 +107,19 @@ def test_only_changed_columns_are_written(path: Path, tmp_path: Path) -> None:
 
 
 APPLY = """
-import sys
+import itertools, os, signal, sys
 from pathlib import Path
-from tailrace.sqlite.replica import apply
-apply(Path(sys.argv[1]), Path(sys.argv[2]))
+from tailrace.sqlite import replica
+
+write, written = replica._write_progress, itertools.count()
+
+def write_and_die(*progress):
+    write(*progress)
+    if next(written) == 50:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+replica._write_progress = write_and_die
+replica.apply(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 
@@ -121,13 +130,13 @@ def test_a_replica_killed_while_it_follows_goes_on_where_it_was(path: Path, tmp_
     with closing(apsw.Connection(str(path))) as connection:
         capture(connection, "full")
         connection.execute("PRAGMA synchronous = OFF")
-        for number in range(400):
+        for number in range(60):
             connection.execute("INSERT INTO t(a) VALUES (?); UPDATE t SET b = b || 'x', a = a + 1", (number,))
-    follower = subprocess.Popen([sys.executable, "-c", APPLY, str(path), str(replica)])
-    wait_until(lambda: select(replica, "SELECT count(*) > 20 FROM t") == [(1,)], 60)
-    follower.kill()
-    follower.wait()
-    assert apply(path, replica).transactions > 0
+    killed = subprocess.run([sys.executable, "-c", APPLY, str(path), str(replica)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    # Each number is two transactions, and the fiftieth of them was not committed.
+    assert select(replica, "SELECT count(*) FROM t") == [(25,)]
+    assert apply(path, replica).transactions == 71
     assert select(replica) == select(path)
     assert apply(path, replica).transactions == 0
 

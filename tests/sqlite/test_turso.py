@@ -42,7 +42,6 @@ def run(path: Path, *statements: str, mode: str = "full") -> list[Any]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
     )
     found: list[Any] = json.loads(done.stdout)
     return found

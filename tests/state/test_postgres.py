@@ -81,7 +81,7 @@ def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Data
         store.claim_run()
         store.add_table("1", "public.a")
         database.run(
-            "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE application_name = 'tailrace state'"
+            "SELECT pg_terminate_backend(pid, 300000) FROM pg_stat_activity WHERE application_name = 'tailrace state'"
         )
         store.add_table("2", "public.b")
         assert [table.name for table in store.tables()] == ["public.a", "public.b"]

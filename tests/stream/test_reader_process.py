@@ -8,7 +8,6 @@ import subprocess
 import sys
 from contextlib import ExitStack
 
-import pytest
 from pyspark.sql.streaming.python_streaming_source_runner import GET_DEFAULT_READ_LIMIT_FUNC_ID
 from pyspark.sql.types import StructType
 
@@ -34,7 +33,6 @@ def framed(data: bytes) -> bytes:
     return number(len(data)) + data
 
 
-@pytest.mark.timeout(60)
 def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_word() -> None:
     source = SqliteSource("stopped", path="never-opened.db", folder="", tables_wanted=TableOptions())
     feed = Feed(source, Limit(1, 1), lanes=1)

@@ -10,6 +10,7 @@ import psycopg
 from psycopg import sql
 
 from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.testing.wait import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
@@ -48,14 +49,15 @@ class Database:
     def drop(self) -> None:
         """Drop it with its replication slots, ending every session on it first. Does nothing when it is gone."""
         with self.server.connect() as conn:
-            # A slot in use cannot be dropped, and neither can a database that has slots.
-            slots = conn.execute(
-                "SELECT slot_name, pg_terminate_backend(active_pid, 5000) FROM pg_replication_slots "
-                "WHERE database = %s AND NOT temporary",
-                [self.name],
-            ).fetchall()
-            for name, _ in slots:
-                conn.execute("SELECT pg_drop_replication_slot(%s)", [name])
+            # A slot in use cannot be dropped, and neither can a database that has slots. Who is ended may come back.
+            conn.execute("UPDATE pg_database SET datallowconn = false WHERE datname = %s", [self.name])
+            conn.execute(
+                "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s",
+                [int(PATIENCE_SECONDS * 1000), self.name],
+            )
+            conn.execute(
+                "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s", [self.name]
+            )
             conn.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(self.name)))
 
     def __enter__(self) -> Self:

@@ -199,7 +199,11 @@ class _Exchange(BaseHTTPRequestHandler):
             self.request.close()
 
     def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        length = int(self.headers.get("Content-Length", 0))
+        body = self.rfile.read(length)
+        if len(body) < length:  # whoever sent it was killed meanwhile
+            self.close_connection = True
+            return
         headers = {name.lower(): value for name, value in self.headers.items()}
         endpoint = self.server.endpoint
         reply = endpoint.decide(Request(self.path, headers, body, time.monotonic()))

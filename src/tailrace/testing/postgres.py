@@ -20,14 +20,13 @@ from urllib.parse import quote, urlencode
 import psycopg
 
 from tailrace.testing.account import Account
+from tailrace.testing.wait import PATIENCE_SECONDS
 
 StopMode = Literal["fast", "immediate"]
 
 _WHEEL_INSTALLS = {18: "pginstall18", 16: "pginstall"}
 _SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
 _SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
-_START_SECONDS = 60.0
-_STOP_SECONDS = 60.0
 _POLL_SECONDS = 0.01
 _PORT_TRIES = 5
 
@@ -146,7 +145,7 @@ class EmbeddedPostgres:
             return
         self._process.send_signal(_SIGNALS[mode])
         try:
-            self._process.wait(_STOP_SECONDS)
+            self._process.wait(PATIENCE_SECONDS)
         finally:
             self._abandon()
             if self.socket_dir:
@@ -235,7 +234,7 @@ class EmbeddedPostgres:
             cwd="/",
             start_new_session=True,  # it must outlive a kill of our whole process group
         )
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while not self._is_ready(self._process.pid):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(

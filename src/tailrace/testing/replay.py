@@ -20,6 +20,7 @@ from tailrace.errors import StaleCopyError
 from tailrace.schema import TableSchema
 from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
 from tailrace.source.history import Remembered
+from tailrace.testing.wait import PATIENCE_SECONDS
 
 Key = tuple[Any, ...]
 Row = dict[str, Any]
@@ -234,7 +235,7 @@ class Replay:
             self.crash()
         return None
 
-    def catch_up(self, seconds: float = 30.0) -> None:
+    def catch_up(self, seconds: float = PATIENCE_SECONDS) -> None:
         """Run batches until everything that is committed upstream now has arrived."""
         target, deadline = self.follower.target(), time.monotonic() + seconds
         while time.monotonic() < deadline:

@@ -193,9 +193,9 @@ class RqliteNode:
         with self._lock:
             return len(self._log) - self._sent
 
-    def settle(self, seconds: float = 30.0) -> None:
+    def settle(self) -> None:
         """Wait until everything is sent."""
-        wait_until(lambda: self.pending == 0, seconds)
+        wait_until(lambda: self.pending == 0)
 
     def close(self) -> None:
         """End it. A repeat changes nothing."""

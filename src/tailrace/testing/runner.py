@@ -18,9 +18,9 @@ from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE
 from tailrace.state import TableState
 from tailrace.status import Status
 from tailrace.testing.process import command_line, descendants, is_ended, is_paused, processes, send, stat
+from tailrace.testing.wait import PATIENCE_SECONDS
 
 _POLL_SECONDS = 0.05
-_GONE_SECONDS = 30.0
 
 Condition = Callable[[Status], bool]
 
@@ -65,7 +65,7 @@ class Run:
             raise RuntimeError("the run was never started; call start()")
         return self._process.pid
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = PATIENCE_SECONDS) -> int:
         """The exit code once it has ended by itself; negative after a signal. Nothing of it is left then."""
         assert self._process is not None
         below = descendants(self.pid)
@@ -73,10 +73,10 @@ class Run:
             code = self._process.wait(seconds)
         except subprocess.TimeoutExpired:
             raise AssertionError(f"still running after {seconds:.0f} s; it said last:\n{self.log_tail()}") from None
-        _end([*below, *_session_members(self.pid)])
+        _end(below, self.pid)
         return code
 
-    def wait_until(self, condition: Condition, seconds: float = 90.0) -> Status:
+    def wait_until(self, condition: Condition, seconds: float = PATIENCE_SECONDS) -> Status:
         """The first status that meets the condition. AssertionError when the process ends or the time is over."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
@@ -104,10 +104,10 @@ class Run:
         """SIGKILL to all of it at once, and return when all of it is gone. Does nothing once it has ended."""
         if self._process is None:
             return
-        everyone = {*descendants(self.pid), *_session_members(self.pid)} if self._process.poll() is None else set()
         if self._process.poll() is None:
+            below = descendants(self.pid)
             self._process.kill()
-        _end([*everyone])
+            _end(below, self.pid)
         self._process.wait()
 
     def pause(self) -> None:
@@ -127,8 +127,8 @@ class Run:
         return [pid for pid in descendants(self.pid) if program in command_line(pid)]
 
     def paused(self) -> list[int]:
-        """The processes below it that rest, by a failpoint or a SIGSTOP."""
-        return [pid for pid in descendants(self.pid) if is_paused(pid)]
+        """Its processes that rest, by a failpoint or a SIGSTOP."""
+        return [pid for pid in (self.pid, *descendants(self.pid)) if is_paused(pid)]
 
     def acted(self) -> set[str]:
         """The failpoints that acted so far, over all runs of the file."""
@@ -161,10 +161,11 @@ def _session_members(session: int) -> list[int]:
     return [pid for pid in processes() if stat(pid)[3:4] == [str(session)]]
 
 
-def _end(pids: list[int]) -> None:
-    send(pids, signal.SIGKILL)
-    deadline = time.monotonic() + _GONE_SECONDS
-    while left := [pid for pid in pids if not is_ended(pid)]:
+def _end(pids: list[int], session: int) -> None:
+    """SIGKILL to these and to a whole session, with whoever was forked in it meanwhile."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while left := [pid for pid in {*pids, *_session_members(session)} if not is_ended(pid)]:
         if time.monotonic() > deadline:
             raise AssertionError(f"processes outlived SIGKILL: {left}")
+        send(left, signal.SIGKILL)
         time.sleep(_POLL_SECONDS)

@@ -20,6 +20,7 @@ from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.status import Status
 from tailrace.testing.compare import Difference, compare
 from tailrace.testing.runner import Run, all_ready, command
+from tailrace.testing.wait import PATIENCE_SECONDS
 
 # A short-lived JVM spends more on its second compiler than it gets back.
 _QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
@@ -89,7 +90,7 @@ class Scenario:
         assert row is not None
         return parse_lsn(row[0])
 
-    def catch_up(self, run: Run, seconds: float = 90.0, *, without: Collection[str] = ()) -> None:
+    def catch_up(self, run: Run, seconds: float = PATIENCE_SECONDS, *, without: Collection[str] = ()) -> None:
         """Wait until everything committed so far is in the lake and every table is Ready, but for those `without`."""
         lsn = self.fence()
 

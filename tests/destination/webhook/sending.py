@@ -71,13 +71,13 @@ def fill(folder: Path, *batches: pa.Table) -> None:
 
 def options(folder: Path, url: str, lease: Path | str, **others: Any) -> SenderOptions:
     """Of a sender in a hurry."""
-    tls, timeout = others.pop("tls", Tls()), others.pop("timeout_seconds", 5.0)
+    tls, timeout = others.pop("tls", Tls()), others.pop("timeout_seconds", 30.0)
     given: dict[str, Any] = {
         "schedule": HASTE,
         "max_events": 10,
         "max_delay_seconds": 0.01,
         "interval_seconds": 0.05,
-        "lease_seconds": 5.0,
+        "lease_seconds": 30.0,
         "node_id": folder.name,
     }
     route = Route(url, timeout, tls, allow_private=True)

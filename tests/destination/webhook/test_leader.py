@@ -94,7 +94,7 @@ def test_a_leader_that_is_silent_for_too_long_is_followed_by_another_and_can_sto
 
 
 def test_a_lease_that_ran_out_is_renewed_where_nobody_else_came(join: Join) -> None:
-    a = join("a", seconds=0.1)
+    a = join("a", seconds=2.0)
     claimed(a)
     wait_until(lambda: not a.holds())
     a.persist({}, Position(1, 0))

@@ -249,7 +249,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged_and_doubles_nothing(tmp_p
         assert found == [f"public.t:{number}:0" for number in range(len(found))]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     steps=st.lists(
         st.one_of(

@@ -23,7 +23,7 @@ from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.destination.webhook.ownership import queue_id
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.retry import Schedule
-from tailrace.destination.webhook.sender import GRACE_SECONDS, Sender
+from tailrace.destination.webhook.sender import Sender
 from tailrace.destination.webhook.signature import verify
 from tailrace.errors import DamagedError, OwnedError
 from tailrace.state import Owner
@@ -163,12 +163,14 @@ def test_what_was_delivered_is_not_sent_again_after_a_restart_and_leaves_the_que
 def test_events_that_are_too_few_wait_for_others_but_not_for_long(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 3))
     with Endpoint() as endpoint:
-        with sending(options(queue, endpoint.url, tmp_path, max_events=5, max_delay_seconds=1.0)):
+        chosen = options(queue, endpoint.url, tmp_path, max_events=5, max_delay_seconds=600.0)
+        with sending(chosen):
             wait_until(lambda: bool(status(queue).get("leader")))
             assert endpoint.requests == []
             fill(queue, numbered(4, 3))
-            wait_until(lambda: bool(endpoint.requests), 0.7)
-            assert endpoint.ids() == ids(1, 5)
+            wait_until(lambda: bool(endpoint.requests))
+        assert endpoint.ids() == ids(1, 5)
+        with sending(replace(chosen, max_delay_seconds=0.5)):
             wait_until(lambda: len(endpoint.requests) == 2)
         assert endpoint.ids() == ids(1, 6)
 
@@ -338,12 +340,10 @@ def test_a_held_request_is_given_up_when_the_sender_has_to_stop_and_sent_by_the_
 ) -> None:
     fill(queue, numbered(1, 15))
     with Endpoint() as endpoint:
-        endpoint.script(Reply(), Reply(500, hold_seconds=60))
-        chosen = options(queue, endpoint.url, tmp_path, timeout_seconds=60.0, schedule=Schedule(limit=1))
+        endpoint.script(Reply(), Reply(500, hold_seconds=3600))
+        chosen = options(queue, endpoint.url, tmp_path, timeout_seconds=3600.0, schedule=Schedule(limit=1))
         with sending(chosen):
             wait_until(lambda: len(endpoint.requests) == 2)
-            began = time.monotonic()
-        assert time.monotonic() - began < GRACE_SECONDS + 1
         assert status(queue)["dropped"] == 0
         drain(chosen)
         assert endpoint.ids() == ids(1, 15)
@@ -422,7 +422,7 @@ def histories(draw: st.DrawFn) -> list[list[tuple[str, str]]]:
     return draw(st.lists(st.lists(st.tuples(tables, kinds), min_size=1, max_size=7), min_size=1, max_size=6))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     histories(),
     st.integers(1, 5),

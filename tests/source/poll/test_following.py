@@ -501,7 +501,7 @@ def test_a_query_that_takes_too_long_names_the_bound_that_was_set_for_it(
     database: Database, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    source = make_source(statement_seconds=0.2)
+    source = make_source(statement_seconds=3.0)
     with Replay(source, LIMIT) as replay, closing(database.connect()) as other:
         replay.catch_up()
         other.execute("BEGIN; LOCK TABLE t")

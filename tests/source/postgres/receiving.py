@@ -65,10 +65,10 @@ def receiving(options: ReceiverOptions, *, fails: bool = False) -> Iterator[Rece
     try:
         yield made
         if fails:
-            thread.join(30)
+            thread.join()
     finally:
         stop.set()
-        thread.join(30)
+        thread.join()
         made.writer.close()
         made._close_session()
     if failure:
@@ -91,7 +91,7 @@ def confirmed(session: Session, source: PostgresSource) -> int:
 def arrived(session: Session, source: PostgresSource) -> None:
     """Wait until everything committed now is in the journal."""
     goal = before(server_lsn(session))
-    wait_until(lambda: mark(source) >= goal, 30)
+    wait_until(lambda: mark(source) >= goal)
 
 
 def mark(source: PostgresSource) -> Position:

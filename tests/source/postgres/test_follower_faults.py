@@ -134,7 +134,7 @@ def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended
 ) -> None:
     with copying_beside(database, tmp_path) as (session, replay, large, small):
         ended = session.execute(
-            "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
+            "SELECT pg_terminate_backend(pid, 300000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
             " AND query = 'SELECT pg_export_snapshot()' AND datname = current_database()"
         ).fetchall()
         assert ended == [(True,)]

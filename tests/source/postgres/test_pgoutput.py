@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.change import START, Changes, Op, Position
@@ -412,7 +412,7 @@ def _change(draw: st.DrawFn, story: Story, oid: int, identity: str | None, tell:
         wanted(oid, Op.INSERT if moved else Op.UPDATE, sent, half=int(moved))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=150)
 @given(stories(), st.booleans())
 def test_any_stream_cut_at_any_message_gives_the_same_changes(story: Story, large: bool) -> None:
     tables = {1: only(table_of(1)), 2: only(table_of(2))}
@@ -433,7 +433,6 @@ def test_any_stream_cut_at_any_message_gives_the_same_changes(story: Story, larg
 
 
 @given(stories())
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 def test_a_scan_counts_rows_and_finds_commits_without_decoding(story: Story) -> None:
     looked = scan(Frame.of(pa.array(story.messages, pa.binary())))
     kinds = [message[:1] for message in story.messages]

@@ -314,7 +314,7 @@ def anything(postgres_server: Callable[[int], EmbeddedPostgres]) -> Iterator[Ups
         yield upstream
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(st.lists(ROW, min_size=1, max_size=30))
 def test_any_values_come_the_same_by_log_and_copy_and_as_they_were_put_in(anything: Upstream, rows: list[Any]) -> None:
     table = anything.table("t")

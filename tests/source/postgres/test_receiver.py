@@ -90,7 +90,7 @@ def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(
         session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(0, 9999) i")
         with receiving(source.receiver_options()):
             arrived(session, source)
-            wait_until(lambda: rewind(session, source) > 500_000, 30)
+            wait_until(lambda: rewind(session, source) > 500_000)
         session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(10000, 12999) i")
         with receiving(source.receiver_options()) as made:
             arrived(session, source)
@@ -103,14 +103,14 @@ def test_the_slot_moves_on_while_only_unpublished_tables_change(session: Session
     with receiving(source.receiver_options()):
         session.execute("INSERT INTO other SELECT repeat('x', 1000) FROM generate_series(1, 1000)")
         goal = server_lsn(session)
-        wait_until(lambda: confirmed(session, source) >= goal, 30)
+        wait_until(lambda: confirmed(session, source) >= goal)
     assert ids(source) == []
 
 
 def test_a_heartbeat_moves_the_slot_of_a_quiet_server(session: Session, source: PostgresSource) -> None:
     start = server_lsn(session)
     with receiving(replace(source, heartbeat_seconds=0.1).receiver_options()):
-        wait_until(lambda: confirmed(session, source) > start, 30)
+        wait_until(lambda: confirmed(session, source) > start)
 
 
 def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
@@ -122,10 +122,10 @@ def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
         goal = server_lsn(session)
         arrived(session, source)
         status = read_status(Path(source.journal), STATUS)
-        wait_until(lambda: read_status(Path(source.journal), STATUS)["at"] > status["at"] + 1, 30)
+        wait_until(lambda: read_status(Path(source.journal), STATUS)["at"] > status["at"] + 1)
         assert confirmed(session, source) < goal
         Cursor(source.journal, source.reader).advance(JournalReader(source.journal).head())
-        wait_until(lambda: confirmed(session, source) >= goal, 30)
+        wait_until(lambda: confirmed(session, source) >= goal)
 
 
 def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: PostgresSource) -> None:
@@ -139,7 +139,7 @@ def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: P
                 "INSERT INTO t SELECT i, repeat(md5(i::text), 30) FROM generate_series(%s::int, %s::int) i",
                 [start, start + 99],
             )
-        wait_until(lambda: made.gear == "full", 30)
+        wait_until(lambda: made.gear == "full")
         assert made.writer.size() < 8_000_000
         goal = before(server_lsn(session))
         while JournalReader(source.journal).mark() < goal:
@@ -257,7 +257,7 @@ def test_a_journal_that_was_lost_is_noticed(session: Session, source: PostgresSo
         session.execute("INSERT INTO t VALUES (1, 'x')")
         arrived(session, source)
         goal = server_lsn(session)
-        wait_until(lambda: confirmed(session, source) >= goal, 30)
+        wait_until(lambda: confirmed(session, source) >= goal)
     old = origin(source)
     shutil.rmtree(source.journal)
     Journal.open_writer(source.journal, origin=old).close()

@@ -36,7 +36,7 @@ from tailrace.source.postgres.split import Wanted, log_splits
 from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.proxy import Proxy
-from tailrace.testing.wait import wait_until
+from tailrace.testing.wait import PATIENCE_SECONDS, wait_until
 from tests.source.postgres.receiving import (
     Session,
     arrived,
@@ -122,7 +122,7 @@ def test_a_large_transaction_that_a_second_backlog_step_sends_again_is_taken_onc
 
     monkeypatch.setattr(Receiver, "_receive_all", receive_all_while_busy)
     with receiving(source.receiver_options()):
-        assert written.wait(30)
+        assert written.wait(PATIENCE_SECONDS)
         arrived(session, source)
     assert ids(source) == list(range(10_000))
 
@@ -208,7 +208,7 @@ def test_damage_that_every_reader_has_passed_stops_nobody(session: Session, sour
             session.execute("INSERT INTO t VALUES (%s, 'x')", [number])
             arrived(session, source)
         goal = server_lsn(session)
-        wait_until(lambda: confirmed(session, source) >= goal, 30)
+        wait_until(lambda: confirmed(session, source) >= goal)
     _, second, third = frames(source)
     cursor.advance(third.last)
     damage(source, second, 40)
@@ -327,7 +327,7 @@ def test_a_connection_that_breaks_while_a_result_comes_is_told_as_such(database:
             next(batches)
             with closing(database.connect()) as session:
                 session.execute(f"SELECT pg_terminate_backend(pid) FROM ({ours}) reading")
-                wait_until(lambda: not session.execute(ours).fetchall(), 30)
+                wait_until(lambda: not session.execute(ours).fetchall())
             list(batches)
 
     with pytest.raises(UnavailableError, match="Postgres does not answer, while reading"):

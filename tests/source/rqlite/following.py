@@ -21,12 +21,16 @@ from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.wait import wait_until
 
 LIMIT = Limit(100_000, 100_000_000)
+_held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
+    """A port for whoever listens on it by its number. It stays bound, so nobody else is given it meanwhile."""
+    holder = socket.socket()
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    holder.bind(("127.0.0.1", 0))
+    _held.append(holder)
+    return int(holder.getsockname()[1])
 
 
 def make_source(folder: Path, port: int, *, max_bytes: int = 1_000_000_000, **options: Any) -> RqliteSource:

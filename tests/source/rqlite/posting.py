@@ -122,7 +122,7 @@ class Running:
             status = self.status()
             return self.process.poll() is not None or (status.get("at", 0) > began and bool(status["receiving"]))
 
-        wait_until(ready, seconds=30)
+        wait_until(ready)
         assert self.process.poll() is None, self.log.read_text()
         scheme = "https" if options.cert else "http"
         self.root = f"{scheme}://{self.status()['listen']}"
@@ -143,13 +143,13 @@ class Running:
     def stop(self) -> int:
         assert self.process.stdin is not None
         self.process.stdin.close()
-        code = self.process.wait(20)
+        code = self.process.wait()
         self.pool.clear()
         return code
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait()
         assert self.process.stdin is not None
         self.process.stdin.close()
         self.pool.clear()

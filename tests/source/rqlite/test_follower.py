@@ -359,7 +359,7 @@ def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> No
             replay.catch_up()
             for _ in range(40):
                 node.execute(["INSERT INTO noise VALUES (?)", "x" * 100_000])
-            wait_until(lambda: replay.step() or node.pending == 0, 30)
+            wait_until(lambda: replay.step() or node.pending == 0)
 
 
 class Silent(RqliteNode):

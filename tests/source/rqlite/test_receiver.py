@@ -444,7 +444,7 @@ STEP = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(st.lists(STEP, max_size=14))
 def test_the_journal_holds_every_event_once_in_order(steps: list[tuple[Any, ...]]) -> None:
     with tempfile.TemporaryDirectory() as folder:

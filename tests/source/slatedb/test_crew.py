@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -26,6 +25,8 @@ from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.split import WalSplit, Wanted, read_wal
 from tailrace.source.slatedb.store import Database, Store
 from tailrace.source.slatedb.wal import find_tail
+from tailrace.testing.process import is_ended
+from tailrace.testing.wait import wait_until
 from tests.source.slatedb.writing import Writer
 
 ROOT = Path(__file__).parents[3]
@@ -116,10 +117,9 @@ def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, 
         os.kill(other.process.pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as pool:
             waiting = pool.submit(read_two, crew, source, here, there)
-            while not crew._busy:
-                time.sleep(0.01)
+            wait_until(lambda: bool(crew._busy))
             other.process.kill()
-            assert rows(waiting.result(30)) == expected
+            assert rows(waiting.result()) == expected
 
 
 def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
@@ -171,10 +171,7 @@ def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path
             hand = int(owner.stdout.readline())
             os.kill(hand, 0)
             owner.kill()
-        deadline = time.monotonic() + 20
-        while Path(f"/proc/{hand}").exists():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(lambda: is_ended(hand))
 
 
 def _own(store: str) -> None:

@@ -13,6 +13,7 @@ import pytest
 from tailrace.errors import LostError, StaleCopyError, TableError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit, Orders
+from tailrace.source.slatedb import follower
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.keep import kept_numbers
 from tailrace.source.slatedb.option import SlateDbOptions
@@ -20,10 +21,12 @@ from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit
 from tailrace.source.slatedb.store import Database, Store, binding, run
 from tailrace.testing.replay import Replay
+from tailrace.testing.wait import wait_until
 from tests.source.slatedb.writing import Writer
 
 LIMIT = Limit(10_000, 64_000_000)
 TABLE = "slatedb.db1"
+HOUR_MILLIS = 3_600_000
 
 
 def keys(replay: Replay) -> list[bytes]:
@@ -135,39 +138,40 @@ def test_kept_files_are_read_though_slatedb_has_collected_them(tmp_path: Path) -
         source = writer.source(tmp_path / "state", keeps=str(tmp_path / "kept"))
         with Replay(source, LIMIT) as replay:
             replay.catch_up()
-            assert source.keep_wal is not None
-            before = max(kept_numbers(source.keep_wal))
+            kept = source.keep_wal
+            assert kept is not None
+            before = max(kept_numbers(kept))
             for number in range(4):
                 writer.put(b"%d" % number, b"")
-            while max(kept_numbers(source.keep_wal)) < before + 4:
-                time.sleep(0.01)
+            wait_until(lambda: max(kept_numbers(kept)) >= before + 4)
             writer.flush()
             writer.put(b"4", b"")
             writer.flush()
             writer.collect()
             replay.catch_up()
             assert keys(replay) == [b"0", b"1", b"2", b"3", b"4"]
-            assert len(kept_numbers(source.keep_wal)) == 1
+            assert len(kept_numbers(kept)) == 1
 
 
-def test_rows_leave_when_they_expire_and_stay_when_they_were_written_again(tmp_path: Path) -> None:
+def test_rows_leave_when_they_expire_and_stay_when_they_were_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with Writer(tmp_path / "store") as writer:
-        writer.put(b"copied", b"", expire_after=600)
+        writer.put(b"copied", b"", expire_after=HOUR_MILLIS)
         writer.flush()
         source = writer.source(tmp_path / "state")
         with Replay(source, LIMIT) as replay:
             replay.catch_up()
-            writer.put(b"short", b"", expire_after=600)
-            writer.put(b"again", b"", expire_after=600)
+            writer.put(b"short", b"", expire_after=HOUR_MILLIS)
+            writer.put(b"again", b"", expire_after=HOUR_MILLIS)
             writer.put(b"again", b"for good")
-            writer.put(b"long", b"", expire_after=3_600_000)
+            writer.put(b"long", b"", expire_after=24 * HOUR_MILLIS)
             replay.catch_up()
             assert keys(replay) == [b"again", b"copied", b"long", b"short"]
             replay.crash()
-            deadline = time.monotonic() + 20
-            while keys(replay) != [b"again", b"long"]:
-                assert time.monotonic() < deadline
-                replay.step()
+            later = follower.read_clock() + 2 * HOUR_MILLIS
+            monkeypatch.setattr(follower, "read_clock", lambda: later)
+            wait_until(lambda: not replay.step() and keys(replay) == [b"again", b"long"])
             assert replay.tables[TABLE].rows[(b"again",)]["value"] == b"for good"
 
 

@@ -43,7 +43,7 @@ class Writer:
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         future: Future[Any] = asyncio.run_coroutine_threadsafe(work, self._loop)
-        return future.result(60)
+        return future.result()
 
     async def _open(self) -> Any:
         settings = api.Settings.default()
