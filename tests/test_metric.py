@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
+import struct
 import subprocess
 from pathlib import Path
 
@@ -111,6 +113,41 @@ def test_an_address_that_is_none_or_taken_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path)
     assert invoke("metrics", file, "--listen", "9187").exit_code == 2
     assert invoke("metrics", file, "--listen", "192.0.2.1:9187").exit_code == 4
+
+
+def test_a_name_that_is_none_of_a_host_is_a_wrong_argument(tmp_path: Path) -> None:
+    refused = invoke("metrics", write(tmp_path), "--listen", "a..b:9187")
+    assert refused.exit_code == 2
+    assert "names no host" in refused.stderr
+
+
+def test_who_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
+    serving = command("metrics", str(write(tmp_path)), "--listen", "127.0.0.1:0")
+    with subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            url = process.stdout.readline().removeprefix("serving ").strip()
+            place = urllib3.util.parse_url(url)
+            for said in (b"", b"GET /metrics HTTP/1.1\r\n"):
+                with socket.create_connection((place.host, place.port)) as client:
+                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    client.sendall(said)
+            assert urllib3.request("GET", url, retries=False).status == 200
+        finally:
+            process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
+        assert process.stderr.read() == ""
+
+
+def test_a_table_that_was_made_anew_has_each_line_once(tmp_path: Path) -> None:
+    file = write(tmp_path)
+    with make_state(file) as store:
+        store.add_table("0", "public.orders")
+    text = invoke("metrics", file).stdout
+    lines = [line.rpartition(" ")[0] for line in text.splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines))
+    assert samples(text)["tailrace_table_state", "public.orders", "Init"] == 1
 
 
 def test_every_figure_is_on_the_page_of_the_commands(tmp_path: Path) -> None:

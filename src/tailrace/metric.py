@@ -91,7 +91,9 @@ class Figures(Collector):
         yield from UP.of([(self._own, True)])
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
-        tables = [(self._own | {"table": table.name}, table) for table in status.tables]
+        # One that was made anew has its name beside the one that is gone, for a while; no line may be there twice.
+        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
+        tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
         for figure in TABLE:
             yield from figure.of(tables)
         yield from STATE.of(

@@ -95,3 +95,16 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
         ]
     ]
     assert "public.items: it has no key to go by, or is kept with its history" in scenario.execute("verify")
+
+
+def test_a_new_column_that_is_widened_before_anybody_looked_keeps_what_older_rows_hold(scenario: Scenario) -> None:
+    scenario.execute("prepare")
+    scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'a'), (2, 'b')")
+    assert scenario.run_once() == 0
+    scenario.sql(
+        "ALTER TABLE items ADD COLUMN n int DEFAULT 5",
+        "ALTER TABLE items ALTER COLUMN n TYPE bigint",
+        "UPDATE items SET a = 'c' WHERE id = 2",
+    )
+    assert scenario.run_once() == 0
+    assert scenario.differences() == []

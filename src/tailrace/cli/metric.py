@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import socket
+import threading
 from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
@@ -35,18 +39,37 @@ def serve_metrics(file: Path, listen: str) -> None:
     except ValueError as error:
         raise ConfigError(f"--listen {error}", fix="write --listen 127.0.0.1:9187") from None
     registry = _registry(file)
-    from prometheus_client import start_http_server
+    from prometheus_client import make_wsgi_app
 
     with until_signal() as told:
         try:
-            server, thread = start_http_server(port, host, registry)
+            _Server.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            server = make_server(host, port, make_wsgi_app(registry), _Server, _Request)
+        except UnicodeError:
+            raise ConfigError(f"--listen {listen} names no host", fix="write --listen 127.0.0.1:9187") from None
         except OSError as error:
             raise UnavailableError(f"cannot listen on {listen}: {error.strerror}", fix="choose another one") from error
         with server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
             typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
             told.wait()
             server.shutdown()
             thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: somebody asked and went away, or was too slow."""
+
+
+class _Request(WSGIRequestHandler):
+    timeout = 30
+
+    def log_message(self, *told: object) -> None:
+        """Nothing: Prometheus asks every few seconds."""
 
 
 def _registry(file: Path) -> CollectorRegistry:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.change import Changes
 from tailrace.config import from_dict
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
@@ -123,6 +127,64 @@ def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_
     assert DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table().to_pylist() == [
         {"id": 1, "name": "d", "price": 1}
     ]
+
+
+def test_a_copy_of_current_rows_that_was_interrupted_is_no_part_of_a_history(lake: Path) -> None:
+    current, history = DeltaDestination(str(lake)), DeltaDestination(str(lake), history=["*.*"])
+    write(current, 0, insert(id=1, name="a", price=1))
+    rows = changes_of(ITEMS, read(id=1, name="b", price=1))
+    write(current, 1, staged=[current.write_rows(ITEMS, rows)], starts=True)
+    with pytest.raises(SchemaChangedError, match="holds current rows"):
+        write(history, 2, staged=[history.write_rows(ITEMS, rows)], completes=True)
+    copied(history, 3, name="b")
+    assert told(lake, "name") == [("read", "b")]
+
+
+def test_the_query_of_the_documentation_gives_the_table_at_each_moment(lake: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "delta.md").read_text("utf-8")
+    [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
+    destination = DeltaDestination(str(lake), history=["*.*"])
+    copy = [unstamped(chunk) for chunk in changes_of(ITEMS, *(read(id=n, name="a", price=n) for n in (1, 2, 3)))]
+    staged = destination.write_rows(ITEMS, copy)
+    write(destination, 0, staged=[staged], starts=True, completes=True)
+    days: list[set[tuple[int, str]]] = [{(1, "a"), (2, "a"), (3, "a")}]
+    for day, (change, left) in enumerate(
+        [
+            (update(id=1, name="b", price=1), {(1, "b"), (2, "a"), (3, "a")}),
+            (delete(id=2), {(1, "b"), (3, "a")}),
+            (TRUNCATE, set()),
+            (insert(id=3, name="c", price=1), {(3, "c")}),
+        ],
+        start=1,
+    ):
+        days.append(left)
+        changes = [stamped(chunk, day) for chunk in changes_of(ITEMS, change, commit=10 * day)]
+        destination.write_changes(ITEMS, changes, Batch("p", day))
+    [found_late] = changes_of(ITEMS, delete(id=3), commit=100)
+    destination.write_changes(ITEMS, [unstamped(found_late)], Batch("p", 5))
+    prices = DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table()
+    with duckdb.connect() as connection:
+        connection.register("prices", prices)
+        for day, expected in enumerate(days):
+            then = query.replace("2026-05-04T12:00:00Z", f"2024-03-{1 + day:02}T12:00:00Z")
+            assert {row[:2] for row in connection.execute(then).fetchall()} == expected
+        assert connection.execute(query.replace("2026", "9999")).fetchall() == []
+
+
+def stamped(changes: Changes, day: int) -> Changes:
+    """The changes as if they had been committed on that day."""
+    at = pa.scalar(datetime(2024, 3, 1 + day, tzinfo=UTC), pa.timestamp("us", "UTC"))
+    return committed(changes, pa.repeat(at, len(changes)))
+
+
+def unstamped(changes: Changes) -> Changes:
+    """The changes of an upstream that does not say when they were."""
+    return committed(changes, pa.nulls(len(changes), pa.timestamp("us", "UTC")))
+
+
+def committed(changes: Changes, at: pa.Array[Any]) -> Changes:
+    field = changes.batch.schema.get_field_index("committed_at")
+    return Changes(changes.table, changes.batch.set_column(field, changes.batch.schema.field(field), at))
 
 
 def copied(destination: DeltaDestination, number: int, **row: Any) -> None:

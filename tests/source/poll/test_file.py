@@ -180,6 +180,23 @@ def test_soft_deletes_are_reported_once_and_can_be_undone(app: App) -> None:
     assert keys_of(replay) == {1, 2}
 
 
+def test_a_soft_delete_has_the_time_of_the_delete(tmp_path: Path) -> None:
+    app = App("duckdb", tmp_path / "app.duckdb", duckdb.connect, "now()", "TIMESTAMPTZ")
+    create(app, "ALTER TABLE t ADD COLUMN deleted_at TIMESTAMPTZ")
+    app.run("INSERT INTO t VALUES (1, 'a', '2024-05-01 00:00:00+00', NULL)")
+    with Replay(app.source({"soft": "deleted_at"}), LIMIT) as replay:
+        replay.catch_up()
+        app.run("UPDATE t SET deleted_at = now()")
+        assert replay.plan()
+        assert replay.offset is not None
+        assert replay.planned is not None
+        [split] = replay.follower.plan(replay.offset, replay.planned)
+        [changes] = replay.source.read(split)
+    assert changes.batch.column("op").to_pylist() == [Op.DELETE]
+    [(deleted_at,)] = app.rows("SELECT deleted_at FROM t")
+    assert changes.batch.column("committed_at").to_pylist() == [deleted_at]
+
+
 def test_a_composite_key_of_odd_values_is_followed(app: App) -> None:
     letter = "char" if app.scheme == "sqlite" else "chr"
     app.run(

@@ -325,16 +325,22 @@ def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]
         require_partition(layout)
         return layout, Evolution(layout.schema)
     require_partition(layout, before.partition_by)
-    if layout.history != (UNCHANGED in before.schema.names):
-        holds = "current rows, not their history" if layout.history else "the history of its rows, not the current ones"
-        raise SchemaChangedError(
-            f"the Delta table holds {holds}",
-            table=str(layout.table.table),
-            fix=f"tailrace resync FILE {layout.table.table} replaces them; or set `history` as it was",
-        )
+    _require_kind(before.schema, layout)
     if EXACT in before.schema.names:
         layout = replace(layout, exact=True)
     return layout, evolve(before.schema, layout)
+
+
+def _require_kind(found: pa.Schema, layout: Layout) -> None:
+    """Raises SchemaChangedError where rows of before are current ones and a history is wanted, or the reverse."""
+    if layout.history == (UNCHANGED in found.names):
+        return
+    holds = "current rows, not their history" if layout.history else "the history of its rows, not the current ones"
+    raise SchemaChangedError(
+        f"the Delta table holds {holds}",
+        table=str(layout.table.table),
+        fix=f"tailrace resync FILE {layout.table.table} replaces them; or set `history` as it was",
+    )
 
 
 def _schema_of(receipt: copy.Receipt) -> pa.Schema:
@@ -345,6 +351,8 @@ def _staged(receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: Layout)
     """The files of the receipts, each with how it reads: it may have been written before a schema change."""
     found: list[tuple[DataFile, Reading]] = []
     for receipt in receipts:
+        if layout.history:
+            _require_kind(_schema_of(receipt), layout)
         reading = reading_of(_schema_of(receipt), schema, layout)
         key = [reading.name(column) for column in layout.table.key]
         for raw in receipt["files"]:

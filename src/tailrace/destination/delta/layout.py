@@ -137,7 +137,7 @@ class Layout:
         own: dict[str, Callable[[], Any]] = {
             POSITION: lambda: position_texts(marks.commit, marks.ordinal),
             OP: lambda: op_names(marks.op),
-            COMMITTED_AT: lambda: marks.committed_at,
+            COMMITTED_AT: lambda: self._times(marks, now),
             DELETED_AT: lambda: pc.if_else(
                 pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None
             ),
@@ -146,6 +146,12 @@ class Layout:
         }
         arrays += [own[field.name]() for field in list(self.schema)[len(arrays) :]]
         return pa.table(arrays, schema=self.schema)
+
+    def _times(self, marks: Marks, now: pa.TimestampScalar) -> pa.ChunkedArray[Any]:
+        """When the changes were committed. In a history a change has a time: that of now, where nobody tells."""
+        if not self.history:
+            return marks.committed_at
+        return pc.if_else(pa.array(marks.op == Op.READ), marks.committed_at, pc.fill_null(marks.committed_at, now))
 
     def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
         """The changes themselves as rows, uncollapsed."""

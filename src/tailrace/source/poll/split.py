@@ -127,7 +127,7 @@ def read_changes(session: Session, split: PollSplit) -> Iterator[Changes]:
                     op=op,
                     commit=task.step,
                     ordinal=np.arange(ordinal, ordinal + len(page), dtype=np.int64),
-                    committed_at=_moments(task.table, page.rows),
+                    committed_at=_moments(schema, by, page.rows),
                     exact=page.exact,
                 )
                 ordinal += len(page)
@@ -149,11 +149,11 @@ def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
     return np.where(same.to_numpy(zero_copy_only=False), Op.INSERT, Op.UPDATE).astype(np.int8)
 
 
-def _moments(table: Polled, rows: pa.StructArray) -> pa.Array[Any] | None:
-    """The time of each change, where the version is one."""
-    if table.version is None or kind_of(table.schema.column(table.version)) is not Kind.INSTANT:
+def _moments(table: TableSchema, by: str | None, rows: pa.StructArray) -> pa.Array[Any] | None:
+    """The time of each change, where the column that it was found by is one."""
+    if by is None or kind_of(table.column(by)) is not Kind.INSTANT:
         return None
-    return rows.field(table.version).cast(pa.timestamp("us", "UTC"))
+    return rows.field(by).cast(pa.timestamp("us", "UTC"))
 
 
 def read_chunk(session: Session, split: ChunkSplit) -> Iterator[Changes]:

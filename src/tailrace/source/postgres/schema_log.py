@@ -20,7 +20,7 @@ from tailrace.source.postgres.catalog_type import CatalogType, read_types
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.framing import FrameMeta, Shape
 from tailrace.source.postgres.message import LogicalMessage, MalformedError, Relation, parse
-from tailrace.source.postgres.version import compare, derive, differences
+from tailrace.source.postgres.version import compare, derive, differences, with_initial
 
 
 class SchemaLog:
@@ -95,12 +95,12 @@ class SchemaLog:
         published = ddl_message.to_published(described, self._publication, self._read_types(described.type_oids))
         if published is None:
             return
-        recopy = described.reason if described.recopy else None
+        recopy, schema = described.reason if described.recopy else None, published.schema
         earlier = self._versions.schema_at(str(described.oid), just_before(at))
         if recopy is None and earlier is not None:
-            compared = compare(earlier, published.schema, unknown=published.unknown, rewritten=described.rewritten)
-            recopy = compared.recopy
-        self._put(published.schema, at, recopy)
+            compared = compare(earlier, schema, unknown=published.unknown, rewritten=described.rewritten)
+            recopy, schema = compared.recopy, with_initial(earlier, schema)
+        self._put(schema, at, recopy)
 
     def _put(self, schema: TableSchema, at: Position, recopy: str | None) -> None:
         self._versions.put_schema(schema, at)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -124,6 +124,33 @@ def compare(
     if set(_key_numbers(old)) != set(_key_numbers(new)):
         overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
     return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
+
+
+def with_initial(old: TableSchema, new: TableSchema) -> TableSchema:
+    """`new` with what older rows hold in columns of `old`: Postgres forgets it when it writes the rows anew.
+
+    A destination may not have seen `old`. Where numbers became another kind of value, nothing is said.
+    """
+    known = {column.number: column.initial for column in old.columns if column.initial is not None}
+    return replace(
+        new,
+        columns=tuple(
+            replace(column, initial=_as(known[column.number], column.type))
+            if column.initial is None and column.number in known
+            else column
+            for column in new.columns
+        ),
+    )
+
+
+def _as(value: pa.Scalar[Any], kind: pa.DataType) -> pa.Scalar[Any] | None:
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if value.type != kind and not all(any(fits(one) for fits in numbers) for one in (value.type, kind)):
+        return None
+    try:
+        return value.cast(kind)
+    except pa.ArrowInvalid:
+        return None
 
 
 def _altered(was: Column, now: Column) -> list[str]:
