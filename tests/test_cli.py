@@ -479,7 +479,10 @@ def drain():
 try:
     with drained_by_signals(drain):
         print("runs", flush=True)
-        while not stop.wait(60): pass
+        try:
+            while not stop.wait(60): pass
+        finally:
+            if sys.argv[1] == "fails": raise ValueError("half an answer is left on the line")
 except KeyboardInterrupt:
     print("interrupted", flush=True)
     sys.exit(130)
@@ -519,8 +522,9 @@ def test_the_first_signal_drains(number: signal.Signals) -> None:
     assert end(service) == 0
 
 
-def test_the_second_signal_stops_at_once() -> None:
-    service = start_service("dallies")
+@pytest.mark.parametrize("manner", ["dallies", "fails"])
+def test_the_second_signal_stops_at_once(manner: str) -> None:
+    service = start_service(manner)
     service.send_signal(signal.SIGTERM)
     assert said_by(service) == "drained"
     service.send_signal(signal.SIGINT)

@@ -68,7 +68,7 @@ def test_a_single_run_that_a_signal_ended_does_not_say_that_it_is_done(scenario:
         wait_until(lambda: bool(run.paused()))
         run.terminate()
         run.resume()
-        assert run.wait() == 130
+        assert run.wait() == 130, run.log_tail()
         assert "Traceback" not in run.log_file.read_text()
     assert scenario.run_once() == 0
     assert scenario.differences() == []
@@ -110,7 +110,7 @@ def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: S
         run.terminate()
         wait_until(lambda: "once more stops at once" in run.log_file.read_text())
         run.terminate()
-        assert run.wait() == 130
+        assert run.wait() == 130, run.log_tail()
         said = run.log_file.read_text()
         assert "Exception in thread" not in said
         assert "/src/tailrace/" not in said
