@@ -7,6 +7,8 @@ import signal
 import socket
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -89,24 +91,30 @@ def test_a_queue_that_waits_is_among_the_figures(tmp_path: Path) -> None:
     assert found["tailrace_queue_running", "", ""] == 0
 
 
-@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
-def test_figures_are_served_until_a_signal_also_before_the_first_run(tmp_path: Path, listen: str) -> None:
-    file = write(tmp_path)
+@contextmanager
+def serving(file: Path, listen: str = "127.0.0.1:0") -> Iterator[str]:
+    """Where the figures are served within the block. A signal ends it without a word."""
     serving = command("metrics", str(file), "--listen", listen)
     with subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
         try:
-            url = process.stdout.readline().removeprefix("serving ").strip()
-            assert samples(urllib3.request("GET", url, retries=False).data.decode()) == {("tailrace_up", "", ""): 0}
-            make_state(file).close()
-            answer = urllib3.request("GET", url, retries=False)
-            assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
-            assert samples(answer.data.decode())["tailrace_table_state", "public.orders", "Ready"] == 1
+            yield process.stdout.readline().removeprefix("serving ").strip()
         finally:
             process.send_signal(signal.SIGTERM)
         assert process.wait() == 0
         assert process.stderr.read() == ""
+
+
+@pytest.mark.parametrize("listen", ["127.0.0.1:0", "[::1]:0"])
+def test_figures_are_served_until_a_signal_also_before_the_first_run(tmp_path: Path, listen: str) -> None:
+    file = write(tmp_path)
+    with serving(file, listen) as url:
+        assert samples(urllib3.request("GET", url, retries=False).data.decode()) == {("tailrace_up", "", ""): 0}
+        make_state(file).close()
+        answer = urllib3.request("GET", url, retries=False)
+        assert (answer.status, answer.headers["Content-Type"].partition(";")[0]) == (200, "text/plain")
+        assert samples(answer.data.decode())["tailrace_table_state", "public.orders", "Ready"] == 1
 
 
 def test_an_address_that_is_none_or_taken_is_refused(tmp_path: Path) -> None:
@@ -122,22 +130,13 @@ def test_a_name_that_is_none_of_a_host_is_a_wrong_argument(tmp_path: Path) -> No
 
 
 def test_who_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
-    serving = command("metrics", str(write(tmp_path)), "--listen", "127.0.0.1:0")
-    with subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        try:
-            url = process.stdout.readline().removeprefix("serving ").strip()
-            place = urllib3.util.parse_url(url)
-            for said in (b"", b"GET /metrics HTTP/1.1\r\n"):
-                with socket.create_connection((place.host, place.port)) as client:
-                    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-                    client.sendall(said)
-            assert urllib3.request("GET", url, retries=False).status == 200
-        finally:
-            process.send_signal(signal.SIGTERM)
-        assert process.wait() == 0
-        assert process.stderr.read() == ""
+    with serving(write(tmp_path)) as url:
+        place = urllib3.util.parse_url(url)
+        for said in (b"", b"GET /metrics HTTP/1.1\r\n"):
+            with socket.create_connection((place.host, place.port)) as client:
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                client.sendall(said)
+        assert urllib3.request("GET", url, retries=False).status == 200
 
 
 def test_a_table_that_was_made_anew_has_each_line_once(tmp_path: Path) -> None:
