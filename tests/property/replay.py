@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import pyarrow as pa
 from hypothesis import strategies as st
 
 from tailrace.change import Changes, Op, pack_unchanged
+from tailrace.destination import Batch, Destination
 from tailrace.schema import Column, TableName, TableSchema
 
 Key = tuple[Any, ...]
@@ -275,3 +277,17 @@ def shifting_histories(draw: st.DrawFn, cuts: int) -> list[list[Step]]:
                 steps.append(Step(table, upstream.events))
         batches.append(steps)
     return batches
+
+
+def delivered(
+    destination: Destination, batches: Iterable[list[Step]]
+) -> Iterator[tuple[TableSchema, list[Changes], dict[Key, Row]]]:
+    """Each batch written, and once more as after a crash: the table behind it, its changes, and the rows there are."""
+    table, expected = SHIFTING, dict[Key, Row]()
+    for number, steps in enumerate(batches):
+        expected = replay_steps(steps, table, expected)
+        table = steps[-1].table
+        changes = step_changes(steps, 5, first_commit=100 * number)
+        for _ in range(2):
+            destination.write_changes(table, changes, Batch("p", number))
+        yield table, changes, expected

@@ -19,16 +19,14 @@ from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.schema import TableSchema
 
 from .replay import (
-    SHIFTING,
     Event,
     Key,
     Row,
     as_changes,
+    delivered,
     histories,
     replay,
-    replay_steps,
     shifting_histories,
-    step_changes,
     table_of,
 )
 from .test_collapse import KINDS
@@ -107,18 +105,12 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
 def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
     batches: Any, partitioned: bool, soft: bool, in_parts: bool
 ) -> None:
-    table, expected = SHIFTING, dict[Key, Row]()
     with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
         destination = DeltaDestination(
             path, deletes="soft" if soft else "hard", partition_by={"public.t": ["p"]} if partitioned else {}
         )
         exists = False
-        for number, steps in enumerate(batches):
-            expected = replay_steps(steps, table, expected)
-            table = steps[-1].table
-            changes = step_changes(steps, 5, first_commit=100 * number)
-            for _ in range(2):
-                destination.write_changes(table, changes, Batch("p", number))
+        for table, changes, expected in delivered(destination, batches):
             exists = exists or bool(changes)
             if not exists:
                 continue
@@ -134,16 +126,11 @@ def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
 def test_replaying_a_history_gives_the_table_whatever_the_batches_hold(
     batches: Any, partitioned: bool, in_parts: bool
 ) -> None:
-    table, expected, count = SHIFTING, dict[Key, Row](), 0
+    count = 0
     with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
         partition_by = {"public.t": ["p"]} if partitioned else {}
         destination = DeltaDestination(path, partition_by=partition_by, history=["public.*"])
-        for number, steps in enumerate(batches):
-            expected = replay_steps(steps, table, expected)
-            table = steps[-1].table
-            changes = step_changes(steps, 5, first_commit=100 * number)
-            for _ in range(2):
-                destination.write_changes(table, changes, Batch("p", number))
+        for table, changes, expected in delivered(destination, batches):
             count += sum(map(len, changes))
             if count:
                 found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()

@@ -20,15 +20,13 @@ from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.schema import TableSchema
 
 from .replay import (
-    SHIFTING,
     Key,
     Row,
     as_changes,
+    delivered,
     histories,
     replay,
-    replay_steps,
     shifting_histories,
-    step_changes,
     table_of,
 )
 from .test_collapse import KINDS
@@ -109,16 +107,10 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
 @settings(max_examples=60)
 @given(batches=shifting_histories(cuts=4), soft=st.booleans(), in_parts=st.booleans())
 def test_a_replica_follows_its_columns_whatever_the_batches_hold(batches: Any, soft: bool, in_parts: bool) -> None:
-    table, expected = SHIFTING, dict[Key, Row]()
     with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else sqlite.PART_BYTES):
         destination = SqliteDestination(f"{folder}/replica.db", deletes="soft" if soft else "hard")
         exists = False
-        for number, steps in enumerate(batches):
-            expected = replay_steps(steps, table, expected)
-            table = steps[-1].table
-            changes = step_changes(steps, 5, first_commit=100 * number)
-            for _ in range(2):
-                destination.write_changes(table, changes, Batch("p", number))
+        for table, changes, expected in delivered(destination, batches):
             exists = exists or bool(changes)
             if not exists:
                 continue
