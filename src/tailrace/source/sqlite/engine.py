@@ -1,8 +1,9 @@
 """Connections to the file: SQLite's own library, or Turso's. What a source does with them is the same.
 
 No two libraries may have one file open in one process, as closing it in one drops the locks of the other: not SQLite's
-and Turso's, and not Python's own SQLite and apsw's. An application is a process of its own. For Turso the file is
-opened for several processes (`multiprocess_wal`), which the application has to do as well.
+and Turso's, and not Python's own SQLite and apsw's. An application is a process of its own. A Turso file is opened for
+several processes (`multiprocess_wal`) only while an application has it open that way, and read as a closed file when
+no one has it open (see `turso_lock` for what happens otherwise).
 """
 
 from __future__ import annotations
@@ -10,20 +11,20 @@ from __future__ import annotations
 import os
 import sqlite3
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from tailrace import turso_lock
 from tailrace.errors import ConfigError, DamagedError, PreflightError, UnavailableError
+from tailrace.source.sqlite import closed_file
 from tailrace.sqlite.layout import Connection, transaction
 from tailrace.sqlite.record import SURROGATE
 
 EngineName = Literal["sqlite", "turso"]
 
 BUSY_SECONDS = 10.0
-_SHARED = "multiprocess_wal"
-_LOCKS = Path("/proc/locks")
 
 
 @dataclass(frozen=True)
@@ -40,17 +41,16 @@ class Engine:
         Raises PreflightError for a file that is not there, may not be read or is no database, DamagedError for one
         that is corrupt, and UnavailableError while it is locked. `doing` says in the message what was going on.
         """
-        failures = self._failures()
+        path = Path(self.path)
+        if not path.is_file():
+            raise PreflightError(f"there is no file {path}", fix="check the source's `path`")
+        if not os.access(path, os.R_OK):
+            raise PreflightError(f"{path} may not be read by this user", fix=f"chmod u+r {path}")
         try:
-            connection = self._open(writes)
-        except failures as error:
+            with self._open(path, writes) as connection:
+                yield connection
+        except self._failures() as error:
             raise self._explain(error, doing) from error
-        try:
-            yield connection
-        except failures as error:
-            raise self._explain(error, doing) from error
-        finally:
-            connection.close()
 
     @contextmanager
     def snapshot(self, doing: str) -> Iterator[Connection]:
@@ -58,21 +58,36 @@ class Engine:
         with self.session(doing) as connection, transaction(connection, "BEGIN"):
             yield connection
 
-    def _open(self, writes: bool) -> Any:
-        path = Path(self.path)
-        if not path.is_file():
-            raise PreflightError(f"there is no file {path}", fix="check the source's `path`")
-        if not os.access(path, os.R_OK):
-            raise PreflightError(f"{path} may not be read by this user", fix=f"chmod u+r {path}")
+    @contextmanager
+    def _open(self, path: Path, writes: bool) -> Iterator[Connection]:
         if self.name == "sqlite":
+            turso_lock.require_not_shared(path)
             uri = f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}"
-            return sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-        if _is_locked_whole(path):
+            with closing(
+                sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            ) as connection:
+                yield connection
+            return
+        turso = _load_turso()
+        if turso_lock.is_locked_whole(path):
             raise self._locked()
-        return _load_turso().connect(str(path), experimental_features=_SHARED, isolation_level=None)
+        if turso_lock.is_shared(path):
+            shared = _SharedConnection(
+                turso.connect(str(path), experimental_features=turso_lock.SHARED, isolation_level=None)
+            )
+            try:
+                yield shared
+            finally:
+                shared.let_go()
+        elif writes:
+            with turso_lock.shut_out(path), closing(turso.connect(str(path), isolation_level=None)) as connection:
+                yield connection
+        else:
+            with closed_file.opened(path) as connection:
+                yield connection
 
     def _failures(self) -> tuple[type[Exception], ...]:
-        return (sqlite3.Error,) if self.name == "sqlite" else (_load_turso().Error,)
+        return (sqlite3.Error,) if self.name == "sqlite" else (sqlite3.Error, _load_turso().Error)
 
     def _explain(self, error: Exception, doing: str) -> Exception:
         text = str(error)
@@ -88,8 +103,29 @@ class Engine:
     def _locked(self) -> UnavailableError:
         fix = "close the application that has it open, or let it use journal_mode = WAL"
         if self.name == "turso":
-            fix = f"open it with experimental_features={_SHARED!r} in the application as well, or close it there"
+            fix = f"close it in the application, or open it there with experimental_features={turso_lock.SHARED!r}"
         return UnavailableError(f"{self.path} is locked by another process", fix=fix)
+
+
+class _SharedConnection:
+    """A Turso connection next to an application's.
+
+    It ends without `close()`, which writes the WAL back and cuts it: that is the application's to do. If it has ended
+    meanwhile, and opened the file alone since, the cut would take what it committed.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection: Any = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        return self._connection.execute(sql, parameters)
+
+    def let_go(self) -> None:
+        self._connection = None
 
 
 def _load_turso() -> Any:
@@ -98,23 +134,6 @@ def _load_turso() -> Any:
     except ImportError as error:
         raise ConfigError("a source of type turso needs pyturso", fix="pip install 'tailrace[turso]'") from error
     return turso
-
-
-def _is_locked_whole(path: Path) -> bool:
-    """Whether a Turso connection that is not shared holds the file.
-
-    Opened for several processes the file can be read all the same, but what that connection writes never shows. The
-    table of locks is looked at because a lock of our own, let go, would take Turso's locks in this process with it.
-    """
-    if not _LOCKS.exists():
-        return False
-    inode = str(path.stat().st_ino)
-    for line in _LOCKS.read_text().splitlines():
-        parts = line.split()
-        whole = parts[1:2] == ["POSIX"] and parts[3] == "WRITE" and parts[-2:] == ["0", "EOF"]
-        if whole and parts[5].rpartition(":")[2] == inode:
-            return True
-    return False
 
 
 FIRST_ROWS = 500

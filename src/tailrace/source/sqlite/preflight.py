@@ -40,7 +40,7 @@ def check(source: SqliteSource) -> list[Finding]:
             version = "v2" if log.has_transactions else "v1, without transactions"
             return [
                 Finding("ok", "capture table", f"{log.table} ({version})"),
-                *_journal(log),
+                *(_journal(log) if source.library == "sqlite" else ()),
                 *_triggers(log),
                 *_tables(source, log),
             ]

@@ -1,0 +1,105 @@
+"""Reading a Turso file that no process has open, so that its bytes and what lies next to it stay as they were.
+
+A WAL that was written back is empty, and the file is read alone, without a lock. An application that was killed leaves
+frames in its WAL: only opening the file for writing would put them back, so a copy of both is read instead.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sqlite3
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+from tailrace import turso_lock
+from tailrace.errors import UnavailableError
+
+_CLOCK_TICK_NS = 50_000_000
+"""Two writes within one tick of the file system's clock may bear the same time."""
+
+
+class _Content(NamedTuple):
+    """What changes when a file is written."""
+
+    inode: int
+    size: int
+    modified_ns: int
+
+
+class _Pair(NamedTuple):
+    file: _Content
+    wal: _Content | None
+
+
+_copies: dict[tuple[int, Path], tuple[_Pair, tempfile.TemporaryDirectory[str]]] = {}
+"""One copy per file and process, for as long as the file stays as it is."""
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A connection that only reads. Raises UnavailableError when the file was written meanwhile: read it again then."""
+    path = path.resolve()
+    before = _look(path)
+    if before.wal is not None and before.wal.size:
+        with closing(_connect(_copy(path, before), "mode=ro")) as connection:
+            yield connection
+        return
+    with closing(_connect(path, "mode=ro&immutable=1")) as connection:
+        try:
+            yield connection
+        except sqlite3.Error as error:
+            _require_unwritten(path, before, error)
+            raise
+        _require_unwritten(path, before)
+
+
+def _connect(path: Path, how: str) -> sqlite3.Connection:
+    uri = f"{path.as_uri()}?{how}"
+    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+
+
+def _copy(path: Path, content: _Pair) -> Path:
+    key = os.getpid(), path
+    known = _copies.get(key)
+    if known is not None and known[0] == content:
+        return Path(known[1].name) / path.name
+    folder = tempfile.TemporaryDirectory(prefix="tailrace-")
+    target = Path(folder.name) / path.name
+    shutil.copyfile(path, target)
+    shutil.copyfile(_wal(path), _wal(target))
+    if _look(path) != content or turso_lock.is_locked_whole(path) or turso_lock.is_shared(path):
+        raise _written(path)
+    _copies[key] = content, folder
+    return target
+
+
+def _look(path: Path) -> _Pair:
+    wal = _wal(path)
+    return _Pair(_content(path), _content(wal) if wal.exists() else None)
+
+
+def _content(path: Path) -> _Content:
+    while True:
+        found = path.stat()
+        if not 0 <= time.time_ns() - found.st_mtime_ns < _CLOCK_TICK_NS:
+            return _Content(found.st_ino, found.st_size, found.st_mtime_ns)
+        time.sleep(_CLOCK_TICK_NS / 1e9)
+
+
+def _require_unwritten(path: Path, before: _Pair, cause: Exception | None = None) -> None:
+    """A WAL alone may have grown: what was read is the file without it."""
+    if _look(path).file != before.file:
+        raise _written(path) from cause
+
+
+def _written(path: Path) -> UnavailableError:
+    return UnavailableError(f"{path} was written while it was read as a closed file; it is read again")
+
+
+def _wal(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")

@@ -1,0 +1,189 @@
+"""Nothing that an application committed to its own file is ever lost, whatever tailrace does with the file meanwhile.
+
+The application is a process of its own, with the real engine, and ends as applications do: by a kill.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from typer.testing import CliRunner
+
+from tailrace.cli import app as cli
+from tailrace.errors import UnavailableError
+from tailrace.selection import TableOptions
+from tailrace.source import Limit
+from tailrace.source.sqlite.engine import Engine
+from tailrace.source.sqlite.source import SqliteSource
+from tailrace.testing.replay import Replay
+
+Opens = Literal["alone", "shared"]
+
+APPLICATION = """
+import sys, turso
+path, opens = sys.argv[1:]
+options = {"experimental_features": "multiprocess_wal"} if opens == "shared" else {}
+connection = turso.connect(path, isolation_level=None, **options)
+connection.execute("PRAGMA capture_data_changes_conn('full')")
+connection.execute("CREATE TABLE IF NOT EXISTS items (id INTEGER PRIMARY KEY, name TEXT)")
+for line in sys.stdin:
+    if line == "close\\n":
+        connection.close()
+        break
+    for _ in range(int(line)):
+        connection.execute("INSERT INTO items (name) VALUES ('x')")
+    print(connection.execute("SELECT count(*) FROM items").fetchone()[0], flush=True)
+"""
+
+
+class Application:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def insert(self, rows: int) -> int:
+        """So many rows are committed; how many the table has then."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(rows, file=self._process.stdin, flush=True)
+        return int(self._process.stdout.readline())
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        print("close", file=self._process.stdin, flush=True)
+        assert self._process.wait() == 0
+
+
+@contextmanager
+def running(path: Path, opens: Opens) -> Iterator[Application]:
+    """An application that has the file open, and is killed at the end unless it closed it."""
+    with subprocess.Popen(
+        [sys.executable, "-c", APPLICATION, str(path), opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            yield Application(process)
+        finally:
+            process.kill()
+
+
+def count(path: Path, opens: Opens = "alone") -> int:
+    """How many rows the application finds."""
+    with running(path, opens) as application:
+        found = application.insert(0)
+        application.close()
+    return found
+
+
+def pipeline(path: Path) -> Path:
+    file = path.with_name("pipeline.yaml")
+    file.write_text(
+        f"name: app\nsource: {{type: turso, path: {path}}}\n"
+        f"destination: {{type: delta, path: {path.parent / 'lake'}}}\nstate: {path.parent / 'state'}\n"
+    )
+    return file
+
+
+def check(path: Path) -> None:
+    done = CliRunner().invoke(cli, ["check", str(pipeline(path))])
+    assert done.exit_code == 0, done.output
+
+
+def tables(path: Path) -> None:
+    done = CliRunner().invoke(cli, ["tables", str(pipeline(path))])
+    assert done.exit_code == 0, done.output
+
+
+def follow(path: Path) -> None:
+    source = SqliteSource("app", str(path), str(path.parent / "tape"), TableOptions(), library="turso")
+    with Replay(source, Limit(500, 10**9)) as replay:
+        replay.catch_up()
+        assert len(replay.contents()["main.items"]) == count_quietly(path)
+
+
+def count_quietly(path: Path) -> int:
+    with Engine("turso", str(path)).snapshot("counting") as connection:
+        return int(connection.execute("SELECT count(*) FROM items").fetchone()[0])
+
+
+READERS = [check, tables, follow]
+
+
+def contents(path: Path) -> dict[str, bytes]:
+    """The file, and whatever lies next to it under its name."""
+    return {file.name: file.read_bytes() for file in path.parent.glob(f"{path.name}*")}
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "app.db"
+
+
+@pytest.mark.parametrize("before", ["shared", "alone"])
+@pytest.mark.parametrize("read", READERS)
+def test_rows_of_a_killed_application_are_read_and_kept(
+    path: Path, read: Callable[[Path], None], before: Opens
+) -> None:
+    with running(path, before) as application:
+        assert application.insert(1) == 1
+        application.close()
+    read(path)
+    with running(path, "alone") as application:
+        assert application.insert(299) == 300
+    held = contents(path)
+    read(path)
+    assert count_quietly(path) == 300
+    assert contents(path) == held
+    assert count(path) == 300
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_a_closed_file_is_read_without_a_trace(path: Path, read: Callable[[Path], None]) -> None:
+    with running(path, "alone") as application:
+        application.insert(3)
+        application.close()
+    held = contents(path)
+    read(path)
+    assert contents(path) == held
+
+
+def test_an_application_that_shares_its_file_may_end_while_it_is_read(path: Path) -> None:
+    engine = Engine("turso", str(path))
+    with running(path, "shared") as application:
+        application.insert(1)
+        with engine.snapshot("reading") as connection:
+            application.close()
+            with running(path, "alone") as another:
+                assert another.insert(99) == 100
+            assert connection.execute("SELECT count(*) FROM items").fetchone()[0] in (1, 100)
+    assert count(path) == 100
+
+
+def test_a_file_that_is_written_while_it_is_read_as_a_closed_one_is_read_again(path: Path) -> None:
+    with running(path, "alone") as application:
+        application.insert(1)
+        application.close()
+    written = pytest.raises(UnavailableError, match="was written while")
+    with written, Engine("turso", str(path)).snapshot("reading") as connection:
+        connection.execute("SELECT count(*) FROM items").fetchone()
+        with running(path, "alone") as application:
+            application.insert(1)
+            application.close()
+
+
+def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_when_it_is_closed(path: Path) -> None:
+    source = SqliteSource(
+        "app", str(path), str(path.parent / "tape"), TableOptions(), library="turso", purge_seconds=0.0
+    )
+    with running(path, "shared") as application:
+        assert application.insert(5) == 5
+        source._purge(8, before=2**40)
+        assert application.insert(1) == 6
+    source._purge(10, before=2**40)
+    with Engine("turso", str(path)).snapshot("looking") as connection:
+        assert connection.execute("SELECT min(change_id) FROM turso_cdc").fetchone()[0] == 10
+    assert count(path, "shared") == 6
