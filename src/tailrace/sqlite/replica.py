@@ -6,10 +6,11 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
+from tailrace import turso_lock
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
 from tailrace.sqlite import layout, trigger
 from tailrace.sqlite.change import Change, Schema
@@ -43,14 +44,23 @@ class Reverted:
 
 @contextmanager
 def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
-    """A connection to a file that exists. Raises ConfigError if it does not, UnavailableError while it is locked."""
+    """A connection to a file that exists. Raises ConfigError if it does not, UnavailableError while it is locked.
+
+    A file that is open in Turso is locked, too: SQLite and Turso do not see each other's locks.
+    """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", fix="check the path")
-    connection = sqlite3.connect(
-        f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}", uri=True, timeout=_BUSY_SECONDS
-    )
-    connection.isolation_level = None
-    with closing(connection):
+    if not writes:
+        turso_lock.require_not_shared(path)
+    with (
+        turso_lock.shut_out(path) if writes else nullcontext(),
+        closing(
+            sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}", uri=True, timeout=_BUSY_SECONDS
+            )
+        ) as connection,
+    ):
+        connection.isolation_level = None
         try:
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tailrace import turso_lock
 from tailrace.change import EXACT
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.evolution import is_wider
@@ -158,4 +159,5 @@ def _has_file(destination: SqliteDestination) -> bool:
 
 
 def _opened(destination: SqliteDestination) -> sqlite3.Connection:
+    turso_lock.require_not_shared(Path(destination.path))
     return sqlite3.connect(f"{Path(destination.path).absolute().as_uri()}?mode=ro", uri=True)

@@ -21,6 +21,7 @@ from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.sqlite.engine import Engine
 from tailrace.source.sqlite.source import SqliteSource
+from tailrace.sqlite.replica import revert
 from tailrace.testing.replay import Replay
 
 Opens = Literal["alone", "shared"]
@@ -173,6 +174,43 @@ def test_a_file_that_is_written_while_it_is_read_as_a_closed_one_is_read_again(p
         with running(path, "alone") as application:
             application.insert(1)
             application.close()
+
+
+def purge(path: Path) -> None:
+    done = CliRunner().invoke(cli, ["sqlite", "purge", str(path), "--upto", "2"])
+    assert done.exit_code != 0
+    assert "multiprocess_wal" in done.output
+
+
+def enable(path: Path) -> None:
+    done = CliRunner().invoke(cli, ["sqlite", "enable", str(path)])
+    assert done.exit_code != 0
+    assert "multiprocess_wal" in done.output
+
+
+def take_back(path: Path) -> None:
+    with pytest.raises(UnavailableError, match="multiprocess_wal"):
+        revert(path, last=1)
+
+
+@pytest.mark.parametrize("write", [purge, enable, take_back])
+def test_what_writes_without_turso_leaves_a_file_alone_that_turso_shares(
+    path: Path, write: Callable[[Path], None]
+) -> None:
+    with running(path, "shared") as application:
+        application.insert(5)
+        held = contents(path)
+        write(path)
+        assert contents(path) == held
+        assert application.insert(10) == 15
+    assert count(path, "shared") == 15
+
+
+def test_what_is_written_without_turso_is_seen_by_the_next_that_shares_the_file(path: Path) -> None:
+    with running(path, "shared") as application:
+        application.insert(5)
+    revert(path, last=2)
+    assert count(path, "shared") == 3
 
 
 def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_when_it_is_closed(path: Path) -> None:

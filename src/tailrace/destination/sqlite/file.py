@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
-from tailrace import failpoint
+from tailrace import failpoint, turso_lock
 from tailrace.destination.sqlite import register
 from tailrace.errors import DamagedError, PreflightError, TableError, UnavailableError
 from tailrace.wholefile import make_folder
@@ -67,7 +67,10 @@ def opened(path: Path, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
     make_folder(path.parent)
     if problem := foreign_content(path):
         raise PreflightError(problem, fix="set destination.path to a file that is not there yet")
-    with closing(sqlite3.connect(path, timeout=timeout_seconds, isolation_level=None)) as connection:
+    with (
+        turso_lock.shut_out(path),
+        closing(sqlite3.connect(path, timeout=timeout_seconds, isolation_level=None)) as connection,
+    ):
         for setting in _SETTINGS:
             connection.execute(setting)
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace import turso_lock
 from tailrace.digest import row_digests
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError, UnfitError
 from tailrace.schema import TableName, TableSchema
@@ -59,6 +60,7 @@ class SqliteConnector:
         path = self.path
         if not path.is_file():
             raise PreflightError(f"there is no file {path}", fix="correct the path behind sqlite:/// in source.dsn")
+        turso_lock.require_not_shared(path)
         with _explained(path):
             connection = _open(path, self.options.statement_seconds)
         try:
