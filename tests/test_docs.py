@@ -95,6 +95,11 @@ def test_every_file_that_is_shown_can_be_loaded(
         assert config.tables.select([settings]) == [settings], f"{place} has settings for a table it does not follow"
 
 
+@pytest.mark.parametrize(("place", "text"), list(documents()), ids=lambda value: value if "\n" not in value else "")
+def test_every_file_that_is_shown_is_yaml_for_every_parser(place: str, text: str) -> None:
+    assert yaml.safe_load(text), place
+
+
 @pytest.mark.parametrize(("page", "line"), list(command_lines()))
 def test_every_command_that_is_shown_is_one(page: str, line: str) -> None:
     parse(line)
