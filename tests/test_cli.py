@@ -76,6 +76,8 @@ class Sink:
         return cls()
 
     def check(self, tables):
+        if tables is None:
+            return [Finding("warning", "sink", "tables are not known")]
         return [Finding("warning", "sink", f"{len(tables)} tables will come")]
 """
 

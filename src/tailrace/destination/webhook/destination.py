@@ -82,7 +82,7 @@ class WebhookDestination:
     def _stage(self) -> Stage:
         return Stage(Path(self.queue))
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         return self.sender.check()
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
