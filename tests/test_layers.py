@@ -15,6 +15,7 @@ MODEL = frozenset(
     {
         "errors",
         "advice",
+        "backoff",
         "schema",
         "change",
         "key",
