@@ -26,6 +26,7 @@ MODEL = frozenset(
         "jsontext",
         "plaintext",
         "ticker",
+        "trace",
         "wholefile",
     }
 )

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tailrace import config as configuration
+from tailrace import trace
 from tailrace.backoff import Backoff, wait
 from tailrace.config import PipelineConfig
 from tailrace.destination import Batch, Delivery
@@ -139,7 +140,7 @@ class Pipeline:
 
         What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
         """
-        with ExitStack() as stack:
+        with trace.kept(Path(self.config.state)), ExitStack() as stack:
             # Who told this run to end has not told the next one.
             stack.callback(self._draining.clear)
             require(self.check())
