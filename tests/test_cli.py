@@ -76,6 +76,8 @@ class Sink:
         return cls()
 
     def check(self, tables):
+        if tables is None:
+            return [Finding("warning", "sink", "tables are not known")]
         return [Finding("warning", "sink", f"{len(tables)} tables will come")]
 """
 
@@ -614,3 +616,13 @@ def test_findings_have_no_color_where_none_is_wanted(tmp_path: Path) -> None:
         for wish in ("", "1")
     ]
     assert ["\x1b" in one.stdout for one in told] == [True, False]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_an_unexpected_error_of_a_run_is_kept_in_the_state_folder_and_the_screen_names_it(tmp_path: Path) -> None:
+    result = invoke("run", write(tmp_path, "broken"))
+    kept = tmp_path / "state" / "last-error.txt"
+    assert result.exit_code == 1
+    assert str(kept) in result.stderr
+    assert "builtins.RuntimeError" in kept.read_text()
+    assert CANARY not in result.output + kept.read_text()

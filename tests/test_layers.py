@@ -15,6 +15,7 @@ MODEL = frozenset(
     {
         "errors",
         "advice",
+        "backoff",
         "schema",
         "change",
         "key",
@@ -26,6 +27,7 @@ MODEL = frozenset(
         "plaintext",
         "ticker",
         "turso_lock",
+        "trace",
         "wholefile",
     }
 )

@@ -12,4 +12,4 @@ def check(source: Source, destination: Destination) -> list[Finding]:
     findings = source.check()
     # The tables of a source that is not ready cannot be asked for; where they would go can be looked at all the same.
     ready = not any(finding.level == "error" for finding in findings)
-    return findings + destination.check(source.tables() if ready else [])
+    return findings + destination.check(source.tables() if ready else None)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -402,6 +403,18 @@ def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) 
     assert not abandoned.exists()
     write(destination, 1, staged=[in_flight])
     assert [row["id"] for row in rows_at(lake)] == [1, 3]
+
+
+def test_a_vacuum_keeps_files_for_the_whole_retention_also_when_it_is_not_in_whole_hours(lake: Path) -> None:
+    destination = DeltaDestination(str(lake), vacuum=Vacuum(every_seconds=0, retention_seconds=85 * 60))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    before = set((lake / "shop/items").glob("*.parquet"))
+    destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="in flight", price=9)))
+    (in_flight,) = set((lake / "shop/items").glob("*.parquet")) - before
+    age = time.time() - 70 * 60
+    os.utime(in_flight, (age, age))
+    destination.maintain(ITEMS.table)
+    assert in_flight.exists()
 
 
 def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path) -> None:

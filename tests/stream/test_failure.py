@@ -74,3 +74,20 @@ def test_anything_else_stays_what_it_is() -> None:
     assert recognise(error) is error
     ours = PreflightError("not ready")
     assert recognise(ours) is ours
+
+
+@pytest.mark.parametrize(
+    "cause",
+    [
+        "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
+        "pyspark.errors.exceptions.base.PySparkRuntimeError: [CANNOT_OPEN_SOCKET] Can not open socket: timed out.",
+    ],
+)
+def test_a_worker_that_a_busy_machine_starts_too_late_is_tried_again(cause: str) -> None:
+    found = recognise(RuntimeError(f"[STREAM_FAILED] Query terminated with exception: none\n{cause}\n"))
+    assert isinstance(found, UnavailableError)
+
+
+def test_a_name_of_a_timeout_in_the_middle_of_a_text_is_none() -> None:
+    error = RuntimeError("no such column: java.net.SocketTimeoutException")
+    assert recognise(error) is error

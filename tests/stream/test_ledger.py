@@ -204,6 +204,16 @@ def test_a_failure_is_tried_again_ever_later_and_then_waits_for_somebody(store: 
     assert scene.table().attempts == 0
 
 
+def test_a_table_may_fail_any_number_of_times(store: StateStore) -> None:
+    scene = Scene(store, {"attempts": 5_000, "backoff": "4s"})
+    scene.follow("1")
+    scene.batch(failed(TableError("no", table="public.a")))
+    store.fail_table("1", "no", fix=None, retry="timed", resume=None, attempts=1_100, next_try=NOW)
+    store.recover_table("1")
+    scene.batch(failed(TableError("no", table="public.a")))
+    assert (scene.table().attempts, scene.table().next_try) == (1_101, NOW + timedelta(hours=1))
+
+
 @pytest.mark.parametrize("policy", ["manual", "none"])
 def test_a_table_whose_policy_is_not_to_be_tried_again_is_not(store: StateStore, policy: str) -> None:
     scene = Scene(store, {"retry": policy})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -135,28 +135,27 @@ def read_queue(folder: Path) -> dict[str, Any]:
     from tailrace.errors import DamagedError
 
     said, running = read_status(folder, STATUS), is_claimed(folder)
-    reader = QueueReader(folder)
     error = said.get("error") or {}
-    try:
-        waiting = _waiting(reader, said.get("delivered_to"))
-    except DamagedError as damage:
-        waiting, error = None, damage.describe()
-    found = {
+    with closing(QueueReader(folder)) as reader:
+        try:
+            waiting = _waiting(reader, said.get("delivered_to"))
+        except DamagedError as damage:
+            waiting, error = None, damage.describe()
+        size = reader.size()
+    return {
         "queue": str(folder),
         "running": running,
         "leader": running and bool(said.get("leader")),
         "node": said.get("node"),
         "pending": waiting,
         "oldest": said.get("oldest") if running else None,
-        "bytes": reader.size(),
+        "bytes": size,
         "delivered": said.get("delivered"),
         "dropped": said.get("dropped"),
         "failures": said.get("failures"),
         "error": error.get("message") or said.get("last_error"),
         "fix": error.get("fix"),
     }
-    reader.close()
-    return found
 
 
 def _waiting(reader: QueueReader, delivered_to: str | None) -> int:
@@ -201,8 +200,5 @@ def _pending(folder: Path) -> int:
     from tailrace.destination.webhook.queue import QueueReader
     from tailrace.destination.webhook.report import STATUS
 
-    reader = QueueReader(folder)
-    try:
+    with closing(QueueReader(folder)) as reader:
         return _waiting(reader, read_status(folder, STATUS).get("delivered_to"))
-    finally:
-        reader.close()

@@ -13,6 +13,7 @@ from typing import Annotated, Any, NoReturn, ParamSpec
 
 import typer
 
+from tailrace import trace
 from tailrace.errors import TailraceError
 
 Arguments = ParamSpec("Arguments")
@@ -64,9 +65,9 @@ def _unexpected(error: Exception) -> TailraceError:
     # Its own text stays out: it was not written to be shown and may hold anything, a password included.
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-    told = TailraceError(
-        f"unexpected {type(error).__name__}{where}", fix="run it again with --debug for the whole story, and report it"
-    )
+    kept = trace.place_of(error)
+    fix = f"report it with {kept}" if kept else "run it again with --debug for the whole story, and report it"
+    told = TailraceError(f"unexpected {type(error).__name__}{where}", fix=fix)
     told.__cause__ = error
     return told
 

@@ -107,8 +107,11 @@ class Destination(Protocol):
         """What people call it in logs and status, e.g. `delta ./lake`."""
         ...
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
-        """Look, without changing anything, whether these tables can be kept there."""
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
+        """Look, without changing anything, whether these tables can be kept there.
+
+        None: which tables there are is not known, since the source is not ready. The place alone is looked at.
+        """
         ...
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:

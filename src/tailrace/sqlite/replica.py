@@ -66,13 +66,13 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
             yield connection
         except sqlite3.OperationalError as error:
-            if "locked" in str(error) or "busy" in str(error):
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise UnavailableError(
                     f"{path} is locked by another process", fix="try again, or close that one"
                 ) from None
             raise
         except sqlite3.DatabaseError as error:
-            if "not a database" in str(error):
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
                 raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
             raise
 

@@ -16,7 +16,8 @@ _LOST_WORKER = re.compile(
     r"|ExecutorLostFailure|Executor.*(lost|heartbeat)|Connection reset|Broken pipe|Stream closed"
 )
 
-
+_SLOW_WORKER = re.compile(r"\[CANNOT_OPEN_SOCKET\]|^\s*(?:Caused by: |: )?java\.net\.SocketTimeoutException\b", re.M)
+"""Spark and PySpark give the other side of a socket some seconds to connect: a busy machine may take longer."""
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 
 
@@ -37,6 +38,8 @@ def recognise(error: Exception) -> Exception:
         )
     if _LOST_WORKER.search(text):
         return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
+    if _SLOW_WORKER.search(text):
+        return UnavailableError("a Spark worker process did not answer in time; the batch is done again")
     return error
 
 

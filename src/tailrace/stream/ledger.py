@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 
 from tailrace.advice import advice_for
+from tailrace.backoff import Backoff
 from tailrace.change import Position
 from tailrace.errors import TailraceError, UnavailableError, revive
 from tailrace.schema import TableSchema
@@ -135,7 +136,8 @@ class Ledger:
         retry = advice.retry if settings.retry == "timed" else settings.retry
         if retry == "timed" and not advice.anew and attempts >= settings.attempts:
             retry = "manual"
-        wait = 0.0 if advice.anew else min(settings.backoff * 2 ** (attempts - 1), LONGEST_WAIT_SECONDS)
+        backoff = Backoff((settings.backoff,), LONGEST_WAIT_SECONDS, factor=2.0)
+        wait = 0.0 if advice.anew else backoff.delay(attempts)
         if error.raw is not None and error.position is not None:
             self._store.keep_letter(
                 table.upstream_id,

@@ -18,6 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from tailrace import config as configuration
+from tailrace import trace
+from tailrace.backoff import Backoff, wait
 from tailrace.config import PipelineConfig
 from tailrace.destination import Batch, Delivery
 from tailrace.errors import Finding, UnavailableError, require
@@ -38,7 +40,7 @@ from tailrace.stream.sealed import Sealed
 from tailrace.stream.session import build_session
 from tailrace.ticker import Ticker
 
-BACKOFF_SECONDS = (0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+BACKOFF = Backoff((0.5, 1.0, 2.0, 5.0, 10.0, 30.0))
 ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
 QUIET_SECONDS = 0.5
@@ -138,7 +140,7 @@ class Pipeline:
 
         What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
         """
-        with ExitStack() as stack:
+        with trace.kept(Path(self.config.state)), ExitStack() as stack:
             # Who told this run to end has not told the next one.
             stack.callback(self._draining.clear)
             require(self.check())
@@ -217,13 +219,18 @@ class Pipeline:
                 attempt = 0 if run.ledger.last_batch != applied else attempt + 1
                 if run.once and attempt >= ONCE_ATTEMPTS:
                     raise
-                until = time.monotonic() + BACKOFF_SECONDS[min(attempt, len(BACKOFF_SECONDS) - 1)]
-                while time.monotonic() < until and not self._draining.wait(min(STATUS_SECONDS, BACKOFF_SECONDS[0])):
-                    run.delivery.tend()
-                    # What is out of reach may be the store itself.
-                    with suppress(UnavailableError):
-                        run.ledger.waiting(error)
-                        run.show()
+                self._wait(run, error, BACKOFF.delay(attempt + 1))
+
+    def _wait(self, run: Run, error: UnavailableError, seconds: float) -> None:
+        """Before the next attempt: say what it waits for, and look after the rest."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self._draining.is_set():
+            run.delivery.tend()
+            # What is out of reach may be the store itself.
+            with suppress(UnavailableError):
+                run.ledger.waiting(error)
+                run.show()
+            wait(min(left, STATUS_SECONDS), self._draining.is_set)
 
     def _run_query(self, run: Run) -> None:
         config, session, ledger = self.config, run.session, run.ledger

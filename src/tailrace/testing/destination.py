@@ -434,7 +434,8 @@ class DestinationContract:
         assert [self.rows(destination, table)[0]["id"] for table in tables] == list(range(len(tables)))
 
     def test_checking_makes_nothing_and_finds_nothing_wrong(self, destination: Destination) -> None:
-        assert not [finding for finding in destination.check([ITEMS]) if finding.level == "error"]
+        for tables in ([ITEMS], [], None):
+            assert not [finding for finding in destination.check(tables) if finding.level == "error"]
         assert self.rows(destination) == []
 
     def test_housekeeping_changes_no_row(self, destination: Destination) -> None:

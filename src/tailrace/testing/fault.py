@@ -91,7 +91,7 @@ class FaultyDestination:
     def name(self) -> str:
         return f"faulty {self.inner.name}"
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         return self.inner.check(tables)
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:

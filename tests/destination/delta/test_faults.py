@@ -201,3 +201,27 @@ def test_a_value_read_again_upstream_that_does_not_fit_is_refused_where_its_text
     # The price of the change itself fits, and the one upstream is not needed.
     write(destination, 1, update(id=7, price=5), refetch=fetched_with(BIG))
     assert rows_at(lake)[1] == {"id": 7, "name": "fetched", "price": 5}
+
+
+@pytest.mark.parametrize(
+    "name", ["orders", "connections", "timed out", "os error 5", "permission denied", "generic s3 error", "dns error"]
+)
+def test_a_gap_in_the_log_stops_its_table_whatever_the_table_is_called(lake: Path, name: str) -> None:
+    destination = DeltaDestination(str(lake))
+    table = replace(ITEMS, table=TableName("public", name))
+    for number in range(3):
+        write(destination, number, insert(id=number, name="a", price=1), table=table)
+    log = next(lake.glob("public/*/_delta_log"))
+    (log / f"{1:020}.json").unlink()
+    with pytest.raises(TableError, match="delta-rs refused"):
+        write(destination, 3, insert(id=9, name="a", price=1), table=table)
+
+
+def test_a_log_that_cannot_be_reached_is_waited_for(lake: Path) -> None:
+    destination = DeltaDestination(str(lake))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    log = lake / "shop" / "items" / "_delta_log"
+    log.rename(log.with_name("away"))
+    log.write_text("no folder")
+    with pytest.raises(UnavailableError):
+        write(destination, 1, insert(id=2, name="a", price=1))

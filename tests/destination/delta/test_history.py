@@ -13,13 +13,14 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tailrace import preflight
 from tailrace.change import Changes
 from tailrace.config import from_dict
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction
 from tailrace.errors import SchemaChangedError
-from tailrace.registry import open_destination
+from tailrace.registry import open_destination, open_source
 from tailrace.schema import Column
 from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
 from tests.destination.writing import write
@@ -109,6 +110,19 @@ def test_only_the_tables_that_are_named_keep_their_history(lake: Path) -> None:
     ]
     [*_, finding] = destination.check([ITEMS])
     assert (finding.level, finding.message) == ("warning", "history names audit.*, and no table is called so")
+
+
+def test_no_pattern_of_a_history_is_taken_for_wrong_while_the_tables_are_not_known(lake: Path) -> None:
+    config = {
+        "name": "p",
+        "source": {"type": "sqlite", "path": str(lake.parent / "not there.db")},
+        "destination": {"type": "delta", "path": str(lake), "history": ["shop.*"]},
+    }
+    pipeline = from_dict(config)
+    destination = open_destination(pipeline)
+    findings = preflight.check(open_source(pipeline), destination)
+    assert {finding.level for finding in findings} == {"error", "ok"}
+    assert [finding.level for finding in destination.check([])] == ["ok", "warning"]
 
 
 def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_to_the_other(lake: Path) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from tailrace.destination import Batch
 from tailrace.destination.sqlite import destination as sqlite
+from tailrace.destination.sqlite import file
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name
-from tailrace.errors import TableError
+from tailrace.errors import TableError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, read, update
 from tests.destination.writing import TREE, write
@@ -76,3 +77,59 @@ def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_ups
     _, seven, eight = rows_at(path)
     assert (seven["name"], json.loads(seven["_tailrace_exact"])) == ("new", {"price": "99999999999"})
     assert (eight["name"], eight["price"], eight["_tailrace_exact"]) == ("fetched", 8, None)
+
+
+def copied(destination: SqliteDestination, number: int) -> None:
+    rows = [read(id=each, name=f"{each} " * 50, price=each) for each in range(500)]
+    staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
+    write(destination, number, staged=[staged], starts=True, completes=True)
+
+
+def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def test_a_disk_that_is_full_once_the_rows_are_there_does_not_cost_the_index_that_people_added(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    twin = SqliteDestination(str(tmp_path / "twin.db"))
+    copied(twin, 0)
+    [(pages,)] = query(tmp_path / "twin.db", "PRAGMA page_count")
+    destination = SqliteDestination(str(path))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute('CREATE INDEX by_name ON "shop.items" (name)')
+    with monkeypatch.context() as full:
+        full.setattr(file, "_SETTINGS", (*file._SETTINGS, f"PRAGMA max_page_count = {pages + 4}"))
+        with pytest.raises(UnavailableError, match="full"):
+            copied(destination, 1)
+    assert [row["id"] for row in rows_at(path)] == [1]
+    copied(destination, 1)
+    assert len(rows_at(path)) == 500
+    assert query(path, "SELECT name FROM sqlite_schema WHERE name = 'by_name'") == [("by_name",)]
+
+
+def test_an_index_on_a_column_that_is_gone_goes_with_it_and_no_other_one_does(path: Path) -> None:
+    destination = SqliteDestination(str(path))
+    write(destination, 0, insert(id=1, name="a", price=1))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.create_function("shout", 1, str.upper, deterministic=True)
+        connection.execute('CREATE INDEX "no such column: by_price" ON "shop.items" (price)')
+        connection.execute('CREATE INDEX "no such column: by_shout" ON "shop.items" (shout(name))')
+    less = replace(ITEMS, columns=tuple(column for column in ITEMS.columns if column.name != "price"))
+    with pytest.raises(TableError, match="no such function"):
+        write(destination, 1, table=less, starts=True, completes=True)
+    query(path, 'DROP INDEX "no such column: by_shout"')
+    write(destination, 1, table=less, starts=True, completes=True)
+    assert query(path, "SELECT name FROM sqlite_schema WHERE name LIKE '%by_%'") == []
+
+
+def test_a_transaction_that_sqlite_ended_by_itself_is_not_taken_for_one_that_was_committed(path: Path) -> None:
+    with (
+        pytest.raises(UnavailableError, match="ended the transaction"),
+        file.reaching(path, "shop.items"),
+        file.opened(path, 1.0) as connection,
+        file.transaction(connection),
+    ):
+        connection.execute("ROLLBACK")

@@ -29,6 +29,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import changes_of, delete, insert, moved, read, update
 from tailrace.testing.endpoint import Endpoint, Reply, always
 from tailrace.testing.wait import wait_until
+from tests.descriptor import open_below
 
 
 def table_named(name: str) -> TableSchema:
@@ -217,6 +218,13 @@ def test_a_run_to_the_end_that_is_told_to_end_does_not_wait_for_the_endpoint(tmp
         delivery.drain(lambda: bool(endpoint.requests))
     reader = QueueReader(Path(destination.queue))
     assert reader.count(reader.start) == 1
+
+
+def test_a_run_to_the_end_leaves_no_file_of_the_queue_open(tmp_path: Path) -> None:
+    with refused(tmp_path) as (_, destination, delivery):
+        before = open_below(Path(destination.queue))
+        delivery.drain(lambda: True)
+        assert open_below(Path(destination.queue)) == before
 
 
 def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(

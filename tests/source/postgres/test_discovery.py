@@ -26,6 +26,7 @@ from tailrace.testing.database import Database
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.replay import Replay
 from tailrace.testing.wait import wait_until
+from tests.descriptor import open_below
 
 
 @pytest.fixture
@@ -199,6 +200,17 @@ def test_a_partition_whose_old_rows_would_not_do_for_its_root_is_named(
     }
     database.run(*(finding.fix for finding in found.values() if finding.fix))
     assert not [finding for finding in source.check() if "its partition" in finding.message]
+
+
+def test_a_source_that_is_prepared_and_was_followed_leaves_no_file_of_its_journal_open(
+    database: Database, source: PostgresSource
+) -> None:
+    database.run("CREATE TABLE t (id int PRIMARY KEY)")
+    source.prepare()
+    source.prepare()
+    with Replay(source, Limit(1000, 10_000_000)) as replay:
+        replay.catch_up()
+    assert open_below(Path(source.journal)) == []
 
 
 def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: Database, source: PostgresSource) -> None:

@@ -87,13 +87,15 @@ class DeltaDestination:
     def name(self) -> str:
         return f"delta {self.path}"
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Look whether these tables can be kept here. Creates nothing."""
+        known = [(table, self.place(table.table), self._layout(table)) for table in tables or ()]
+        unused = [] if tables is None else idle(self.history, (table.table for table in tables))
         return [
-            *preflight.check(self.path, [(table, self.place(table.table), self._layout(table)) for table in tables]),
+            *preflight.check(self.path, known),
             *(
                 Finding("warning", self.path, f"history names {pattern}, and no table is called so", "correct it")
-                for pattern in idle(self.history, (table.table for table in tables))
+                for pattern in unused
             ),
         ]
 

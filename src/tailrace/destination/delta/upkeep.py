@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 
@@ -117,9 +118,10 @@ def _vacuum(snapshot: Snapshot, files: list[DataFile], vacuum: Vacuum) -> str | 
     if held is not None and now - held < max(vacuum.retention_seconds, _HOUR):
         # No version knows the files of a copy that is not complete. One that nobody goes on with waits no longer.
         return None
-    # An hour at least: a batch in flight has files that no version knows yet.
+    # An hour at least: a batch in flight has files that no version knows yet. delta-rs counts in whole hours, and a
+    # file may stay longer than it was promised, never shorter.
     gone = snapshot.handle.vacuum(
-        retention_hours=round(retention / _HOUR), dry_run=False, enforce_retention_duration=False, full=True
+        retention_hours=math.ceil(retention / _HOUR), dry_run=False, enforce_retention_duration=False, full=True
     )
     place.note(_NOTE, json.dumps({"at": now}))
     return f"deleted {len(gone)} files" if gone else None

@@ -71,9 +71,9 @@ class SqliteDestination:
     def _file(self) -> Path:
         return Path(self.path)
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Look whether these tables can be kept here. Creates nothing."""
-        return preflight.check(self._file, tables)
+        return preflight.check(self._file, tables or ())
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
         """Store copied rows in a file beside the replica, which the receipt names. Each call writes one of its own."""

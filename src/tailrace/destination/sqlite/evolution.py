@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -147,8 +146,16 @@ def succeed(connection: sqlite3.Connection, heir: str, name: str) -> None:
     connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
     connection.execute(f"ALTER TABLE {quote(heir)} RENAME TO {quote(name)}")
     for (statement,) in extras:
-        with suppress(sqlite3.OperationalError):
+        try:
             connection.execute(statement)
+        except sqlite3.OperationalError as error:
+            if not _lacks_column(error):
+                raise
+
+
+def _lacks_column(error: sqlite3.OperationalError) -> bool:
+    # SQLite has no code of its own for it. Names come after these words only.
+    return error.sqlite_errorcode == sqlite3.SQLITE_ERROR and str(error).startswith("no such column: ")
 
 
 def _rebuild(connection: sqlite3.Connection, name: str, own: list[str], plan: Plan) -> None:

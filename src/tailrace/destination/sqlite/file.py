@@ -101,6 +101,9 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     try:
         yield
         failpoint.reach("sqlite.before_commit")
+        if not connection.in_transaction:
+            # Some errors of a disk make SQLite undo a transaction. Statements after that were committed one by one.
+            raise UnavailableError("SQLite ended the transaction by itself; the batch is done again")
         connection.execute("COMMIT")
     except BaseException:
         connection.rollback()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
+from tailrace.backoff import wait
 from tailrace.change import Position
 from tailrace.destination.webhook.event import format_of
 from tailrace.destination.webhook.report import Report
@@ -21,8 +22,6 @@ from tailrace.errors import PreflightError, TailraceError, UnavailableError
 from tailrace.failpoint import reach
 
 _log = logging.getLogger(__name__)
-
-_WAIT_SECONDS = 0.02
 
 
 class Delivery:
@@ -68,7 +67,7 @@ class Delivery:
                 return True
             # How pauses are spread is no secret.
             pause = options.schedule.pause(max(attempts, 1), random.random(), asked)  # noqa: S311
-            if not _wait(pause, may_go_on):
+            if not wait(pause, lambda: not may_go_on()):
                 return False
         return False
 
@@ -108,12 +107,3 @@ def _message_id(events: pa.Table) -> str:
     """The same for the same events, and for no others: receivers drop a message whose id they have seen."""
     ids = hashlib.sha256("\n".join(events.column("id").to_pylist()).encode()).hexdigest()
     return f"msg_{ids[:32]}"
-
-
-def _wait(seconds: float, may_go_on: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + seconds
-    while (left := deadline - time.monotonic()) > 0:
-        if not may_go_on():
-            return False
-        time.sleep(min(left, _WAIT_SECONDS))
-    return True

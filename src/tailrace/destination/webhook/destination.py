@@ -13,7 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, partial
 from itertools import chain
@@ -82,7 +82,7 @@ class WebhookDestination:
     def _stage(self) -> Stage:
         return Stage(Path(self.queue))
 
-    def check(self, tables: Sequence[TableSchema]) -> list[Finding]:
+    def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         return self.sender.check()
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
@@ -197,7 +197,10 @@ class WebhookDelivery:
         return [] if reached is None else [markers([(EVERY, reached)])]
 
     def drain(self, is_told: Callable[[], bool] = lambda: False) -> None:
-        reader = QueueReader(self._folder)
+        with closing(QueueReader(self._folder)) as reader:
+            self._drain(reader, is_told)
+
+    def _drain(self, reader: QueueReader, is_told: Callable[[], bool]) -> None:
         head, seen, since = reader.head, None, time.monotonic()
         while not is_told():
             self.tend()

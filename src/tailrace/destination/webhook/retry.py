@@ -7,6 +7,8 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
+from tailrace.backoff import Backoff
+
 Policy = Literal["linear", "exponential"]
 
 PATIENCE_SECONDS = 300.0
@@ -28,8 +30,10 @@ class Schedule:
 
         `chance`, from 0 to 1, spreads the pauses of many senders; `asked_seconds` is what the endpoint asked for.
         """
-        step = attempts if self.policy == "linear" else 2.0 ** min(attempts - 1, 64)
-        pause = min(self.min_seconds * step, self.max_seconds) * (1 - _SPREAD + 2 * _SPREAD * chance)
+        if self.policy == "linear":
+            pause = Backoff((self.min_seconds * attempts,), self.max_seconds, spread=_SPREAD).delay(1, chance)
+        else:
+            pause = Backoff((self.min_seconds,), self.max_seconds, factor=2.0, spread=_SPREAD).delay(attempts, chance)
         pause = min(max(pause, self.min_seconds), self.max_seconds)
         if asked_seconds is None:
             return pause

@@ -93,9 +93,10 @@ def _explained(path: Path) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         text = str(error)
-        if "not a database" in text:
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if code == sqlite3.SQLITE_NOTADB:
             raise PreflightError(f"{path} is not an SQLite database", fix="correct source.dsn") from error
-        if "malformed" in text:
+        if code == sqlite3.SQLITE_CORRUPT:
             raise DamagedError(f"{path} is damaged: {text}", fix="restore it from a backup") from error
         raise UnavailableError(
             f"{path} could not be read: {text}", fix="see who locks it, or may not read it"
@@ -119,7 +120,7 @@ class SqliteSession:
             try:
                 return fetch(self._connection, query)
             except sqlite3.OperationalError as error:
-                if "no such" in str(error):
+                if str(error).startswith("no such "):
                     raise SchemaChangedError(
                         "the table or one of its columns is no longer there under its name",
                         fix=f"tailrace retry FILE {table}; if it was dropped, take it out of tables.include",

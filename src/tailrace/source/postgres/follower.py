@@ -381,3 +381,4 @@ class PostgresFollower:
         if self._opening is not None:
             self._opening.abandon()
         self._receiver.stop()
+        self._journal.close()

@@ -24,6 +24,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
+from tailrace.backoff import Backoff, wait
 from tailrace.change import LAST_ORDINAL, START
 from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
@@ -56,7 +57,7 @@ WAIT_SECONDS = 0.05
 PATIENCE_SECONDS = 75.0
 """How long a slot may look taken before its reader counts as alive. A server holds a machine that lost its power for a
 reader of the slot for a minute (`wal_sender_timeout`)."""
-BACKOFF_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
+BACKOFF = Backoff((0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
 
 STATUS = "receiver"
 
@@ -151,11 +152,8 @@ class Receiver:
         self.framer = Framer(self.durable)
         self.gear = "waiting"
         self.publish(error)
-        pause = BACKOFF_SECONDS[min(self._failures, len(BACKOFF_SECONDS) - 1)]
         self._failures += 1
-        deadline = time.monotonic() + pause
-        while not self.stopping() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait(BACKOFF.delay(self._failures), self.stopping)
 
     def _check_journal(self, status: SlotStatus) -> None:
         if status.server < self.durable and status.is_standby:

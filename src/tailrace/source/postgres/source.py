@@ -6,7 +6,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -125,8 +125,10 @@ class PostgresSource:
         open transactions, unless it `is_told` to end: UnavailableError.
         """
         errors.require(self.check())
-        journal = JournalReader(self.journal)
-        with session(self.dsn, "preparing the source") as connection:
+        with (
+            closing(JournalReader(self.journal)) as journal,
+            session(self.dsn, "preparing the source") as connection,
+        ):
             if not publication_exists(connection, self.publication):
                 # One serves every reader, whoever comes first.
                 whole = self

@@ -91,7 +91,9 @@ class Engine:
 
     def _explain(self, error: Exception, doing: str) -> Exception:
         text = str(error)
-        lowered = text.lower()
+        code = getattr(error, "sqlite_errorcode", None)
+        # SQLite's text may quote a table's name; its code cannot. Turso has no codes.
+        lowered = text.lower() if code is None else _WORDS.get(code & 0xFF, "")
         if "not a database" in lowered:
             return PreflightError(f"{self.path} is not an SQLite database", fix="check the source's `path`")
         if "lock" in lowered or "busy" in lowered:
@@ -126,6 +128,14 @@ class _SharedConnection:
 
     def let_go(self) -> None:
         self._connection = None
+
+
+_WORDS = {
+    sqlite3.SQLITE_NOTADB: "not a database",
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_CORRUPT: "malformed",
+}
 
 
 def _load_turso() -> Any:
