@@ -60,25 +60,29 @@ def go_on(pipeline: Pipeline) -> None:
 COLUMNS = {"accounts": ["id", "name"], "items": ["id", "name", "price", "picture"], "words": ["w", "n"]}
 
 
-def test_a_half_copied_sqlite_file_reaches_the_lake_whole(tmp_path: Path) -> None:
-    pipeline = Pipeline.from_file(unpack("sqlite-delta", tmp_path))
-    before = {table: batches(tmp_path / "lake" / "main", table) for table in ("accounts", "items")}
+def test_a_lake_whose_copy_is_held_back_gets_it_whole(tmp_path: Path) -> None:
+    pipeline, lake = Pipeline.from_file(unpack("sqlite-delta", tmp_path)), tmp_path / "lake" / "main"
+    before = {table: batches(lake, table) for table in COLUMNS}
     assert [table.phase for table in progress(pipeline).values()] == ["ready", "catchup", "copy"]
+    assert len(list((lake / "items").rglob("copy-*.json"))) == 2
     go_on(pipeline)
+    assert not list((lake / "items").rglob("copy-*.json"))
     for table, columns in COLUMNS.items():
-        assert rows_in_lake(tmp_path / "lake" / "main", table, columns) == rows_in_file(tmp_path / "app.db", table)
-        done = batches(tmp_path / "lake" / "main", table)
+        assert rows_in_lake(lake, table, columns) == rows_in_file(tmp_path / "app.db", table)
+        done = batches(lake, table)
         assert done == sorted(set(done))
-        assert done[: len(before.get(table, []))] == before.get(table, [])
+        assert done[: len(before[table])] == before[table]
 
 
 @pytest.mark.parametrize("name", ["sqlite-sqlite", "turso-sqlite"])
-def test_a_half_copied_replica_is_completed(name: str, tmp_path: Path) -> None:
-    pipeline = Pipeline.from_file(unpack(name, tmp_path))
+def test_a_replica_with_a_copy_next_to_its_table_gets_it_whole(name: str, tmp_path: Path) -> None:
+    pipeline, replica = Pipeline.from_file(unpack(name, tmp_path)), tmp_path / "replica.db"
     assert [table.phase for table in progress(pipeline).values()] == ["ready", "copy", "copy"]
+    assert len(rows_in_file(replica, '"_tailrace copy of items"')) == 40
     go_on(pipeline)
     for table in COLUMNS:
-        assert rows_in_file(tmp_path / "replica.db", table) == rows_in_file(tmp_path / "app.db", table)
+        assert rows_in_file(replica, table) == rows_in_file(tmp_path / "app.db", table)
+    assert rows_in_file(replica, "_tailrace_copy") == []
 
 
 def test_a_half_copied_database_is_polled_on(tmp_path: Path) -> None:
