@@ -100,7 +100,7 @@ def test_the_cursor_of_a_tape_is_written_again_to_the_byte(tmp_path: Path) -> No
     tape = tmp_path / "state" / "tape"
     (before,) = contents(tape).values()
     lowest = Cursors(str(tape)).lowest()
-    assert lowest == 17
+    assert lowest == 33
     Cursors(str(tmp_path / "again")).advance("pipeline", lowest)
     assert contents(tmp_path / "again") == {"pipeline.cursor": before}
 
