@@ -141,6 +141,9 @@ class Finding:
     message: str
     fix: str | None = None
 
+    def to_dict(self) -> dict[str, str | None]:
+        return {"level": self.level, "subject": self.subject, "message": self.message, "fix": self.fix}
+
 
 def require(findings: Sequence[Finding]) -> None:
     """Raises PreflightError that lists every error among the findings, with all their fixes."""

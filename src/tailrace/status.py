@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -43,6 +42,32 @@ class TableStatus:
     paused_at: datetime | None = None
     version: int | None = None
     letters: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "state": self.state.value,
+            "since": self.since.isoformat(),
+            "rows_copied": self.rows_copied,
+            "rows_total": self.rows_total,
+            "chunks_done": self.chunks_done,
+            "chunks_total": self.chunks_total,
+            "changes_applied": self.changes_applied,
+            "position": self.position,
+            "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
+            "rows_per_second": self.rows_per_second,
+            "last_change_committed_at": _iso(self.last_change_committed_at),
+            "last_applied_at": _iso(self.last_applied_at),
+            "reason": self.reason,
+            "fix": self.fix,
+            "retry": self.retry,
+            "attempts": self.attempts,
+            "next_try": _iso(self.next_try),
+            "paused_at": _iso(self.paused_at),
+            "version": self.version,
+            "letters": self.letters,
+        }
 
 
 @dataclass(frozen=True)
@@ -90,14 +115,45 @@ class Status:
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values: times are ISO 8601 in UTC."""
-        values: dict[str, Any] = json.loads(json.dumps(asdict(self), default=datetime.isoformat))
-        if values["runner"]:
-            del values["runner"]["machine"]  # tells people nothing
-        return values
+        return {
+            "pipeline": self.pipeline,
+            "at": self.at.isoformat(),
+            "runner": _runner_of(self.runner) if self.runner else None,
+            "tables": [table.to_dict() for table in self.tables],
+            "batch": self.batch,
+            "position": self.position,
+            "rows_per_second": self.rows_per_second,
+            "lag_bytes": self.lag_bytes,
+            "source": _source_of(self.source) if self.source else None,
+            "requests": list(self.requests),
+        }
 
     @property
     def errored(self) -> tuple[TableStatus, ...]:
         return tuple(table for table in self.tables if table.state is TableState.ERRORED)
+
+
+def _runner_of(owner: Owner) -> dict[str, Any]:
+    # Without the machine, which tells people nothing.
+    return {"pid": owner.pid, "host": owner.host, "started": owner.started.isoformat()}
+
+
+def _source_of(status: SourceStatus) -> dict[str, Any]:
+    return {
+        "gear": status.gear,
+        "received": status.received,
+        "journal_bytes": status.journal_bytes,
+        "server": status.server,
+        "slot_restart": status.slot_restart,
+        "slot_confirmed": status.slot_confirmed,
+        "error": status.error,
+        "fix": status.fix,
+        "at": _iso(status.at),
+    }
+
+
+def _iso(at: datetime | None) -> str | None:
+    return at.isoformat() if at else None
 
 
 def _status_of(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import sqlite3
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,39 +16,6 @@ from tailrace.state import StateStore, TableState
 
 AT = datetime(2025, 6, 7, 8, 9, 10, tzinfo=UTC)
 
-_FORMAT_1 = """
-CREATE TABLE pipeline (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
-    name TEXT NOT NULL, created_at TEXT NOT NULL, epoch TEXT NOT NULL, fingerprint TEXT NOT NULL,
-    run INTEGER NOT NULL DEFAULT 0
-) STRICT;
-CREATE TABLE table_state (
-    upstream_id TEXT PRIMARY KEY, name TEXT NOT NULL, state TEXT NOT NULL, since TEXT NOT NULL,
-    reason TEXT, fix TEXT, retry TEXT, resume TEXT, failed_in TEXT,
-    rows_copied INTEGER NOT NULL DEFAULT 0, rows_total INTEGER,
-    chunks_done INTEGER NOT NULL DEFAULT 0, chunks_total INTEGER,
-    changes_applied INTEGER NOT NULL DEFAULT 0, position TEXT,
-    last_change_committed_at TEXT, last_applied_at TEXT
-) STRICT;
-CREATE TABLE schema_version (
-    upstream_id TEXT NOT NULL, version INTEGER NOT NULL, position TEXT NOT NULL, schema TEXT NOT NULL,
-    PRIMARY KEY (upstream_id, version)
-) STRICT;
-CREATE TABLE progress (
-    batch_id INTEGER PRIMARY KEY, offset TEXT NOT NULL, position TEXT,
-    rows INTEGER NOT NULL, bytes INTEGER NOT NULL, seconds REAL NOT NULL, at TEXT NOT NULL
-) STRICT;
-CREATE TABLE source_status (
-    only INTEGER PRIMARY KEY CHECK (only = 1),
-    gear TEXT, received TEXT, journal_bytes INTEGER, server TEXT, slot_restart TEXT, slot_confirmed TEXT,
-    error TEXT, fix TEXT, at TEXT NOT NULL
-) STRICT;
-CREATE TABLE request (
-    id INTEGER PRIMARY KEY AUTOINCREMENT, kind TEXT NOT NULL, "table" TEXT NOT NULL, at TEXT NOT NULL, done_at TEXT
-) STRICT;
-PRAGMA user_version = 1;
-"""
-
 
 def orders(*extra: str) -> TableSchema:
     columns = tuple(Column(name, pa.int64()) for name in ("id", *extra))
@@ -57,26 +25,8 @@ def orders(*extra: str) -> TableSchema:
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A folder with a state file as the first format kept it, in use."""
-    at, since = AT.isoformat(), f'{{"Init": "{AT.isoformat()}", "Catchup": "{AT.isoformat()}"}}'
-    connection = sqlite3.connect(tmp_path / "state.db")
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.executescript(_FORMAT_1)
-    connection.execute("INSERT INTO pipeline VALUES (1, 'shop', ?, 'an-epoch', 'print', 7)", (at,))
-    table = "INSERT INTO table_state VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, 5, 10, 1, 2, 3, ?, ?, ?)"
-    position = str(Position(9, 1))
-    error = ("why", "how", "automatic", position, "Catchup")
-    connection.execute(table, ("16400", "public.orders", "Catchup", since, *(None,) * 5, position, at, at))
-    connection.execute(table, ("16401", "public.items", "Errored", since, *error, None, None, None))
-    for schema, commit in ((orders(), 0), (orders("a"), 0), (orders("a", "b"), 5)):
-        connection.execute(
-            "INSERT INTO schema_version VALUES ('16400', ?, ?, ?)",
-            (schema.version, str(Position(commit, 0)), schema.to_json()),
-        )
-    connection.execute("INSERT INTO progress VALUES (4, '{\"lsn\": 1}', ?, 3, 100, 0.5, ?)", (position, at))
-    connection.execute("INSERT INTO source_status (only, gear, at) VALUES (1, 'streaming', ?)", (at,))
-    connection.execute("INSERT INTO request VALUES (3, 'resync', 'public.items', ?, NULL)", (at,))
-    connection.commit()
-    connection.close()
+    packed = Path(__file__).parents[1] / "fixtures" / "format-0.1" / "state-1.db.gz"
+    (tmp_path / "state.db").write_bytes(gzip.decompress(packed.read_bytes()))
     return tmp_path
 
 

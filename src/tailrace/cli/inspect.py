@@ -6,7 +6,6 @@ import os
 import platform
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from typing import TYPE_CHECKING
@@ -43,7 +42,7 @@ def check_pipeline(config: PipelineConfig) -> list[Finding]:
 def print_findings(findings: list[Finding], *, as_json: bool) -> None:
     if as_json:
         ok = not any(finding.level == "error" for finding in findings)
-        print_json({"ok": ok, "findings": [asdict(finding) for finding in findings]})
+        print_json({"ok": ok, "findings": [finding.to_dict() for finding in findings]})
         return
     for finding in findings:
         color = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": typer.colors.RED}[finding.level]

@@ -33,7 +33,7 @@ def enable(
     with open_file(file) as connection:
         captured = trigger.enable(connection, f"{mode},{table}")
     text = f"capturing {captured.mode} into {captured.table} ({captured.version})"
-    tell(text, captured._asdict(), as_json=as_json)
+    tell(text, captured.to_dict(), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
@@ -68,7 +68,7 @@ def status(file: File, table: Table = _TABLE, as_json: Json = False, debug: Debu
         counted = Tape(connection, name).statistics() if layout.has_table(connection, name) else None
         version = layout.read_version(connection, name) if counted else None
     value: dict[str, Any] = {
-        **state.captured._asdict(),
+        **state.captured.to_dict(),
         "tables": state.tables,
         "pending_schema_changes": state.pending,
         "tape": None,

@@ -40,14 +40,13 @@ def apply(
     debug: Debug = False,
 ) -> None:
     """Bring DST up to what SRC has committed. Repeating it goes on where it stopped; a missing DST is copied first."""
-    from dataclasses import asdict
-
     from tailrace.sqlite import replica
 
     done = replica.apply(source, destination, table=table, start=start)
     copied = "copied, then " if done.copied else ""
     text = f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}"
-    tell(text, asdict(done), as_json=as_json)
+    value = {"transactions": done.transactions, "changes": done.changes, "last": done.last, "copied": done.copied}
+    tell(text, value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")
@@ -61,14 +60,13 @@ def revert(
     debug: Debug = False,
 ) -> None:
     """Undo changes of the file, all in one transaction. What is undone stays on the tape, and the undoing joins it."""
-    from dataclasses import asdict
-
     from tailrace.sqlite import replica
 
     if (to is None) == (last is None):
         raise ConfigError("say how far to go back", fix="either --to CHANGE_ID or --last N")
     done = replica.revert(file, to=to, last=last, table=table)
-    tell(f"{done.changes} changes undone, back at {done.to}", asdict(done), as_json=as_json)
+    value = {"changes": done.changes, "to": done.to}
+    tell(f"{done.changes} changes undone, back at {done.to}", value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape show app.db --after 1200")

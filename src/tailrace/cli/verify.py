@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -41,8 +40,7 @@ def verify(
         )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
-        tables = [{**asdict(verdict), "equal": verdict.equal if verdict.compared else None} for verdict in verdicts]
-        print_json({"equal": equal, "tables": tables})
+        print_json({"equal": equal, "tables": [verdict.to_dict() for verdict in verdicts]})
     if not equal:
         raise typer.Exit(TableError.exit_code)
 

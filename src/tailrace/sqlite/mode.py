@@ -41,6 +41,9 @@ class Captured(NamedTuple):
     table: str | None
     version: str | None
 
+    def to_dict(self) -> dict[str, str | None]:
+        return {"mode": self.mode, "table": self.table, "version": self.version}
+
 
 OFF = Captured("off", None, None)
 

@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import fields
 
 from tailrace.errors import LostError
 from tailrace.state.machine import TableState
 from tailrace.state.record import BatchRecord, SourceStatus, TableRecord, TableUpdate
-from tailrace.state.row import now, read_batch, read_source_status, storable, text_of
+from tailrace.state.row import STATUS_COLUMNS, now, read_batch, read_source_status, text_of, write_source_status
 from tailrace.state.session import Transaction
 from tailrace.state.table import TableKeeper
 from tailrace.state.transition import add_up
 
 _KEPT_BATCHES = 1000
-_STATUS_COLUMNS = [field.name for field in fields(SourceStatus)]
 _SAVE_STATUS = (
-    f"INSERT INTO source_status (pipeline, {', '.join(_STATUS_COLUMNS)})"  # noqa: S608 - names of columns, all ours
-    f" VALUES (:pipeline, {', '.join(f':{name}' for name in _STATUS_COLUMNS)}) ON CONFLICT (pipeline)"
-    f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _STATUS_COLUMNS)}"
+    f"INSERT INTO source_status (pipeline, {', '.join(STATUS_COLUMNS)})"  # noqa: S608 - names of columns, all ours
+    f" VALUES (:pipeline, {', '.join(f':{name}' for name in STATUS_COLUMNS)}) ON CONFLICT (pipeline)"
+    f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in STATUS_COLUMNS)}"
 )
 
 
@@ -87,10 +85,8 @@ class ProgressKeeper(TableKeeper):
             )
 
     def put_source_status(self, status: SourceStatus) -> None:
-        values = {**vars(status), "at": text_of(status.at or now())}
-        values["error"] = storable(status.error) if status.error else status.error
         with self._session.write() as tx:
-            tx.run(_SAVE_STATUS, **values)
+            tx.run(_SAVE_STATUS, **write_source_status(status))
 
     def source_status(self) -> SourceStatus | None:
         rows = self._session.read("SELECT * FROM source_status WHERE pipeline = :pipeline")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,8 +11,42 @@ from tailrace.state.lock import Owner
 from tailrace.state.machine import TableState
 from tailrace.state.record import BatchRecord, Letter, PipelineRecord, Request, SourceStatus, TableRecord
 
-_TABLE_TIMES = ("next_try", "paused_at", "last_change_committed_at", "last_applied_at")
-_TABLE_FIELDS = tuple(field.name for field in fields(TableRecord))
+TABLE_COLUMNS = (
+    "upstream_id",
+    "name",
+    "state",
+    "since",
+    "reason",
+    "fix",
+    "retry",
+    "attempts",
+    "next_try",
+    "paused_at",
+    "resume",
+    "failed_in",
+    "rows_copied",
+    "rows_total",
+    "chunks_done",
+    "chunks_total",
+    "changes_applied",
+    "position",
+    "last_change_committed_at",
+    "last_applied_at",
+)
+"""The columns of `table_state` that `write_table` fills."""
+
+STATUS_COLUMNS = (
+    "gear",
+    "received",
+    "journal_bytes",
+    "server",
+    "slot_restart",
+    "slot_confirmed",
+    "error",
+    "fix",
+    "at",
+)
+"""The columns of `source_status` that `write_source_status` fills."""
 
 
 def now() -> datetime:
@@ -50,21 +83,54 @@ def read_pipeline(row: Row) -> PipelineRecord:
 
 
 def read_table(row: Row) -> TableRecord:
-    values = {name: row[name] for name in _TABLE_FIELDS}
-    values |= {name: _time_or_none(row[name]) for name in _TABLE_TIMES}
-    values["state"] = TableState(row["state"])
-    values["since"] = {TableState(state): time_of(at) for state, at in json.loads(row["since"]).items()}
-    values["failed_in"] = TableState(row["failed_in"]) if row["failed_in"] else None
-    return TableRecord(**values)
+    return TableRecord(
+        upstream_id=row["upstream_id"],
+        name=row["name"],
+        state=TableState(row["state"]),
+        since={TableState(state): time_of(at) for state, at in json.loads(row["since"]).items()},
+        reason=row["reason"],
+        fix=row["fix"],
+        retry=row["retry"],
+        attempts=row["attempts"],
+        next_try=_time_or_none(row["next_try"]),
+        paused_at=_time_or_none(row["paused_at"]),
+        resume=row["resume"],
+        failed_in=TableState(row["failed_in"]) if row["failed_in"] else None,
+        rows_copied=row["rows_copied"],
+        rows_total=row["rows_total"],
+        chunks_done=row["chunks_done"],
+        chunks_total=row["chunks_total"],
+        changes_applied=row["changes_applied"],
+        position=row["position"],
+        last_change_committed_at=_time_or_none(row["last_change_committed_at"]),
+        last_applied_at=_time_or_none(row["last_applied_at"]),
+        version=row["version"],
+    )
 
 
 def write_table(table: TableRecord) -> dict[str, Any]:
-    values = {name: getattr(table, name) for name in _TABLE_FIELDS}
-    values |= {name: text_of(values[name]) if values[name] else None for name in _TABLE_TIMES}
-    values["state"] = table.state.value
-    values["since"] = json.dumps({state.value: text_of(at) for state, at in table.since.items()})
-    values["failed_in"] = table.failed_in.value if table.failed_in else None
-    return values
+    return {
+        "upstream_id": table.upstream_id,
+        "name": table.name,
+        "state": table.state.value,
+        "since": json.dumps({state.value: text_of(at) for state, at in table.since.items()}),
+        "reason": table.reason,
+        "fix": table.fix,
+        "retry": table.retry,
+        "attempts": table.attempts,
+        "next_try": _text_or_none(table.next_try),
+        "paused_at": _text_or_none(table.paused_at),
+        "resume": table.resume,
+        "failed_in": table.failed_in.value if table.failed_in else None,
+        "rows_copied": table.rows_copied,
+        "rows_total": table.rows_total,
+        "chunks_done": table.chunks_done,
+        "chunks_total": table.chunks_total,
+        "changes_applied": table.changes_applied,
+        "position": table.position,
+        "last_change_committed_at": _text_or_none(table.last_change_committed_at),
+        "last_applied_at": _text_or_none(table.last_applied_at),
+    }
 
 
 def read_request(row: Row) -> Request:
@@ -80,8 +146,21 @@ def read_request(row: Row) -> Request:
 
 
 def read_letter(row: Row) -> Letter:
-    values = {field.name: row[field.name] for field in fields(Letter)}
-    return Letter(**values | {name: time_of(row[name]) for name in ("first_at", "last_at")})
+    return Letter(
+        id=row["id"],
+        upstream_id=row["upstream_id"],
+        table=row["table"],
+        position=row["position"],
+        kind=row["kind"],
+        reason=row["reason"],
+        fix=row["fix"],
+        raw=row["raw"],
+        version=row["version"],
+        tries=row["tries"],
+        first_at=time_of(row["first_at"]),
+        last_at=time_of(row["last_at"]),
+        status=row["status"],
+    )
 
 
 def read_batch(row: Row) -> BatchRecord:
@@ -97,8 +176,35 @@ def read_batch(row: Row) -> BatchRecord:
 
 
 def read_source_status(row: Row) -> SourceStatus:
-    values = {field.name: row[field.name] for field in fields(SourceStatus)}
-    return SourceStatus(**values | {"at": time_of(row["at"])})
+    return SourceStatus(
+        gear=row["gear"],
+        received=row["received"],
+        journal_bytes=row["journal_bytes"],
+        server=row["server"],
+        slot_restart=row["slot_restart"],
+        slot_confirmed=row["slot_confirmed"],
+        error=row["error"],
+        fix=row["fix"],
+        at=time_of(row["at"]),
+    )
+
+
+def write_source_status(status: SourceStatus) -> dict[str, Any]:
+    return {
+        "gear": status.gear,
+        "received": status.received,
+        "journal_bytes": status.journal_bytes,
+        "server": status.server,
+        "slot_restart": status.slot_restart,
+        "slot_confirmed": status.slot_confirmed,
+        "error": storable(status.error) if status.error else status.error,
+        "fix": status.fix,
+        "at": text_of(status.at or now()),
+    }
+
+
+def _text_or_none(at: datetime | None) -> str | None:
+    return text_of(at) if at else None
 
 
 def _time_or_none(value: str | None) -> datetime | None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from datetime import datetime
 
 from tailrace.state.machine import PASSING, TableState, TransitionError, durable
 from tailrace.state.record import Retry, TableRecord
-from tailrace.state.row import now, write_table
+from tailrace.state.row import TABLE_COLUMNS, now, write_table
 from tailrace.state.session import Session, Transaction
 from tailrace.state.transition import fail, recover, walk
 
-_COLUMNS = [field.name for field in fields(TableRecord) if field.name != "version"]  # that one is derived
 _SAVE = (
-    f"INSERT INTO table_state (pipeline, {', '.join(_COLUMNS)})"  # noqa: S608 - names of columns, all of them ours
-    f" VALUES (:pipeline, {', '.join(f':{name}' for name in _COLUMNS)}) ON CONFLICT (pipeline, upstream_id)"
-    f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in _COLUMNS[1:])}"
+    f"INSERT INTO table_state (pipeline, {', '.join(TABLE_COLUMNS)})"  # noqa: S608 - names of columns, all of them ours
+    f" VALUES (:pipeline, {', '.join(f':{name}' for name in TABLE_COLUMNS)}) ON CONFLICT (pipeline, upstream_id)"
+    f" DO UPDATE SET {', '.join(f'{name} = excluded.{name}' for name in TABLE_COLUMNS[1:])}"
 )
 
 

@@ -53,6 +53,20 @@ class Verdict:
     def equal(self) -> bool:
         return self.compared and not (self.missing or self.extra or self.different)
 
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values. `equal` is None for a table that is not compared."""
+        return {
+            "table": self.table,
+            "source_rows": self.source_rows,
+            "destination_rows": self.destination_rows,
+            "missing": self.missing,
+            "extra": self.extra,
+            "different": self.different,
+            "keys": self.keys,
+            "compared": self.compared,
+            "equal": self.equal if self.compared else None,
+        }
+
 
 def verify(
     config: PipelineConfig, only: str | None = None, *, shown: int = KEYS_SHOWN, run_rows: int = RUN_ROWS

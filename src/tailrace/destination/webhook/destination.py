@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -92,7 +92,7 @@ class WebhookDestination:
             deque(rows, maxlen=0)
             rows = ()
         piece = self._stage.write(as_copied(self._encode(chunk)) for chunk in rows if len(chunk))
-        return Staged(json.dumps(asdict(piece)), piece.events, piece.bytes)
+        return Staged(json.dumps(piece.to_json()), piece.events, piece.bytes)
 
     def write_changes(
         self,
@@ -111,7 +111,7 @@ class WebhookDestination:
         A column that the upstream left out, because it did not change, is left out of the event.
         """
         log = self._stage.write(self._encode(chunk) for chunk in _whole(changes))
-        copied = [Piece(**json.loads(one.receipt)) for one in staged]
+        copied = [Piece.from_json(json.loads(one.receipt)) for one in staged]
         if copied or log.events or completes:
             self._stage.enter(batch, str(table.table), copied=copied, log=[log], completes=completes)
         return Written(changes=log.events, upserts=log.events)

@@ -13,8 +13,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable, Iterator, Sequence, Set
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,13 @@ class Piece:
     events: int
     bytes: int
     commit: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "events": self.events, "bytes": self.bytes, "commit": self.commit}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Piece:
+        return cls(raw["file"], raw["events"], raw["bytes"], raw["commit"])
 
 
 class Stage:
@@ -81,8 +88,8 @@ class Stage:
         folder = self._of(batch)
         said = {
             "table": table,
-            "copied": [asdict(piece) for piece in copied],
-            "log": [asdict(piece) for piece in log],
+            "copied": [piece.to_json() for piece in copied],
+            "log": [piece.to_json() for piece in log],
             "completes": completes,
         }
         with writing_to(self._folder.parent):

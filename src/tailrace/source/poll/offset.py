@@ -39,9 +39,6 @@ class Sweep:
         return cls(mark.from_json(after), mark.from_json(settled), None if upto is None else mark.from_json(upto))
 
 
-_NUMBERS = ("first", "end", "since", "window", "rows")
-
-
 @dataclass(frozen=True)
 class Reading:
     """What one step reads of one table.
@@ -68,19 +65,33 @@ class Reading:
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"kind": self.kind}
-        raw |= {name: getattr(self, name) for name in (*_NUMBERS, "reason", "fix") if getattr(self, name)}
-        raw |= {name: sweep.to_json() for name in ("sweep", "soft") if (sweep := getattr(self, name)) is not None}
-        return raw
+        values = {
+            "first": self.first,
+            "end": self.end,
+            "since": self.since,
+            "window": self.window,
+            "rows": self.rows,
+            "reason": self.reason,
+            "fix": self.fix,
+        }
+        raw |= {name: value for name, value in values.items() if value}
+        sweeps = {"sweep": self.sweep, "soft": self.soft}
+        return raw | {name: sweep.to_json() for name, sweep in sweeps.items() if sweep is not None}
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Reading:
-        sweeps: dict[str, Any] = {name: Sweep.from_json(raw[name]) for name in ("sweep", "soft") if name in raw}
-        numbers = {name: raw.get(name, 0) for name in _NUMBERS}
-        return cls(raw["kind"], **numbers, **sweeps, reason=raw.get("reason", ""), fix=raw.get("fix", ""))
-
-
-_COUNTED = ("step", "window", "base")
-"""The fields of an entry that are numbers of steps, and go back with it."""
+        return cls(
+            raw["kind"],
+            raw.get("first", 0),
+            raw.get("end", 0),
+            Sweep.from_json(raw["sweep"]) if "sweep" in raw else None,
+            Sweep.from_json(raw["soft"]) if "soft" in raw else None,
+            raw.get("since", 0),
+            raw.get("window", 0),
+            raw.get("rows", 0),
+            raw.get("reason", ""),
+            raw.get("fix", ""),
+        )
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,13 @@ class Entry:
 
     def read(self, step: int, reading: Reading, **changed: Any) -> Entry:
         """The table after a step that reads it."""
-        undo = {"mark": mark.to_json(self.mark), "soft": mark.to_json(self.soft)}
-        undo |= {name: getattr(self, name) for name in _COUNTED}
+        undo = {
+            "mark": mark.to_json(self.mark),
+            "soft": mark.to_json(self.soft),
+            "step": self.step,
+            "window": self.window,
+            "base": self.base,
+        }
         return replace(self, step=step, reading=reading, undo=undo, **changed)
 
     def stop(self, reached: int | None) -> Entry:
@@ -140,7 +156,9 @@ class Entry:
             self,
             mark=mark.from_json(undo["mark"]),
             soft=mark.from_json(undo["soft"]),
-            **{name: undo[name] for name in _COUNTED},
+            step=undo["step"],
+            window=undo["window"],
+            base=undo["base"],
             next=self.reading.first if self.reading and self.reading.kind == "copy" else self.next,
             reading=None,
             undo={},
@@ -159,9 +177,17 @@ class Entry:
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase, "by": self.by, "scope": self.scope}
-        raw |= {name: mark.to_json(at) for name in ("mark", "soft") if (at := getattr(self, name))}
-        names = (*_COUNTED, "copy", "next", "request", "was")
-        raw |= {name: getattr(self, name) for name in names if getattr(self, name)}
+        raw |= {name: mark.to_json(at) for name, at in {"mark": self.mark, "soft": self.soft}.items() if at}
+        values = {
+            "step": self.step,
+            "window": self.window,
+            "base": self.base,
+            "copy": self.copy,
+            "next": self.next,
+            "request": self.request,
+            "was": self.was,
+        }
+        raw |= {name: value for name, value in values.items() if value}
         if self.bounds:
             raw["bounds"] = [mark.to_json(bound) for bound in self.bounds]
         if self.undo:

@@ -13,7 +13,7 @@ import logging
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +44,17 @@ class Counts:
     zero_index: int = 0
     late: int = 0
     missing: int = 0
+
+    def to_json(self) -> dict[str, int]:
+        """By the names that the status file and the metrics have for them."""
+        return {
+            "requests": self.requests,
+            "received": self.received,
+            "duplicates": self.duplicates,
+            "zero_index": self.zero_index,
+            "late": self.late,
+            "missing": self.missing,
+        }
 
 
 class Level(NamedTuple):
@@ -137,7 +148,7 @@ class Cluster:
         level = self.level()
         return {
             "mark": str(level.mark),
-            **asdict(self.counts),
+            **self.counts.to_json(),
             "journal_bytes": level.bytes,
             "usage": round(level.usage, 3),
             "warnings": self.warnings(),

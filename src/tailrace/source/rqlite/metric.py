@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -42,7 +41,7 @@ class Figures(Collector):
         for name, meaning in _MEANINGS.items():
             counter = CounterMetricFamily(f"tailrace_rqlite_{name}", meaning, labels=["service"])
             for cluster in clusters:
-                counter.add_metric([cluster.service], asdict(cluster.counts)[name])
+                counter.add_metric([cluster.service], cluster.counts.to_json()[name])
             yield counter
         index = GaugeMetricFamily("tailrace_rqlite_index", "The last Raft index that was stored", labels=["service"])
         size = GaugeMetricFamily("tailrace_rqlite_journal_bytes", "The size of the journal", labels=["service"])

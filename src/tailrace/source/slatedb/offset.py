@@ -50,8 +50,9 @@ class Entry(offset.Entry[Mark]):
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
-        raw |= {name: value for name in ("next", "clock", "copy", "request") if (value := getattr(self, name))}
-        raw |= {name: list(value) for name in ("x", "cuts") if any(value := getattr(self, name))}
+        numbers = {"next": self.next, "clock": self.clock, "copy": self.copy, "request": self.request}
+        raw |= {name: number for name, number in numbers.items() if number}
+        raw |= {name: list(values) for name, values in {"x": self.x, "cuts": self.cuts}.items() if any(values)}
         if self.skips:
             raw["skips"] = [str(position) for position in self.skips]
         return raw if self.at is None else {**raw, "at": list(self.at)}

@@ -48,7 +48,8 @@ class Entry(offset.Entry[Position]):
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
-        raw |= {name: getattr(self, name) for name in ("next", "request", "copy") if getattr(self, name)}
+        numbers = {"next": self.next, "request": self.request, "copy": self.copy}
+        raw |= {name: number for name, number in numbers.items() if number}
         if self.x != START:
             raw["x"] = str(self.x)
         if self.bounds:
