@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -166,10 +165,12 @@ class PostgresSource:
             return "the event trigger is installed; schema changes arrive in order with the rows"
 
     def reset(self) -> None:
-        """Drop the slot and the journal. Raises OwnedError while somebody reads them."""
-        with session(self.dsn, "dropping the slot") as connection:
+        """Drop the slot and the journal. Raises OwnedError while another process reads one or writes the other.
+
+        UnavailableError when the journal cannot be removed.
+        """
+        with Journal.removing(self.journal), session(self.dsn, "dropping the slot") as connection:
             drop_slot(connection, self.slot)
-        shutil.rmtree(self.journal, ignore_errors=True)
 
     def receiving(self) -> Child:
         return self.receiver()

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from tailrace.wholefile import make_folder, replace_durably
+from tailrace.wholefile import make_folder, remove, replace_durably
 
 _SUFFIX = ".cursor"
 _PURGED = "purged"
@@ -34,7 +34,7 @@ class Cursors:
 
     def forget(self, reader: str) -> None:
         """The reader is gone, or begins anew."""
-        self._file(reader).unlink(missing_ok=True)
+        remove(self._file(reader))
 
     def is_due(self, seconds: float) -> bool:
         """Whether the last purge is so long ago; if so, it counts as done now."""

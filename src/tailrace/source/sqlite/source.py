@@ -31,7 +31,7 @@ from tailrace.source.sqlite.option import SqliteOptions, TursoOptions
 from tailrace.source.sqlite.split import LogSplit, read_log
 from tailrace.sqlite import sequence
 from tailrace.sqlite.layout import quoted
-from tailrace.wholefile import make_folder
+from tailrace.wholefile import make_folder, remove
 
 PURGE_SECONDS = 60.0
 """How often consumed changes are looked for."""
@@ -85,9 +85,9 @@ class SqliteSource:
         errors.require(self.check())
 
     def reset(self) -> None:
-        """Forget the reader's cursor. The tape stays as it is."""
+        """Forget the reader's cursor. The tape stays as it is. Raises UnavailableError when it cannot be removed."""
         Cursors(self.folder).forget(self.reader)
-        self._versions_file.unlink(missing_ok=True)
+        remove(self._versions_file)
 
     @property
     def _versions_file(self) -> Path:
