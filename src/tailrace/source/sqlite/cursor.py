@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
+from tailrace.errors import DamagedError
 from tailrace.wholefile import make_folder, remove, replace_durably
 
 _SUFFIX = ".cursor"
@@ -29,8 +30,8 @@ class Cursors:
         replace_durably(self._file(reader), b"%d" % change_id)
 
     def lowest(self) -> int | None:
-        """What every reader has; None before there is one."""
-        return min((int(file.read_text()) for file in self._folder.glob(f"*{_SUFFIX}")), default=None)
+        """What every reader has; None before there is one. Raises DamagedError when a cursor cannot be read."""
+        return min(map(_load, self._folder.glob(f"*{_SUFFIX}")), default=None)
 
     def forget(self, reader: str) -> None:
         """The reader is gone, or begins anew."""
@@ -46,3 +47,13 @@ class Cursors:
 
     def _file(self, reader: str) -> Path:
         return self._folder / f"{quote(reader, safe='')}{_SUFFIX}"
+
+
+def _load(file: Path) -> int:
+    try:
+        return int(file.read_bytes())
+    except ValueError as error:
+        raise DamagedError(
+            f"the cursor {file} holds no number, so nothing may be purged from the tape",
+            fix=f"rm {file}, then restart its reader, which puts it back at its own position",
+        ) from error

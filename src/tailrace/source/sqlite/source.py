@@ -118,9 +118,10 @@ class SqliteSource:
         """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""
         cursors = Cursors(self.folder)
         cursors.advance(self.reader, LogOffset.from_json(upto).low_water.commit)
-        lowest = cursors.lowest()
-        if self.purge_seconds is None or self.reader != PIPELINE or lowest is None or not cursors.is_due(PURGE_SECONDS):
+        if self.purge_seconds is None or self.reader != PIPELINE or not cursors.is_due(PURGE_SECONDS):
             return
+        lowest = cursors.lowest()
+        assert lowest is not None  # this reader's own at least
         try:
             self._purge(lowest, time.time() - self.purge_seconds)
         except UnavailableError:
