@@ -380,4 +380,5 @@ class PostgresFollower:
         self._close_round()
         if self._opening is not None:
             self._opening.abandon()
+        self._journal.close()
         self._receiver.stop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -124,8 +124,7 @@ class PostgresSource:
         open transactions, unless it `is_told` to end: UnavailableError.
         """
         errors.require(self.check())
-        journal = JournalReader(self.journal)
-        with session(self.dsn, "preparing the source") as connection:
+        with closing(JournalReader(self.journal)) as journal, session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
                 # One serves every reader, whoever comes first.
                 whole = self
