@@ -25,6 +25,7 @@ MODEL = frozenset(
         "jsontext",
         "plaintext",
         "ticker",
+        "statusfile",
         "wholefile",
     }
 )

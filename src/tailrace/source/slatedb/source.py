@@ -33,7 +33,7 @@ from tailrace.source.slatedb.row import Partition, Rows, build
 from tailrace.source.slatedb.rule import Rule, read_rules
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
 from tailrace.source.slatedb.store import Database, Store
-from tailrace.source.slatedb.watch import read_status
+from tailrace.statusfile import read_file
 from tailrace.wholefile import make_folder, remove
 
 
@@ -177,5 +177,5 @@ class SlateDbSource:
         return LogOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
-        raw = read_status(self.status_file)
+        raw = read_file(self.status_file)
         return {key: raw.get(key) for key in ("gear", "received", "journal_bytes", "error", "fix")}
