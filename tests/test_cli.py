@@ -20,6 +20,7 @@ from tailrace.cli.report import EXIT_CODES
 from tailrace.config import load
 from tailrace.errors import TailraceError
 from tailrace.state import RunnerLock, SourceStatus, StateStore, TableState
+from tests.removal import removals_fail
 
 CANARY = "c4nary-Pa55"
 SRC = str(Path(__file__).parent.parent / "src")
@@ -445,6 +446,20 @@ def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -
     asked = CliRunner().invoke(app, ["reset", str(file), "--json"], input="n\n")
     assert "Forget" in asked.stderr
     assert "Forget" not in asked.stdout, "the question stands beside the data, not in it"
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_reset_that_cannot_remove_the_checkpoint_says_so(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with make_state(file):
+        commits = file.parent / "state" / "checkpoint" / "commits"
+        commits.mkdir(parents=True)
+        (commits / "0").touch()
+        with removals_fail(monkeypatch):
+            refused = invoke("reset", file, "--yes")
+        assert refused.exit_code == 4
+        assert "belongs to this user" in refused.stderr
+        assert invoke("reset", file, "--yes").exit_code == 0
+        assert not commits.exists()
 
 
 @pytest.mark.usefixtures("plugin")

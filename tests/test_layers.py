@@ -28,6 +28,7 @@ MODEL = frozenset(
         "ticker",
         "turso_lock",
         "trace",
+        "statusfile",
         "wholefile",
     }
 )

@@ -6,7 +6,6 @@ pipe, and its end asks the child to stop, so a child never outlives its owner. I
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tailrace.errors import UnavailableError, revive
-from tailrace.wholefile import replace_text
+from tailrace.statusfile import read_file, write_file
 
 BUSY = 75
 """Exit code: another process does this work already, which serves every owner as well."""
@@ -160,15 +159,11 @@ def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
 def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
     """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting.
 
-    Its process id stands there as `pid`.
+    Its process id stands there as `pid`. A disk that refuses it does not stop the child.
     """
-    replace_text(folder / f"{name}.json", json.dumps({"pid": os.getpid(), **status}))
+    write_file(folder / f"{name}.json", {"pid": os.getpid(), **status})
 
 
 def read_status(folder: Path, name: str) -> dict[str, Any]:
     """The child's last status; empty when it never wrote one."""
-    try:
-        status: dict[str, Any] = json.loads((folder / f"{name}.json").read_text())
-    except (FileNotFoundError, json.JSONDecodeError):
-        return {}
-    return status
+    return read_file(folder / f"{name}.json")

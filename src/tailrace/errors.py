@@ -47,9 +47,12 @@ class TailraceError(Exception):
         return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
 
     def describe(self) -> dict[str, str | None]:
-        """The error as JSON values, for another process; `revive` makes it an error again."""
+        """The error as JSON values, for another process; `revive` makes it an error again.
+
+        A kind of error that is not defined here goes as its nearest ancestor that is: the other side knows no others.
+        """
         return {
-            "kind": type(self).__name__,
+            "kind": next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__),
             "message": self.message,
             "fix": self.fix,
             "table": self.table,

@@ -28,6 +28,14 @@ def try_lock(file: int) -> bool:
     return False
 
 
+def is_current(file: int, path: Path) -> bool:
+    """Whether an open file is the one at this path. The lock on one that was removed keeps no one out."""
+    try:
+        return os.path.samestat(os.fstat(file), path.stat())
+    except FileNotFoundError:
+        return False
+
+
 def is_locked(path: Path) -> bool:
     """Whether some process has the lock on this file now. Changes nothing and needs no right to write."""
     try:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+
+from tailrace.errors import UnavailableError
 
 
 def replace_text(file: Path, text: str) -> None:
@@ -57,6 +60,29 @@ def make_folder(folder: Path) -> None:
         except PermissionError:
             # Who may write in a folder may be kept from opening it.
             os.sync()
+
+
+def remove(path: Path, last: str = "") -> None:
+    """Remove a file, or a folder with all that is in it, of which the file `last` goes last.
+
+    What is not there is no error, and a repeat, also after an interruption, does the rest. A folder that is a link, or
+    that a disk is mounted on, stays where it is, empty. Raises UnavailableError when something cannot be removed.
+    """
+    try:
+        if not path.is_dir():
+            path.unlink(missing_ok=True)
+            return
+        for each in sorted(path.iterdir(), key=lambda each: each.name == last):
+            if each.is_dir() and not each.is_symlink():
+                shutil.rmtree(each)
+            else:
+                each.unlink()
+    except OSError as error:
+        raise UnavailableError(
+            f"{path} cannot be removed: {error.strerror}", fix="see that it belongs to this user; then try again"
+        ) from error
+    with suppress(OSError):
+        path.rmdir()
 
 
 def _draft(file: Path) -> Path:

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.change import START, Position
-from tailrace.errors import DamagedError, LostError, UnavailableError
+from tailrace.errors import DamagedError, LostError, OwnedError, UnavailableError
 from tailrace.failpoint import VARIABLE, FailpointError
-from tailrace.journal import Cursor, Frame, Journal, cursors
+from tailrace.filelock import try_lock
+from tailrace.journal import Cursor, Frame, Journal, cursors, journal
 from tests.power import Disk
 
 
@@ -412,3 +413,34 @@ def test_a_frame_removed_after_it_was_planned_is_lost_not_empty(tmp_path: Path) 
         reader.refresh()
         with pytest.raises(LostError):
             reader.frames(START, end(1))
+
+
+def test_no_one_writes_a_journal_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "journal"
+    Journal.open_writer(path).close()
+    with Journal.removing(path), pytest.raises(OwnedError, match="is written by"):
+        Journal.open_writer(path)
+    assert not path.exists()
+    with Journal.removing(path):
+        pass
+    Journal.open_writer(path).close()
+
+    def gone_meanwhile(file: int) -> bool:
+        monkeypatch.undo()
+        with Journal.removing(path):
+            pass
+        return try_lock(file)
+
+    monkeypatch.setattr(journal, "try_lock", gone_meanwhile)
+    with pytest.raises(UnavailableError, match="is being removed"):
+        Journal.open_writer(path)
+    Journal.open_writer(path).close()
+
+
+def test_a_journal_stays_when_what_goes_with_it_fails(tmp_path: Path) -> None:
+    path = tmp_path / "journal"
+    Journal.open_writer(path).close()
+    with pytest.raises(LostError), Journal.removing(path):
+        raise LostError("not now")
+    assert path.exists()
+    assert not Journal.is_written(path)

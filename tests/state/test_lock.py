@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import pytest
@@ -67,3 +69,13 @@ def test_a_forked_child_does_not_hold_the_lock(tmp_path: Path) -> None:
     finally:
         os.close(writing)
         os.waitpid(child, 0)
+
+
+def test_a_lock_that_was_let_go_is_forgotten(tmp_path: Path) -> None:
+    lock = RunnerLock(tmp_path)
+    for _ in range(2):
+        lock.acquire().release()
+    kept = weakref.ref(lock)
+    del lock
+    gc.collect()
+    assert kept() is None, "a process that runs pipelines for years holds nothing of those that ended"

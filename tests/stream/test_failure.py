@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import traceback
+from dataclasses import dataclass
+
 import pytest
 
 from tailrace.errors import LostError, PreflightError, UnavailableError
-from tailrace.stream.failure import recognise
+from tailrace.selection import TableOptions
+from tailrace.source import Limit, Versions
+from tailrace.source.slatedb.store import CollectedError
+from tailrace.source.sqlite.follower import SqliteFollower
+from tailrace.source.sqlite.source import SqliteSource
+from tailrace.stream.datasource import BlockReader, Feed
+from tailrace.stream.failure import portable_errors, recognise
 
 THROUGH_SPARK = """[STREAM_FAILED] Query terminated with exception: An exception was raised by the Python Proxy.
 Traceback (most recent call last):
@@ -91,3 +100,34 @@ def test_a_worker_that_a_busy_machine_starts_too_late_is_tried_again(cause: str)
 def test_a_name_of_a_timeout_in_the_middle_of_a_text_is_none() -> None:
     error = RuntimeError("no such column: java.net.SocketTimeoutException")
     assert recognise(error) is error
+
+
+@dataclass(frozen=True)
+class Collected(SqliteSource):
+    """A source whose log was deleted, which it says with an error of its own kind."""
+
+    def follow(self, versions: Versions | None = None) -> SqliteFollower:
+        raise CollectedError("WAL file 7 is gone", fix="copy again")
+
+
+def test_an_error_of_an_authors_kind_is_recognised_as_the_nearest_kind_that_everyone_knows() -> None:
+    reader = BlockReader(Feed(Collected("p", path="", folder="", tables_wanted=TableOptions()), Limit(1, 1), lanes=1))
+    for call in (
+        reader.initialOffset,
+        reader.prepareForTriggerAvailableNow,
+        lambda: reader.latestOffset({}, reader.getDefaultReadLimit()),
+        lambda: reader.partitions({}, {}),
+    ):
+        with pytest.raises(LostError) as raised:
+            call()
+        # Spark hands on nothing but the traceback's text.
+        found = recognise(RuntimeError("".join(traceback.format_exception(raised.value))))
+        assert isinstance(found, LostError)
+        assert (found.message, found.fix) == ("WAL file 7 is gone", "copy again")
+
+
+def test_errors_that_everyone_knows_are_raised_as_they_are() -> None:
+    error = LostError("the slot is gone")
+    with pytest.raises(LostError) as raised, portable_errors():
+        raise error
+    assert raised.value is error

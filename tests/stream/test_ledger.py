@@ -38,6 +38,7 @@ class PlainSource:
 
     released: list[Offset] = field(default_factory=list)
     passed: list[list[str]] = field(default_factory=list)
+    said: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> list[Finding]:
         return []
@@ -76,7 +77,7 @@ class PlainSource:
         ]
 
     def status(self) -> dict[str, Any]:
-        return {"gear": "streaming", "passed": self.passed[-1] if self.passed else None}
+        return {"gear": "streaming", "passed": self.passed[-1] if self.passed else None, **self.said}
 
 
 class Scene:
@@ -495,3 +496,12 @@ def test_tables_that_left_while_nobody_ran_are_forgotten_at_the_start(scene: Sce
     table = TableSchema(TableName("public", "a"), (Column("id", pa.int64()),), ("id",), upstream_id="1")
     scene.open().open_tables([table])
     assert [known.upstream_id for known in scene.store.tables()] == ["1"]
+
+
+def test_what_a_source_says_of_itself_beyond_the_known_words_ends_no_run(scene: Scene) -> None:
+    scene.source.said.update(shards=3, journal_bytes=7)
+    assert scene.ledger.note_source() == "streaming"
+    scene.ledger.waiting(UnavailableError("out of reach", fix="wait"))
+    status = scene.store.source_status()
+    assert status is not None
+    assert (status.gear, status.journal_bytes, status.error, status.fix) == ("waiting", 7, "out of reach", "wait")

@@ -19,7 +19,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.stream import microbatch
-from tailrace.stream.block import Receipt, staged_row
+from tailrace.stream.block import Receipt, error_row, staged_row
 from tailrace.stream.microbatch import Applier
 from tailrace.testing.destination import ITEMS, PLAIN, Change, changes_of, insert, read
 
@@ -97,3 +97,21 @@ def test_a_file_that_only_housekeeping_misses_does_not_stop_its_table(
     [result] = apply(destination, 2, {ITEMS: read(id=3, name="new", price=1)})
     assert (result["copied"], result["error"]) == (1, None)
     assert "a file of the table is no longer in" in caplog.text
+
+
+class DialectError(TableError):
+    """A kind of error that only the author of a source knows."""
+
+
+def test_an_error_of_an_authors_own_kind_stops_its_own_table(tmp_path: Path) -> None:
+    destination = DeltaDestination(str(tmp_path))
+    rows = destination.write_rows(PLAIN, changes_of(PLAIN, read(id=1, name="a", price=1)))
+    blocks = [
+        error_row(ITEMS, DialectError("a dialect of its own", fix="speak plainly", table="shop.items"), 0),
+        staged_row(Receipt(PLAIN, rows, False, False), 0),
+    ]
+    results = Applier(SOURCE, destination, 1).run(iter(blocks), Batch("p", 0))
+    items, plain = (row for result in results for row in result.to_pylist())
+    assert (plain["copied"], plain["error"]) == (1, None)
+    error = json.loads(items["error"])
+    assert (error["kind"], error["message"], error["fix"]) == ("TableError", "a dialect of its own", "speak plainly")

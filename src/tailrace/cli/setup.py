@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tailrace.cli.report import tell
 from tailrace.errors import ConfigError, PreflightError
+from tailrace.wholefile import remove
 
 if TYPE_CHECKING:
     from tailrace.config import PipelineConfig
@@ -53,7 +53,7 @@ def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
     with RunnerLock(config.state), config.store_address.open() as store:
         store.claim_run(takes_over=config.store.type == "sqlite")
         open_source(config).reset()
-        shutil.rmtree(Path(config.state) / "checkpoint", ignore_errors=True)
+        remove(Path(config.state) / "checkpoint")
         store.forget_pipeline()
     done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
     tell(done, {"done": done}, as_json=as_json)

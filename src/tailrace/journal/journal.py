@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tailrace.change import START, Position
 from tailrace.errors import OwnedError, UnavailableError
-from tailrace.filelock import is_locked, try_lock
+from tailrace.filelock import is_current, is_locked, try_lock
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
 from tailrace.journal.writer import JournalWriter
-from tailrace.wholefile import make_folder, sync
+from tailrace.wholefile import make_folder, remove, sync
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
+
+_LOCK = "lock"
 
 
 class Journal:
@@ -52,16 +56,36 @@ class Journal:
             if lock is not None:
                 os.close(lock)
             if isinstance(error, OSError):
-                raise UnavailableError(
-                    f"journal {folder} cannot be opened: {error.strerror}",
-                    fix="see that its disk is mounted, writable and not full",
-                ) from error
+                raise _unopened(folder, error) from error
             raise
+
+    @classmethod
+    @contextmanager
+    def removing(cls, path: str | Path) -> Iterator[None]:
+        """No one writes the journal during the block, and it is gone afterwards; a block that fails leaves it.
+
+        A journal that is not there is no error, and a repeat, also after an interruption, does the rest. Raises
+        OwnedError while another process writes, UnavailableError when the disk does not answer or something cannot be
+        removed.
+        """
+        folder = Path(path)
+        if not folder.exists():
+            yield
+            return
+        try:
+            lock = _lock(folder)
+        except OSError as error:
+            raise _unopened(folder, error) from error
+        try:
+            yield
+            remove(folder, last=_LOCK)  # until then no writer begins what is being removed
+        finally:
+            os.close(lock)
 
     @staticmethod
     def is_written(path: str | Path) -> bool:
         """Whether some process is the journal's writer now."""
-        return is_locked(Path(path) / "lock")
+        return is_locked(Path(path) / _LOCK)
 
     @classmethod
     def open_reader(cls, path: str | Path) -> JournalReader:
@@ -69,8 +93,15 @@ class Journal:
         return JournalReader(path)
 
 
+def _unopened(folder: Path, error: OSError) -> UnavailableError:
+    return UnavailableError(
+        f"journal {folder} cannot be opened: {error.strerror}",
+        fix="see that its disk is mounted, writable and not full",
+    )
+
+
 def _lock(folder: Path) -> int:
-    file = os.open(folder / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
     if not try_lock(file):
         owner = os.pread(file, 200, 0).decode(errors="replace").strip()
         os.close(file)
@@ -78,6 +109,9 @@ def _lock(folder: Path) -> int:
             f"journal {folder} is written by {owner or 'another process'}",
             fix="stop that receiver first, or give this pipeline a journal of its own",
         )
+    if not is_current(file, folder / _LOCK):
+        os.close(file)
+        raise UnavailableError(f"journal {folder} is being removed", fix="none needed: it is tried again")
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return file

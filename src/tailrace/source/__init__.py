@@ -235,6 +235,8 @@ class Source(Protocol):
     def status(self) -> dict[str, Any]:
         """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap.
 
+        The words are those of `SourceStatus`; others are left out.
+
         `passed` are two positions: behind a batch that ended at the first, the follower found nothing up to the second,
         and made no batch for it.
         """

@@ -7,6 +7,7 @@ import os
 import socket
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -89,8 +90,8 @@ class RunnerLock:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(text).encode(), 0)
         self._descriptor = descriptor
-        # A forked child shares the lock until it closes its copy: it must not outlive the runner holding it.
-        os.register_at_fork(after_in_child=self.release)
+        _held.add(self)
+        _release_after_fork()
         return self
 
     def release(self) -> None:
@@ -98,6 +99,7 @@ class RunnerLock:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+            _held.discard(self)
 
     def __enter__(self) -> Self:
         return self if self._descriptor is not None else self.acquire()
@@ -106,6 +108,24 @@ class RunnerLock:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.release()
+
+
+_held: set[RunnerLock] = set()
+"""The locks that this process holds."""
+
+
+@cache
+def _release_after_fork() -> None:
+    """From now on forked children let go of the locks. Only the first call in a process does something.
+
+    A child shares a lock until it closes its copy: it must not outlive the runner holding it.
+    """
+
+    def release() -> None:
+        for lock in list(_held):
+            lock.release()
+
+    os.register_at_fork(after_in_child=release)
 
 
 def find_owner(state_dir: Path) -> Owner | None:

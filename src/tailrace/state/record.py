@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -116,6 +116,12 @@ class SourceStatus:
     error: str | None = None
     fix: str | None = None
     at: datetime | None = None
+
+    @classmethod
+    def of(cls, said: Mapping[str, Any]) -> SourceStatus:
+        """What a source says of itself. Words that are not known here are left out: sources may say more."""
+        known = {each.name for each in fields(cls)}
+        return cls(**{word: value for word, value in said.items() if word in known})
 
 
 @dataclass(frozen=True)

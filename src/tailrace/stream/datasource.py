@@ -23,6 +23,7 @@ from tailrace.failpoint import reach
 from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
 from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
+from tailrace.stream.failure import portable_errors
 from tailrace.stream.sealed import Sealed
 from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quietly
 
@@ -106,6 +107,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._store = self.feed.state.join(self.feed.run)
         return self._store
 
+    @portable_errors()
     def initialOffset(self) -> Offset:
         return self.follower.start()
 
@@ -113,9 +115,11 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot say.
         return ReadAllAvailable()
 
+    @portable_errors()
     def prepareForTriggerAvailableNow(self) -> None:
         self._target = self.follower.target()
 
+    @portable_errors()
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         while True:
             if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
@@ -143,6 +147,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             skips=store.skips(),
         )
 
+    @portable_errors()
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         splits = self.follower.plan(start, end)
         lanes = spread(splits, self.feed.lanes)
@@ -157,6 +162,10 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         freeze_imports()
+        with portable_errors():
+            yield from self._rows(partition)
+
+    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if isinstance(partition, LogPartition):
             yield from partition.rows()
             return

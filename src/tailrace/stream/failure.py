@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from py4j.protocol import Py4JJavaError
 
@@ -19,6 +21,21 @@ _LOST_WORKER = re.compile(
 _SLOW_WORKER = re.compile(r"\[CANNOT_OPEN_SOCKET\]|^\s*(?:Caused by: |: )?java\.net\.SocketTimeoutException\b", re.M)
 """Spark and PySpark give the other side of a socket some seconds to connect: a busy machine may take longer."""
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
+
+
+@contextmanager
+def portable_errors() -> Iterator[None]:
+    """For whatever Spark calls: an error whose kind is not in `tailrace.errors` leaves as its nearest ancestor there.
+
+    Only the name of its class crosses Spark, and only those names are recognised on the other side.
+    """
+    try:
+        yield
+    except TailraceError as error:
+        known = revive(error.describe())
+        if type(known) is type(error):
+            raise
+        raise known from error
 
 
 def recognise(error: Exception) -> Exception:

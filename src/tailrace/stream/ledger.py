@@ -284,20 +284,19 @@ class Ledger:
     def note_source(self) -> str | None:
         """Store what the receiving half says of itself; its gear."""
         told = self._source.status()
-        passed = told.pop("passed", None)
+        passed = told.get("passed")
         # The batch that it was found behind may be one that is not recorded yet, or no longer the last.
         if passed is not None and passed != self._passed and passed[0] == _furthest(self._standing):
             self._store.pass_over(passed[1])
             self._passed = passed
-        status = SourceStatus(**told)
+        status = SourceStatus.of(told)
         self._store.put_source_status(status)
         return status.gear
 
     def waiting(self, error: TailraceError) -> None:
         """Something is unavailable: say so in the status until it is over."""
         told = {**self._source.status(), "gear": "waiting", "error": error.message, "fix": error.fix}
-        told.pop("passed", None)
-        self._store.put_source_status(SourceStatus(**told))
+        self._store.put_source_status(SourceStatus.of(told))
 
     def status(self) -> Status:
         self._previous = Status.read(self._store, previous=self._previous)

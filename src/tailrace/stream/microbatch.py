@@ -24,6 +24,7 @@ from tailrace.failpoint import reach
 from tailrace.schema import TableSchema
 from tailrace.source import Source, Split, weigh
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
+from tailrace.stream.failure import portable_errors
 from tailrace.stream.worker import freeze_imports, give_back_memory
 
 _log = logging.getLogger(__name__)
@@ -87,7 +88,8 @@ class Applier:
         lane = self
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return lane.run(batches, batch)
+            with portable_errors():
+                yield from lane.run(batches, batch)
 
         rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
         return [Result(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows]

@@ -32,7 +32,7 @@ from tailrace.status import Status
 from tailrace.stream.attendant import Attendant
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.datasource import Feed, bound, drain_file
-from tailrace.stream.failure import passed_on, recognise
+from tailrace.stream.failure import passed_on, portable_errors, recognise
 from tailrace.stream.ledger import EVENT_SECONDS, Ledger
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
@@ -245,6 +245,7 @@ class Pipeline:
         # Another life of the same pipeline counts its batches anew.
         life = f"{config.name}/{run.store.pipeline().epoch}"
 
+        @portable_errors()
         def apply(blocks: DataFrame, batch_id: int) -> None:
             self._in_batch.set()
             try:

@@ -380,9 +380,7 @@ class SourceContract:
             self.equal(replay, upstream)
             assert standing(replay).position > at
             assert standing(replay).phase == "ready"
-            told = upstream.source.status()
-            told.pop("passed", None)
-            assert SourceStatus(**told).gear
+            assert SourceStatus.of(upstream.source.status()).gear
 
     def stop(self, replay: Replay, upstream: Upstream) -> TableProgress:
         """Some changes that fail. Where the table stood before, and is told to stand until it may go on."""

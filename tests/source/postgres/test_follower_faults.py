@@ -17,6 +17,7 @@ from tailrace.errors import UnavailableError
 from tailrace.failpoint import VARIABLE
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.source import Limit, Orders
+from tailrace.source.history import Remembered
 from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.source import PostgresSource
@@ -361,3 +362,21 @@ def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
         assert not replay.plan()
         monkeypatch.setattr(follower, "STILL_SECONDS", 0.0)
         assert replay.plan()
+
+
+def open_files(folder: str) -> list[str]:
+    """The files of a folder that this process has open."""
+    return [str(file) for each in Path("/proc/self/fd").iterdir() if (file := each.resolve()).is_relative_to(folder)]
+
+
+def test_a_follower_that_was_stopped_and_a_source_that_was_prepared_leave_no_file_of_the_journal_open(
+    source: PostgresSource, tmp_path: Path
+) -> None:
+    for _ in range(2):
+        source.prepare()
+    assert open_files(source.journal) == []
+    stopped = source.follow(Remembered(tmp_path / "versions"))
+    assert open_files(source.journal) != []
+    for _ in range(2):
+        stopped.stop()
+    assert open_files(source.journal) == []

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.selection import FullDiffOptions
-from tailrace.wholefile import replace_text
+from tailrace.statusfile import read_file, write_file
 
 SAVE_SECONDS = 5.0
 
@@ -37,8 +36,8 @@ class Schedule:
         self._busy, self._idle = busy_seconds, max(busy_seconds, idle_seconds)
         self._turns: dict[str, Turn] = {}
         self._saved = time.monotonic()
-        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-            raw = json.loads(file.read_text())
+        with suppress(ValueError, KeyError, TypeError):
+            raw = read_file(file)
             self._turns = {each: Turn(int(one["polls"]), float(one["diffed"])) for each, one in raw.items()}
 
     def _turn(self, table: str) -> Turn:
@@ -79,6 +78,5 @@ class Schedule:
 
     def save(self) -> None:
         self._saved = time.monotonic()
-        self._file.parent.mkdir(parents=True, exist_ok=True)
         counts = {each: {"polls": turn.polls, "diffed": turn.diffed} for each, turn in self._turns.items()}
-        replace_text(self._file, json.dumps(counts))
+        write_file(self._file, counts)

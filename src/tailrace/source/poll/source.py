@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,7 @@ from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
 from tailrace.source.poll.roster import call, examine
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
-from tailrace.wholefile import make_folder
+from tailrace.wholefile import make_folder, remove
 
 
 @dataclass(frozen=True)
@@ -103,7 +102,8 @@ class PollSource:
         errors.require(self.check())
 
     def reset(self) -> None:
-        shutil.rmtree(self.folder, ignore_errors=True)
+        """Forget what is known of the tables. Raises UnavailableError when it cannot be removed."""
+        remove(Path(self.folder))
 
     def receiving(self) -> AbstractContextManager[object]:
         """Nothing is pushed: there is nothing to receive."""

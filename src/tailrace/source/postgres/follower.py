@@ -188,9 +188,9 @@ class PostgresFollower:
         return now.read_on(max(self._journal.head(), self._journal.mark()), self._goal, limit, self._take)
 
     def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> Position:
-        """The furthest commit boundary in (after, upto] within the limit.
+        """The first commit boundary in (after, upto] at which the limit is reached; `upto` where it is not.
 
-        The first transaction is taken whatever its size: a batch must make progress.
+        The transaction that reaches it is taken whole, whatever its size: a batch must make progress.
         """
         if not wanted or upto <= after:
             return max(after, upto)
@@ -380,5 +380,6 @@ class PostgresFollower:
         self._close_round()
         if self._opening is not None:
             self._opening.abandon()
+        self._journal.close()
         self._receiver.stop()
         self._journal.close()

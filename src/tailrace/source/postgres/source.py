@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
@@ -125,10 +124,7 @@ class PostgresSource:
         open transactions, unless it `is_told` to end: UnavailableError.
         """
         errors.require(self.check())
-        with (
-            closing(JournalReader(self.journal)) as journal,
-            session(self.dsn, "preparing the source") as connection,
-        ):
+        with closing(JournalReader(self.journal)) as journal, session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.publication):
                 # One serves every reader, whoever comes first.
                 whole = self
@@ -168,10 +164,12 @@ class PostgresSource:
             return "the event trigger is installed; schema changes arrive in order with the rows"
 
     def reset(self) -> None:
-        """Drop the slot and the journal. Raises OwnedError while somebody reads them."""
-        with session(self.dsn, "dropping the slot") as connection:
+        """Drop the slot and the journal. Raises OwnedError while another process reads one or writes the other.
+
+        UnavailableError when the journal cannot be removed.
+        """
+        with Journal.removing(self.journal), session(self.dsn, "dropping the slot") as connection:
             drop_slot(connection, self.slot)
-        shutil.rmtree(self.journal, ignore_errors=True)
 
     def receiving(self) -> Child:
         return self.receiver()

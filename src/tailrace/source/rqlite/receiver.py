@@ -10,11 +10,10 @@ import asyncio
 import json
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from urllib.parse import unquote
@@ -23,13 +22,13 @@ import uvicorn
 
 from tailrace.child import BUSY, write_status
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
-from tailrace.filelock import is_locked, try_lock
+from tailrace.filelock import is_current, is_locked, try_lock
 from tailrace.source.rqlite.cluster import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
 from tailrace.source.rqlite.entry import folder_of
 from tailrace.source.rqlite.listener import Connection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
-from tailrace.wholefile import make_folder
+from tailrace.wholefile import make_folder, remove
 
 _log = logging.getLogger(__name__)
 
@@ -247,11 +246,7 @@ def receiving_alone(journal: Path) -> Iterator[None]:
                     f"another process receives into {journal}",
                     fix="stop it, the pipeline or tailrace receive, or give this one its own journal",
                 )
-        try:
-            is_current = os.path.samestat(os.fstat(file), lock.stat())
-        except FileNotFoundError:
-            is_current = False
-        if not is_current:
+        if not is_current(file, lock):
             raise UnavailableError(f"{journal} is being reset", fix="none needed: it is tried again")
         yield
     finally:
@@ -266,19 +261,7 @@ def remove_journal(journal: Path) -> None:
     if not journal.exists():
         return
     with receiving_alone(journal):
-        try:
-            for each in journal.iterdir():
-                if each.is_dir():
-                    shutil.rmtree(each)
-                elif each.name != LOCK:
-                    each.unlink()
-            (journal / LOCK).unlink()  # last: until then nobody begins anew what is being removed
-        except OSError as error:
-            raise UnavailableError(
-                f"{journal} cannot be removed: {error.strerror}", fix="see that it belongs to this user; then try again"
-            ) from error
-    with suppress(OSError):  # another receiver may be there by now, or a disk is mounted there
-        journal.rmdir()
+        remove(journal, last=LOCK)  # until then no receiver begins what is being removed
 
 
 def run(options: str, stopping: Callable[[], bool]) -> int:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from tailrace.errors import Finding, TailraceError
 from tailrace.source.slatedb.store import binding
 from tailrace.source.slatedb.wal import Head, find_tail, read_head
-from tailrace.source.slatedb.watch import read_status
+from tailrace.statusfile import read_file
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
@@ -40,7 +40,7 @@ def _log(head: Head, tail: int) -> Finding:
 def _retention(source: SlateDbSource) -> Finding:
     if source.keep_wal is not None:
         return Finding("ok", "WAL retention", f"files are copied to {source.keep_wal}")
-    status = read_status(source.status_file)
+    status = read_file(source.status_file)
     if status.get("error"):
         return Finding("warning", "WAL retention", status["error"], status.get("fix"))
     return Finding(

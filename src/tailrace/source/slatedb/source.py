@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +15,7 @@ import pyarrow as pa
 
 from tailrace import errors
 from tailrace.change import Changes
-from tailrace.errors import Finding
+from tailrace.errors import Finding, LostError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
 from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
@@ -34,8 +33,8 @@ from tailrace.source.slatedb.row import Partition, Rows, build
 from tailrace.source.slatedb.rule import Rule, read_rules
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
 from tailrace.source.slatedb.store import Database, Store
-from tailrace.source.slatedb.watch import read_status
-from tailrace.wholefile import make_folder
+from tailrace.statusfile import read_file
+from tailrace.wholefile import make_folder, remove
 
 
 @dataclass(frozen=True)
@@ -123,10 +122,12 @@ class SlateDbSource:
         errors.require(self.check())
 
     def reset(self) -> None:
-        delete_leftovers(self.database, self.checkpoint_name)
+        """Delete the checkpoints of this reader, and what is kept for it. Raises UnavailableError when that fails."""
+        with suppress(LostError):  # without a database there are no checkpoints in it
+            delete_leftovers(self.database, self.checkpoint_name)
         for folder in (str(self._folder), self.keep_wal):
             if folder is not None:
-                shutil.rmtree(folder, ignore_errors=True)
+                remove(Path(folder))
 
     def receiving(self) -> AbstractContextManager[object]:
         """Nothing is pushed; with `keep_wal` the follower itself copies WAL files."""
@@ -176,5 +177,5 @@ class SlateDbSource:
         return LogOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
-        raw = read_status(self.status_file)
+        raw = read_file(self.status_file)
         return {key: raw.get(key) for key in ("gear", "received", "journal_bytes", "error", "fix")}

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tailrace.source.slatedb.offset import LogOffset
-from tailrace.wholefile import replace_text
+from tailrace.statusfile import write_file
 
 _EVERY_SECONDS = 1.0
 _WARN_FRACTION = 0.5
@@ -41,8 +39,7 @@ class Watch:
             "age": age,
             **self._warning(now, age),
         }
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        replace_text(self._file, json.dumps(status))
+        write_file(self._file, status)
 
     def _warning(self, now: LogOffset, age: float) -> dict[str, str]:
         if self._min_age is None or age < self._min_age * _WARN_FRACTION:
@@ -52,12 +49,3 @@ class Watch:
             f" {self._min_age:.0f} s on",
             "fix": "raise min_age of the writer's WAL garbage collection, or set keep_wal",
         }
-
-
-def read_status(file: Path) -> Mapping[str, Any]:
-    """What was last written; empty before anything was."""
-    try:
-        found: Mapping[str, Any] = json.loads(file.read_text())
-    except (OSError, ValueError):
-        return {}
-    return found

@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 from urllib.parse import quote
 
-from tailrace.wholefile import make_folder, replace_durably
+from tailrace.errors import DamagedError
+from tailrace.wholefile import make_folder, remove, replace_durably
 
 _SUFFIX = ".cursor"
 _PURGED = "purged"
@@ -29,12 +30,12 @@ class Cursors:
         replace_durably(self._file(reader), b"%d" % change_id)
 
     def lowest(self) -> int | None:
-        """What every reader has; None before there is one."""
-        return min((int(file.read_text()) for file in self._folder.glob(f"*{_SUFFIX}")), default=None)
+        """What every reader has; None before there is one. Raises DamagedError when a cursor cannot be read."""
+        return min(map(_load, self._folder.glob(f"*{_SUFFIX}")), default=None)
 
     def forget(self, reader: str) -> None:
         """The reader is gone, or begins anew."""
-        self._file(reader).unlink(missing_ok=True)
+        remove(self._file(reader))
 
     def is_due(self, seconds: float) -> bool:
         """Whether the last purge is so long ago; if so, it counts as done now."""
@@ -46,3 +47,13 @@ class Cursors:
 
     def _file(self, reader: str) -> Path:
         return self._folder / f"{quote(reader, safe='')}{_SUFFIX}"
+
+
+def _load(file: Path) -> int:
+    try:
+        return int(file.read_bytes())
+    except ValueError as error:
+        raise DamagedError(
+            f"the cursor {file} holds no number, so nothing may be purged from the tape",
+            fix=f"rm {file}, then restart its reader, which puts it back at its own position",
+        ) from error

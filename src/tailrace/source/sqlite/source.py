@@ -31,7 +31,7 @@ from tailrace.source.sqlite.option import SqliteOptions, TursoOptions
 from tailrace.source.sqlite.split import LogSplit, read_log
 from tailrace.sqlite import sequence
 from tailrace.sqlite.layout import quoted
-from tailrace.wholefile import make_folder
+from tailrace.wholefile import make_folder, remove
 
 PURGE_SECONDS = 60.0
 """How often consumed changes are looked for."""
@@ -85,9 +85,9 @@ class SqliteSource:
         errors.require(self.check())
 
     def reset(self) -> None:
-        """Forget the reader's cursor. The tape stays as it is."""
+        """Forget the reader's cursor. The tape stays as it is. Raises UnavailableError when it cannot be removed."""
         Cursors(self.folder).forget(self.reader)
-        self._versions_file.unlink(missing_ok=True)
+        remove(self._versions_file)
 
     @property
     def _versions_file(self) -> Path:
@@ -118,9 +118,10 @@ class SqliteSource:
         """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""
         cursors = Cursors(self.folder)
         cursors.advance(self.reader, LogOffset.from_json(upto).low_water.commit)
-        lowest = cursors.lowest()
-        if self.purge_seconds is None or self.reader != PIPELINE or lowest is None or not cursors.is_due(PURGE_SECONDS):
+        if self.purge_seconds is None or self.reader != PIPELINE or not cursors.is_due(PURGE_SECONDS):
             return
+        lowest = cursors.lowest()
+        assert lowest is not None  # this reader's own at least
         try:
             self._purge(lowest, time.time() - self.purge_seconds)
         except UnavailableError:
