@@ -14,10 +14,10 @@ from pathlib import Path
 from bench.report import Report
 from bench.server import Server
 from tailrace.selection import TableOptions
-from tailrace.source import Errand, Limit, Offset, Orders, Split
-from tailrace.source.history import Remembered
+from tailrace.source import Limit, Offset, ScanSplit, Split, TableDirectives
+from tailrace.source.history import SchemaFile
 from tailrace.source.poll.follower import PollFollower
-from tailrace.source.poll.known import Known
+from tailrace.source.poll.known import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.source import PollSource
 
@@ -71,7 +71,7 @@ class _Life:
 
     def __init__(self, source: PollSource, server: Server, report: Report, rows: int) -> None:
         self.source, self.server, self.report, self.rows = source, server, report, rows
-        self.versions = Remembered()
+        self.versions = SchemaFile()
         self.follower: PollFollower = source.follow(self.versions)
         self.offset: Offset = self.follower.start()
 
@@ -79,7 +79,7 @@ class _Life:
         self._note("copy of a cold table", self._run(changes=self.rows), self.rows)
         started = time.monotonic()
         for _ in range(IDLE_POLLS):
-            assert self.follower.latest(self.offset, LIMIT, Orders()) == self.offset
+            assert self.follower.latest(self.offset, LIMIT, TableDirectives()) == self.offset
         self.report.add(
             "poll", "poll of an idle table", (time.monotonic() - started) / IDLE_POLLS * 1000, "ms", 20, "most"
         )
@@ -103,7 +103,7 @@ class _Life:
     def _known_keys(self) -> int:
         """How many keys the last full diff has written down."""
         [(table, entry)] = PollOffset.from_json(self.offset).tables.items()
-        bases = Known.of(self.source.folder, table).bases(entry.base)
+        bases = KeySnapshot.of(self.source.folder, table).bases(entry.base)
         assert bases is not None
         return sum(base.read().num_rows for base in bases)
 
@@ -111,7 +111,7 @@ class _Life:
         """Seconds until there is nothing more to read, which must have been so many changes."""
         started = time.monotonic()
         given = 0
-        while (end := self.follower.latest(self.offset, LIMIT, Orders())) != self.offset:
+        while (end := self.follower.latest(self.offset, LIMIT, TableDirectives())) != self.offset:
             splits = self.follower.plan(self.offset, end)
             with ThreadPoolExecutor(os.cpu_count() or 2) as pool:
                 given += sum(pool.map(self._drain, splits))
@@ -123,7 +123,7 @@ class _Life:
 
     def _drain(self, split: Split) -> int:
         """One task: an errand puts what it found aside, and it is read from there."""
-        found = split.run(self.source.read) if isinstance(split, Errand) else split
+        found = split.run(self.source.read) if isinstance(split, ScanSplit) else split
         return sum(len(changes) for changes in self.source.read(found))
 
     def _note(self, name: str, seconds: float, rows: int) -> None:

@@ -22,7 +22,7 @@ from tailrace.destination import Batch
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
-from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions
+from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions
 from tailrace.testing.wait import wait_until
 
 EVENTS = 200_000
@@ -50,7 +50,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
 
 def _report_endpoint(report: Report, folder: Path, scale: float) -> None:
     """The endpoint for rqlite, posted to by one client that waits for each answer, as a node does."""
-    options = ReceiverOptions.of(
+    options = RqliteReceiverOptions.of(
         RqliteOptions.model_validate(
             {"type": "rqlite", "listen": f"127.0.0.1:{_free_port()}", "journal": {"path": str(folder)}}
         )

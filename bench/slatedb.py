@@ -18,14 +18,14 @@ from typing import Any
 
 from bench.report import Report
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders, Split
-from tailrace.source.history import Remembered
-from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, crew
+from tailrace.source import Limit, Split, TableDirectives
+from tailrace.source.history import SchemaFile
+from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, reader_pool
 from tailrace.source.slatedb.lookup import look_up
-from tailrace.source.slatedb.offset import Mark
+from tailrace.source.slatedb.offset import WalPoint
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.split import WalSplit, Wanted
-from tailrace.source.slatedb.store import Database, Store, binding, run
+from tailrace.source.slatedb.split import WalRange, WalSplit
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase, binding, run
 from tailrace.source.slatedb.wal import find_tail
 
 ROWS = 400_000
@@ -40,7 +40,7 @@ TRIES = 3
 def measure(report: Report, folder: Path, scale: float) -> None:
     """Fill a database, read its log both ways in turn, then follow its end both ways."""
     (folder / "store").mkdir(parents=True)
-    database = Database("bench", Store("local", str(folder / "store")))
+    database = SlateDbDatabase("bench", ObjectStore("local", str(folder / "store")))
     source = SlateDbSource("bench", database, TableOptions(), str(folder / "state"), poll_seconds=0.0)
     rows = int(ROWS * scale)
     run(_fill(database, rows), "filling the database")
@@ -52,7 +52,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     before = _cpu_seconds()
     shared = [_timed(lambda: _in_threads(source, splits), rows) for _ in range(TRIES)]
     # What further processes used counts once they have ended.
-    crew().dismiss()
+    reader_pool().close()
     cores = (_cpu_seconds() - before) / sum(shared)
     report.add("slatedb", "bare SlateDbWalReader loop", rows / min(bare), "rows/s")
     report.add("slatedb", "through the source, one after the other", rows / min(ours), "rows/s")
@@ -65,7 +65,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     _report_lookup(report, source, rows)
 
 
-async def _fill(database: Database, rows: int) -> None:
+async def _fill(database: SlateDbDatabase, rows: int) -> None:
     api = binding()
     db = await api.DbBuilder(database.path, database.store.open()).build()
     handle = None
@@ -80,7 +80,7 @@ async def _fill(database: Database, rows: int) -> None:
     await db.shutdown_with_options(api.CloseOptions(flush_type=api.FlushType.WAL))
 
 
-async def _loop(database: Database) -> int:
+async def _loop(database: SlateDbDatabase) -> int:
     reader = database.wal_reader()
     last = await reader.last_wal_file_id(0)
     iterator = await reader.iterator(1)
@@ -92,9 +92,9 @@ async def _loop(database: Database) -> int:
 
 def _splits(source: SlateDbSource, tail: int) -> list[WalSplit]:
     table = source.tables()[0]
-    wanted = {str(table.table): Wanted(table, Mark(0, 0), Mark(tail, 2**62), 0)}
+    wanted = {str(table.table): WalRange(table, WalPoint(0, 0), WalPoint(tail, 2**62), 0)}
     return [
-        WalSplit(first=first, last=min(tail, first + SPLIT_FILES - 1), wanted=wanted, bytes=WORTHWHILE_BYTES)
+        WalSplit(first=first, last=min(tail, first + SPLIT_FILES - 1), ranges=wanted, bytes=WORTHWHILE_BYTES)
         for first in range(1, tail + 1, SPLIT_FILES)
     ]
 
@@ -135,7 +135,7 @@ def _report_tail(report: Report, source: SlateDbSource) -> None:
 Seen = Callable[[bytes], bool]
 
 
-def _tail(database: Database, follow: Callable[[Database, Seen], None]) -> list[float]:
+def _tail(database: SlateDbDatabase, follow: Callable[[SlateDbDatabase, Seen], None]) -> list[float]:
     ages: list[float] = []
     ready = threading.Event()
 
@@ -155,7 +155,7 @@ def _tail(database: Database, follow: Callable[[Database, Seen], None]) -> list[
     return ages
 
 
-async def _trickle(database: Database, ready: threading.Event) -> None:
+async def _trickle(database: SlateDbDatabase, ready: threading.Event) -> None:
     api = binding()
     db = await api.DbBuilder(database.path, database.store.open()).build()
     while not ready.is_set():
@@ -167,7 +167,7 @@ async def _trickle(database: Database, ready: threading.Event) -> None:
     await db.shutdown()
 
 
-def _bare_tail(database: Database, seen: Seen) -> None:
+def _bare_tail(database: SlateDbDatabase, seen: Seen) -> None:
     async def follow() -> None:
         reader = database.wal_reader()
         head = await database.manifest()
@@ -181,11 +181,11 @@ def _bare_tail(database: Database, seen: Seen) -> None:
 
 
 def _source_tail(source: SlateDbSource, seen: Seen) -> None:
-    follower = source.follow(Remembered())
+    follower = source.follow(SchemaFile())
     try:
         offset: dict[str, Any] = follower.start()
         while True:
-            end = follower.latest(offset, Limit(2_000_000, 256_000_000), Orders())
+            end = follower.latest(offset, Limit(2_000_000, 256_000_000), TableDirectives())
             if end == offset:
                 time.sleep(0.01)
                 continue
@@ -213,7 +213,7 @@ def _look_up(source: SlateDbSource, keys: list[bytes]) -> int:
     return int(look_up(source.database, source.rules, source.rules[0], keys).num_rows)
 
 
-async def _flush(database: Database) -> None:
+async def _flush(database: SlateDbDatabase) -> None:
     api = binding()
     db = await api.DbBuilder(database.path, database.store.open()).build()
     await db.flush_with_options(api.FlushOptions(flush_type=api.FlushType.MEM_TABLE))

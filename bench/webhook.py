@@ -15,9 +15,9 @@ from statistics import median, quantiles
 import psycopg
 
 from bench.report import Report
-from tailrace.testing.endpoint import Endpoint
+from tailrace.testing.endpoint import WebhookEndpoint
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
 
 BACKLOG = 100_000
@@ -32,7 +32,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     with (
         EmbeddedPostgres(folder / "webhook" / "postgres") as server,
         server.connect() as connection,
-        Endpoint() as endpoint,
+        WebhookEndpoint() as endpoint,
     ):
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, note text, total bigint)")
         connection.execute(f"INSERT INTO orders SELECT n, 'note', n FROM generate_series(1, {rows}) n")
@@ -55,18 +55,18 @@ def _running(folder: Path, dsn: str, url: str) -> Iterator[None]:
         "spark": {"master": "local[2]"},
     }
     file.write_text(json.dumps(pipeline))
-    with Run(file) as run:
+    with RunningPipeline(file) as run:
         run.wait_until(all_ready, WAIT_SECONDS)
         yield
 
 
-def _settle(connection: psycopg.Connection, endpoint: Endpoint) -> None:
+def _settle(connection: psycopg.Connection, endpoint: WebhookEndpoint) -> None:
     """Wait until the copy has been sent, and a first change after it."""
     connection.execute("UPDATE orders SET total = -1 WHERE id = 1")
     wait_until(lambda: _has(endpoint, 1, -1), WAIT_SECONDS)
 
 
-def _follow(connection: psycopg.Connection, endpoint: Endpoint, updates: int) -> list[float]:
+def _follow(connection: psycopg.Connection, endpoint: WebhookEndpoint, updates: int) -> list[float]:
     delays = []
     for number in range(updates):
         connection.execute("UPDATE orders SET total = %s WHERE id = %s", [-number - 2, number + 2])
@@ -77,11 +77,11 @@ def _follow(connection: psycopg.Connection, endpoint: Endpoint, updates: int) ->
     return delays
 
 
-def _span(endpoint: Endpoint) -> float:
+def _span(endpoint: WebhookEndpoint) -> float:
     return endpoint.taken[-1].at - endpoint.taken[0].at
 
 
-def _has(endpoint: Endpoint, key: int, total: int) -> bool:
+def _has(endpoint: WebhookEndpoint, key: int, total: int) -> bool:
     last = endpoint.taken[-1:]
     return any(
         event["data"]["after"]["id"] == key and event["data"]["after"]["total"] == total

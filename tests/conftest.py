@@ -9,7 +9,7 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -40,17 +40,19 @@ def postgres(postgres_server: Callable[[int], EmbeddedPostgres]) -> EmbeddedPost
 
 
 @pytest.fixture
-def make_database() -> Iterator[Callable[[EmbeddedPostgres], Database]]:
+def make_database() -> Iterator[Callable[[EmbeddedPostgres], PostgresDatabase]]:
     """`make_database(server)` is a fresh database there, dropped after the test with its slots."""
     with ExitStack() as made:
 
-        def make(server: EmbeddedPostgres) -> Database:
-            return made.enter_context(Database(server, f"test_{next(_numbers)}"))
+        def make(server: EmbeddedPostgres) -> PostgresDatabase:
+            return made.enter_context(PostgresDatabase(server, f"test_{next(_numbers)}"))
 
         yield make
 
 
 @pytest.fixture
-def database(postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], Database]) -> Database:
+def database(
+    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], PostgresDatabase]
+) -> PostgresDatabase:
     """A fresh database on the session's PostgreSQL 18."""
     return make_database(postgres)

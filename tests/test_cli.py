@@ -374,7 +374,9 @@ def test_nothing_can_be_asked_of_a_pipeline_that_never_ran(file: Path, kind: str
 
 def keep_letter(store: StateStore) -> int:
     raw = f"I{CANARY}".encode()
-    letter = store.keep_letter("1", "public.a", "0" * 32, kind="UnfitError", reason="column v does not fit", raw=raw)
+    letter = store.put_dead_letter(
+        "1", "public.a", "0" * 32, kind="UnfitError", reason="column v does not fit", raw=raw
+    )
     return letter.id
 
 
@@ -391,7 +393,7 @@ def test_dead_letters_are_listed_and_shown_without_their_values(file: Path, tmp_
         assert invoke("errors", "show", file, 99).exit_code == 2
         refused = invoke("errors", "show", file, number, "--raw", tmp_path / "no folder" / "change")
         assert (refused.exit_code, "name another file with --raw" in refused.stderr) == (2, True)
-        store.settle_letter(number, "skipped")
+        store.settle_dead_letter(number, "skipped")
         assert json.loads(invoke("errors", "list", file, "--json").stdout) == {"errors": []}
         assert len(json.loads(invoke("errors", "list", file, "--all", "--json").stdout)["errors"]) == 1
 

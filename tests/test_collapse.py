@@ -16,7 +16,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import (
     ITEMS,
     TRUNCATE,
-    Change,
+    RowChange,
     altered,
     changes_of,
     delete,
@@ -77,13 +77,13 @@ def test_only_changes_after_the_last_truncate_count() -> None:
 
 
 def test_transaction_and_schema_marks_are_no_rows() -> None:
-    steps = [insert(id=1, name="a", price=1), Change(Op.COMMIT, {}), Change(Op.SCHEMA, {})]
+    steps = [insert(id=1, name="a", price=1), RowChange(Op.COMMIT, {}), RowChange(Op.SCHEMA, {})]
     assert collapse(changes_of(ITEMS, *steps), ITEMS).rows.num_rows == 1
 
 
 def test_a_merge_operand_is_refused() -> None:
     with pytest.raises(TableError, match="merge operand"):
-        collapse(changes_of(ITEMS, Change(Op.MERGE, {"id": 1})), ITEMS)
+        collapse(changes_of(ITEMS, RowChange(Op.MERGE, {"id": 1})), ITEMS)
 
 
 @pytest.mark.parametrize(

@@ -19,8 +19,8 @@ from tailrace.cli import app
 from tailrace.cli.report import EXIT_CODES
 from tailrace.config import json_schema, load
 from tailrace.state import SourceStatus
-from tailrace.state.record import Letter
-from tailrace.status import Status, TableStatus
+from tailrace.state.record import DeadLetter
+from tailrace.status import PipelineStatus, TableStatus
 from tailrace.verify.comparison import Verdict
 
 ROOT = Path(__file__).parents[1]
@@ -128,7 +128,11 @@ def test_every_extra_is_on_the_page_of_the_configuration() -> None:
 
 def test_the_page_of_commands_has_every_key_of_the_status() -> None:
     page = (DOCS / "commands.md").read_text("utf-8")
-    keys = {field.name for kind in (Status, TableStatus, SourceStatus, Letter, Verdict) for field in fields(kind)}
+    keys = {
+        field.name
+        for kind in (PipelineStatus, TableStatus, SourceStatus, DeadLetter, Verdict)
+        for field in fields(kind)
+    }
     hidden = {"raw", "upstream_id"}
     assert [key for key in sorted(keys - hidden) if f"`{key}`" not in page] == []
 

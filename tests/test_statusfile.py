@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tailrace import statusfile
 from tailrace.selection import FullDiffOptions
-from tailrace.source.poll.schedule import Schedule
+from tailrace.source.poll.schedule import PollSchedule
 from tests.destination.writing import files_of_at_most
 
 
@@ -23,7 +23,7 @@ def test_a_full_disk_keeps_what_was_said_before_and_stops_no_one(tmp_path: Path)
 
 
 def test_a_full_disk_stops_no_schedule(tmp_path: Path) -> None:
-    schedule = Schedule(tmp_path / "poll" / "schedule.json", 1.0, 30.0)
+    schedule = PollSchedule(tmp_path / "poll" / "schedule.json", 1.0, 30.0)
     with files_of_at_most(0):
         schedule.polled("t", began=time.monotonic(), fresh=False)
         schedule.diffed("t")

@@ -30,11 +30,11 @@ from tailrace.errors import ConfigError, PreflightError, TableError, Unavailable
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.destination import changes_of, insert
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.verify.comparison import _compare, _pile, verify
-from tailrace.verify.destination import kept_rows
+from tailrace.verify.destination import destination_rows
 from tailrace.verify.source import source_rows
 from tests.destination.optimizing import optimize_as_spark_does
 from tests.source.slatedb.traffic import MAPPING
@@ -122,7 +122,7 @@ def test_moments_far_off_are_read_back_from_a_file_as_spark_writes_it(tmp_path: 
     place = tmp_path / "main" / "t"
     write_deltalake(str(place), pa.table({"at": pa.array(moments, table.column("at").type)}))
     optimize_as_spark_does(place, "")
-    kept = kept_rows(DeltaDestination(str(tmp_path)), table).rows
+    kept = destination_rows(DeltaDestination(str(tmp_path)), table).rows
     assert [at for batch in kept for at in batch.column("at").to_pylist()] == moments
 
 
@@ -281,7 +281,9 @@ def test_an_rqlite_cluster_is_compared_through_its_api(tmp_path: Path) -> None:
         assert found == {"svc.items": (0, 1, (("6",),)), "svc.words": (1, 0, (("w5",),))}
 
 
-def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(tmp_path: Path, database: Database) -> None:
+def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(
+    tmp_path: Path, database: PostgresDatabase
+) -> None:
     database.run(
         "CREATE TABLE parent (id int PRIMARY KEY)",
         "CREATE TABLE child (PRIMARY KEY (id)) INHERITS (parent)",
@@ -300,7 +302,7 @@ def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(tmp_p
     assert found == {"parent": [1], "child": [2], "split": [3, 13]}
 
 
-def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, database: Database) -> None:
+def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, database: PostgresDatabase) -> None:
     database.run("CREATE TABLE a (v int)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1), (2)")
     write_deltalake(str(tmp_path / "lake" / "public" / "b"), pa.table({"id": pa.array([1, 2], pa.int32())}))
     sections = {
@@ -323,7 +325,7 @@ def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, 
 
 @pytest.mark.parametrize("kind", ["delta", "sqlite"])
 def test_values_beside_their_row_are_equal_in_whatever_order_they_were_noted(
-    tmp_path: Path, database: Database, kind: str
+    tmp_path: Path, database: PostgresDatabase, kind: str
 ) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, grid int[], day date, share float8)",
@@ -351,7 +353,7 @@ def test_values_beside_their_row_are_equal_in_whatever_order_they_were_noted(
 
 @pytest.mark.parametrize("kind", ["delta", "sqlite"])
 def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_found(
-    tmp_path: Path, database: Database, kind: str
+    tmp_path: Path, database: PostgresDatabase, kind: str
 ) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, v float8, n numeric(12,0))", "INSERT INTO t VALUES (1, 1.1, 5)")
     lake = {"type": kind, "path": str(tmp_path / "lake")}

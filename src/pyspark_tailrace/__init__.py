@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from tailrace.stream.typed import Request
+    from tailrace.stream.typed import StreamRequest
 
 
 class DefaultSource(DataSource):
@@ -33,7 +33,7 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         return self._request().open_reader()
 
-    def _request(self) -> Request:
-        from tailrace.stream.typed import Request
+    def _request(self) -> StreamRequest:
+        from tailrace.stream.typed import StreamRequest
 
-        return Request.of(self.options)
+        return StreamRequest.of(self.options)

@@ -37,7 +37,7 @@ class Advice:
     stops: Literal["pipeline", "table"]
     retry: Retry
     text: str
-    anew: bool = False
+    recopies: bool = False
 
 
 ADVICE: Mapping[type[TailraceError], Advice] = {
@@ -65,7 +65,7 @@ ADVICE: Mapping[type[TailraceError], Advice] = {
         "timed",
         "Mend the value upstream and `tailrace resync FILE TABLE`, or pass over it: `tailrace errors skip FILE ID`.",
     ),
-    StaleCopyError: Advice("table", "timed", "Nothing to do: the copy begins again by itself.", anew=True),
+    StaleCopyError: Advice("table", "timed", "Nothing to do: the copy begins again by itself.", recopies=True),
 }
 
 

@@ -35,11 +35,11 @@ class Backoff:
         )
 
 
-def wait(seconds: float, is_told: Callable[[], bool]) -> bool:
-    """Wait so long, or until it `is_told` to end: then False."""
+def wait(seconds: float, should_stop: Callable[[], bool]) -> bool:
+    """Wait so long, or until it `should_stop` to end: then False."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
-        if is_told():
+        if should_stop():
             return False
         time.sleep(min(left, LOOK_SECONDS))
     return True

@@ -22,7 +22,7 @@ from tailrace.change import Changes, Op, pack_unchanged
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.schema import TableSchema
 
-Index = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -31,8 +31,8 @@ class Marks:
     """Where rows come from: the operation, position and time of the change that decided each, and its unfit values."""
 
     op: npt.NDArray[np.int8]
-    commit: Index
-    ordinal: Index
+    commit: Indexes
+    ordinal: Indexes
     committed_at: pa.ChunkedArray[Any]
     exact: pa.ChunkedArray[Any]
 
@@ -50,7 +50,7 @@ class Marks:
     def __len__(self) -> int:
         return len(self.op)
 
-    def take(self, at: Index) -> Marks:
+    def take(self, at: Indexes) -> Marks:
         pick = pa.array(at)
         return Marks(
             self.op[at], self.commit[at], self.ordinal[at], self.committed_at.take(pick), self.exact.take(pick)
@@ -84,7 +84,7 @@ class Collapsed:
     rows: pa.Table
     marks: Marks
     unchanged: Mask | None
-    incomplete: Index
+    incomplete: Indexes
     lookup: pa.Table
     deletes: pa.Table
     truncate_marks: Marks
@@ -125,7 +125,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     unchanged: Mask | None = None
     incomplete = np.zeros(0, np.int64)
     lookup = np.zeros(0, np.int64)
-    sources: dict[int, Index] = {}
+    sources: dict[int, Indexes] = {}
     if history is not None:
         sources, unchanged, lookup_of = history.fold(kept)
         if unchanged is not None:
@@ -262,16 +262,16 @@ class _History:
     """
 
     count: int
-    at: Index
+    at: Indexes
     unchanged: Mask
-    before: Index
-    lookup: Index
+    before: Indexes
+    lookup: Indexes
 
     @classmethod
     def of(
-        cls, chunks: list[Changes], table: TableSchema, op: npt.NDArray[np.int8], key: Index, keep_deleted: bool
+        cls, chunks: list[Changes], table: TableSchema, op: npt.NDArray[np.int8], key: Indexes, keep_deleted: bool
     ) -> _History | None:
-        found: list[Index] = []
+        found: list[Indexes] = []
         masks: list[Mask] = []
         key_columns = _key_columns(table)
         start = 0
@@ -309,7 +309,7 @@ class _History:
             before = np.where((before >= 0) & (op[before] == Op.DELETE), -1, before)
         return cls(len(op), at, unchanged, before, lookup)
 
-    def fold(self, kept: Index) -> tuple[dict[int, Index], Mask | None, Index]:
+    def fold(self, kept: Indexes) -> tuple[dict[int, Indexes], Mask | None, Indexes]:
         """Of the kept changes: per folded column the change with its value; what none has; where to look that up."""
         node = np.full(self.count, -1, np.int64)
         node[self.at] = np.arange(len(self.at))
@@ -318,7 +318,7 @@ class _History:
         before_node = np.where(self.before >= 0, node[self.before], -1)
         unchanged = np.zeros((len(kept), self.unchanged.shape[1]), bool)
         lookup = np.full(len(kept), -1, np.int64)
-        sources: dict[int, Index] = {}
+        sources: dict[int, Indexes] = {}
         for column in np.flatnonzero(self.unchanged.any(axis=0)):
             left_out = self.unchanged[:, column]
             step = np.where(left_out & (before_node >= 0), before_node, np.arange(len(self.at)))
@@ -374,7 +374,7 @@ def _column(chunks: list[Changes], table: TableSchema, name: str) -> pa.ChunkedA
     return pa.chunked_array([chunk.row.field(at) for chunk in chunks], table.columns[at].type)
 
 
-def _last_per_key(key: Index) -> Index:
+def _last_per_key(key: Indexes) -> Indexes:
     """The last row of each key, in stream order."""
     if not len(key):
         return np.zeros(0, np.int64)
@@ -391,7 +391,7 @@ def _last_per_key(key: Index) -> Index:
     return np.sort(order[ends])
 
 
-def _previous_of_key(key: Index) -> Index:
+def _previous_of_key(key: Indexes) -> Indexes:
     """For each row the row before it with the same key, or -1."""
     order = np.argsort(key, kind="stable")
     same = key[order][1:] == key[order][:-1]
@@ -400,16 +400,16 @@ def _previous_of_key(key: Index) -> Index:
     return previous
 
 
-def _bounds(chunks: list[Changes]) -> Index:
+def _bounds(chunks: list[Changes]) -> Indexes:
     return np.cumsum([0, *(len(chunk) for chunk in chunks)])
 
 
 def _taken(
     chunks: list[Changes],
-    at: Index,
+    at: Indexes,
     columns: list[int],
     table: TableSchema,
-    sources: dict[int, Index] | None = None,
+    sources: dict[int, Indexes] | None = None,
 ) -> pa.Table:
     """The given columns of the rows `at` (ascending); a column with its own `sources` takes its values from there."""
     starts = _bounds(chunks)
@@ -435,7 +435,7 @@ def _taken(
     return pa.table(result, schema=pa.schema([table.arrow.field(column) for column in columns]))
 
 
-def _taken_any(chunks: list[Changes], table: TableSchema, at: Index) -> pa.Table:
+def _taken_any(chunks: list[Changes], table: TableSchema, at: Indexes) -> pa.Table:
     """The keys of the rows `at`, in any order; -1 gives a null key."""
     pick = pa.array(at, mask=at < 0)
     fields = [pa.field(name, table.column(name).type) for name in table.key]
@@ -443,7 +443,7 @@ def _taken_any(chunks: list[Changes], table: TableSchema, at: Index) -> pa.Table
     return pa.table(arrays, schema=pa.schema(fields))
 
 
-def _marks(chunks: list[Changes], at: Index) -> Marks:
+def _marks(chunks: list[Changes], at: Indexes) -> Marks:
     starts = _bounds(chunks)
     cut = np.searchsorted(at, starts)
 
@@ -469,8 +469,8 @@ def _with_folded_exact(
     marks: Marks,
     chunks: list[Changes],
     table: TableSchema,
-    kept: Index,
-    sources: dict[int, Index],
+    kept: Indexes,
+    sources: dict[int, Indexes],
     unchanged: Mask | None,
 ) -> Marks:
     """The unfit values of folded rows, each from the change its column came from."""

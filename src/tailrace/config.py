@@ -34,7 +34,7 @@ from pydantic_core import ErrorDetails
 
 from tailrace.document import Document, Problem, parse, refuse, substitute
 from tailrace.errors import ConfigError
-from tailrace.option import Dsn, Duration, FilePath, Options, Place, Size, TypedOptions, nearest
+from tailrace.option import Dsn, Duration, FilePath, OptionContext, Options, Size, TypedOptions, nearest
 from tailrace.registry import DESTINATIONS, SOURCES, Registry, suggest
 from tailrace.selection import SOURCE_KEYS, TableOptions
 from tailrace.state.address import SCHEMA, StoreAddress
@@ -62,7 +62,7 @@ class SparkOptions(Options):
     )
 
 
-class StoreOptions(Options):
+class StateStoreOptions(Options):
     """Where table states and progress are kept: a file in the `state` folder, or a database for several machines."""
 
     type: Literal["sqlite", "postgres"] = "sqlite"
@@ -84,7 +84,7 @@ class StoreOptions(Options):
 
 
 def _state(value: object, info: ValidationInfo) -> object:
-    return Place.of(info).state if value is None else value
+    return OptionContext.of(info).state if value is None else value
 
 
 def _is_folder(path: Path) -> Path:
@@ -109,7 +109,7 @@ class PipelineConfig(Options):
         validate_default=True,
         description="the folder of the pipeline's state; default: .tailrace/<name>",
     )
-    store: StoreOptions = Field(default_factory=StoreOptions)
+    store: StateStoreOptions = Field(default_factory=StateStoreOptions)
     batch: BatchOptions = Field(default_factory=BatchOptions)
     spark: SparkOptions = Field(default_factory=SparkOptions)
 
@@ -185,7 +185,7 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
     )
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
-    place = Place(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
+    place = OptionContext(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
     model = _with_sections(source, destination)
     try:
         valid = model.model_validate(data, context=place)
@@ -290,7 +290,7 @@ __all__ = [
     "BatchOptions",
     "PipelineConfig",
     "SparkOptions",
-    "StoreOptions",
+    "StateStoreOptions",
     "TableOptions",
     "from_dict",
     "json_schema",

@@ -11,14 +11,14 @@ from prometheus_client.registry import Collector
 
 from tailrace.errors import TailraceError
 from tailrace.state import TableState
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 
-Standing = tuple[Status, Mapping[str, Any] | None]
+StatusAndQueue = tuple[PipelineStatus, Mapping[str, Any] | None]
 """How the pipeline stands, and what `tailrace queue status --json` prints where it has a queue."""
 
 
 @dataclass(frozen=True)
-class Figure:
+class MetricSpec:
     """One metric. `value` takes what it is about: the `Status`, a `TableStatus`, or a queue. None: not known."""
 
     name: str
@@ -36,49 +36,53 @@ class Figure:
             yield family
 
 
-UP: Final = Figure("tailrace_up", "1 when the state could be read", lambda is_up: is_up)
+UP: Final = MetricSpec("tailrace_up", "1 when the state could be read", lambda is_up: is_up)
 PIPELINE: Final = (
-    Figure("tailrace_running", "1 while a runner owns the pipeline", lambda status: status.runner is not None),
-    Figure("tailrace_batch", "The number of the last batch that is done", lambda status: status.batch),
-    Figure("tailrace_rows_per_second", "Rows and changes of the last minute", lambda status: status.rows_per_second),
-    Figure("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
-    Figure("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
-    Figure(
+    MetricSpec("tailrace_running", "1 while a runner owns the pipeline", lambda status: status.runner is not None),
+    MetricSpec("tailrace_batch", "The number of the last batch that is done", lambda status: status.batch),
+    MetricSpec(
+        "tailrace_rows_per_second", "Rows and changes of the last minute", lambda status: status.rows_per_second
+    ),
+    MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
+    MetricSpec("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
+    MetricSpec(
         "tailrace_journal_bytes",
         "The size of the journal",
         lambda status: status.source.journal_bytes if status.source else None,
     ),
-    Figure(
+    MetricSpec(
         "tailrace_source_failing",
         "1 while receiving fails",
         lambda status: status.source.error is not None if status.source else None,
     ),
 )
 TABLE: Final = (
-    Figure("tailrace_table_rows_copied_total", "Rows of the copy", lambda table: table.rows_copied),
-    Figure("tailrace_table_changes_applied_total", "Changes", lambda table: table.changes_applied),
-    Figure("tailrace_table_lag_bytes", "Log of the server that is not applied", lambda table: table.lag_bytes),
-    Figure("tailrace_table_lag_seconds", "Age of the last change while more waits", lambda table: table.lag_seconds),
-    Figure("tailrace_table_paused", "1 while it is paused", lambda table: table.paused_at is not None),
-    Figure("tailrace_table_attempts", "Failures in a row", lambda table: table.attempts),
-    Figure("tailrace_table_dead_letters", "Changes that wait as dead letters", lambda table: table.letters),
+    MetricSpec("tailrace_table_rows_copied_total", "Rows of the copy", lambda table: table.rows_copied),
+    MetricSpec("tailrace_table_changes_applied_total", "Changes", lambda table: table.changes_applied),
+    MetricSpec("tailrace_table_lag_bytes", "Log of the server that is not applied", lambda table: table.lag_bytes),
+    MetricSpec(
+        "tailrace_table_lag_seconds", "Age of the last change while more waits", lambda table: table.lag_seconds
+    ),
+    MetricSpec("tailrace_table_paused", "1 while it is paused", lambda table: table.paused_at is not None),
+    MetricSpec("tailrace_table_attempts", "Failures in a row", lambda table: table.attempts),
+    MetricSpec("tailrace_table_dead_letters", "Changes that wait as dead letters", lambda table: table.letters),
 )
-STATE: Final = Figure("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
+STATE: Final = MetricSpec("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
 QUEUE: Final = (
-    Figure("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue["running"]),
-    Figure("tailrace_queue_leader", "1 while this node sends", lambda queue: queue["leader"]),
-    Figure("tailrace_queue_pending", "Events that wait", lambda queue: queue["pending"]),
-    Figure("tailrace_queue_bytes", "The size of the queue", lambda queue: queue["bytes"]),
-    Figure("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue["delivered"]),
-    Figure("tailrace_queue_dropped_total", "Events given up", lambda queue: queue["dropped"]),
-    Figure("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue["failures"]),
+    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue["running"]),
+    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue["leader"]),
+    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue["pending"]),
+    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue["bytes"]),
+    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue["delivered"]),
+    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue["dropped"]),
+    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue["failures"]),
 )
 
 
-class Figures(Collector):
+class PipelineMetrics(Collector):
     """Reads how the pipeline stands whenever somebody asks; that it cannot be read is a figure, too."""
 
-    def __init__(self, pipeline: str, read: Callable[[], Standing]) -> None:
+    def __init__(self, pipeline: str, read: Callable[[], StatusAndQueue]) -> None:
         self._own = {"pipeline": pipeline}
         self._read = read
 

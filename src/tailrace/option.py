@@ -38,7 +38,7 @@ class TypedOptions(Options):
 
 
 @dataclass(frozen=True)
-class Place:
+class OptionContext:
     """Where options stand: the pipeline they belong to and the folder its relative paths start from."""
 
     name: str
@@ -46,9 +46,9 @@ class Place:
     state: Path
 
     @classmethod
-    def of(cls, info: ValidationInfo) -> Place:
+    def of(cls, info: ValidationInfo) -> OptionContext:
         """The place given as validation context. Raises ValueError outside a pipeline, where no default can be made."""
-        if isinstance(info.context, Place):
+        if isinstance(info.context, OptionContext):
             return info.context
         raise ValueError("has a default only inside a pipeline's file; give a value")
 
@@ -186,7 +186,7 @@ def _resolve_location(location: str, info: ValidationInfo) -> str:
 
 
 def _folder(info: ValidationInfo) -> Path:
-    return info.context.folder if isinstance(info.context, Place) else Path.cwd()
+    return info.context.folder if isinstance(info.context, OptionContext) else Path.cwd()
 
 
 _QUANTITY_SCHEMA = {"anyOf": [{"type": "string"}, {"type": "number", "minimum": 0}]}

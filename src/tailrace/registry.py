@@ -79,7 +79,9 @@ SOURCES = Registry(
         "slatedb": BuiltIn(
             "tailrace.source.slatedb.option:SlateDbOptions", "tailrace.source.slatedb.source:SlateDbSource"
         ),
-        "sqlite": BuiltIn("tailrace.source.sqlite.option:SqliteOptions", "tailrace.source.sqlite.source:SqliteSource"),
+        "sqlite": BuiltIn(
+            "tailrace.source.sqlite.option:SqliteSourceOptions", "tailrace.source.sqlite.source:SqliteSource"
+        ),
         "turso": BuiltIn("tailrace.source.sqlite.option:TursoOptions", "tailrace.source.sqlite.source:SqliteSource"),
     },
 )
@@ -91,7 +93,7 @@ DESTINATIONS = Registry(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
         ),
         "sqlite": BuiltIn(
-            "tailrace.destination.sqlite.option:SqliteOptions",
+            "tailrace.destination.sqlite.option:SqliteDestinationOptions",
             "tailrace.destination.sqlite.destination:SqliteDestination",
         ),
         "webhook": BuiltIn(

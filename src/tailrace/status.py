@@ -71,7 +71,7 @@ class TableStatus:
 
 
 @dataclass(frozen=True)
-class Status:
+class PipelineStatus:
     """The pipeline, its tables and its receiving half at one moment."""
 
     pipeline: str
@@ -86,14 +86,16 @@ class Status:
     requests: tuple[str, ...] = field(default=())
 
     @classmethod
-    def read(cls, store: StateStore, *, previous: Status | None = None, at: datetime | None = None) -> Status:
+    def read(
+        cls, store: StateStore, *, previous: PipelineStatus | None = None, at: datetime | None = None
+    ) -> PipelineStatus:
         """The status now. With the `previous` one, each table's rate since then is known as well."""
         at = at or datetime.now(UTC)
         batches, source = store.recent_batches(_RATE_BATCHES), store.source_status()
         applied = batches[0].position if batches else None
         before = {table.name: table for table in previous.tables} if previous else {}
         seconds = (at - previous.at).total_seconds() if previous else 0.0
-        letters = Counter(letter.upstream_id for letter in store.letters(status="waiting"))
+        letters = Counter(letter.upstream_id for letter in store.dead_letters(status="waiting"))
         return cls(
             pipeline=store.pipeline().name,
             at=at,

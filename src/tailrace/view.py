@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.state import Owner, TableState
-from tailrace.status import Status, TableStatus
+from tailrace.status import PipelineStatus, TableStatus
 
 if TYPE_CHECKING:
     from rich.console import Console, Group
@@ -20,10 +20,10 @@ _LINE_SECONDS = 5.0
 _STYLES = {TableState.READY: "green", TableState.ERRORED: "bold red", TableState.INIT: "dim"}
 
 
-class View(Protocol):
+class ProgressView(Protocol):
     """Shows one status after the other, from `with` to its end. `show` may be called as often as one likes."""
 
-    def show(self, status: Status) -> None: ...
+    def show(self, status: PipelineStatus) -> None: ...
 
     def __enter__(self) -> Self: ...
 
@@ -39,7 +39,7 @@ class LiveView:
         self._console = console
         self._live: Live | None = None
 
-    def show(self, status: Status) -> None:
+    def show(self, status: PipelineStatus) -> None:
         if self._live:
             self._live.update(draw(status), refresh=True)
 
@@ -73,7 +73,7 @@ class LineView:
         self._states: dict[str, tuple[TableState, bool]] = {}
         self._next = float("-inf")
 
-    def show(self, status: Status) -> None:
+    def show(self, status: PipelineStatus) -> None:
         for table in status.tables:
             standing = (table.state, table.paused_at is not None)
             if self._states.get(table.name) != standing:
@@ -83,7 +83,7 @@ class LineView:
             self._next = self._clock() + _LINE_SECONDS
             self._line(status, {"event": "progress", **_values(status)})
 
-    def _line(self, status: Status, values: dict[str, object]) -> None:
+    def _line(self, status: PipelineStatus, values: dict[str, object]) -> None:
         stamped = {"at": status.at.isoformat(timespec="milliseconds"), "pipeline": status.pipeline, **values}
         known = {key: value for key, value in stamped.items() if value is not None}
         self._write(json.dumps(stamped) if self._as_json else " ".join(f"{k}={_plain(v)}" for k, v in known.items()))
@@ -113,7 +113,7 @@ def _table_values(table: TableStatus) -> dict[str, object]:
     }
 
 
-def _values(status: Status) -> dict[str, object]:
+def _values(status: PipelineStatus) -> dict[str, object]:
     source = status.source
     return {
         "tables": len(status.tables),
@@ -135,7 +135,7 @@ def _plain(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' ="\n\t') else text
 
 
-def draw(status: Status) -> Group:
+def draw(status: PipelineStatus) -> Group:
     """The status as a table with a header, for a terminal of any width."""
     from rich.console import Group
     from rich.markup import escape
@@ -176,7 +176,7 @@ def _next_try(table: TableStatus) -> str:
     return f"{tried}; only a new copy helps" if table.retry == "none" else f"{tried}, and waits for `tailrace retry`"
 
 
-def _headline(status: Status) -> str:
+def _headline(status: PipelineStatus) -> str:
     source = status.source
     parts = [status.pipeline, _running(status.runner) if status.runner else "is not running"]
     if source and source.gear:

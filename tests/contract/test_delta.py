@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from tailrace.destination import Destination
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.schema import TableSchema
 from tailrace.testing.destination import DestinationContract
 from tailrace.testing.fault import FaultyDestination
@@ -23,7 +23,7 @@ class TestDelta(DestinationContract):
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, DeltaDestination)
-        uri = Place.of(destination.path, table.table, {}).uri
+        uri = TablePath.of(destination.path, table.table, {}).uri
         if not DeltaTable.is_deltatable(uri):
             return []
         rows: list[dict[str, Any]] = DeltaTable(uri).to_pyarrow_table().to_pylist()

@@ -20,7 +20,7 @@ from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.rqlite import service
 from tailrace.source.sqlite.source import SqliteSource
 from tailrace.sqlite import enable
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.source import LogContract, SourceContract, TransactionContract, Upstream
 from tests.source.rqlite.following import free_port
@@ -52,7 +52,7 @@ class Server:
 
 class TestPostgres(TransactionContract):
     @pytest.fixture
-    def upstream(self, database: Database, tmp_path: Path) -> Iterator[Upstream]:
+    def upstream(self, database: PostgresDatabase, tmp_path: Path) -> Iterator[Upstream]:
         source = PostgresSource(
             name="contract",
             dsn=database.dsn,

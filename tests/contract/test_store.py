@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.state import StoreAddress
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.store import StoreContract
 
 
@@ -19,5 +19,5 @@ class TestSqlite(StoreContract):
 
 class TestPostgres(StoreContract):
     @pytest.fixture
-    def address(self, tmp_path: Path, database: Database) -> StoreAddress:
+    def address(self, tmp_path: Path, database: PostgresDatabase) -> StoreAddress:
         return StoreAddress("shop", tmp_path / "state", "postgres", database.dsn, "the state")

@@ -28,7 +28,7 @@ from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta import log
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import reaching
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
 from tailrace.errors import (
     OwnedError,
@@ -322,7 +322,7 @@ def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct(pa
 
 
 def test_an_error_in_an_object_store_names_the_table_by_its_address() -> None:
-    place = Place("s3://bucket/lake/shop/items", "", LocalFileSystem(), False)
+    place = TablePath("s3://bucket/lake/shop/items", "", LocalFileSystem(), False)
     with pytest.raises(TableError) as caught, reaching(place, "shop.items"):
         raise DeltaError("not understood")
     assert "s3://bucket/lake/shop/items/_delta_log" in (caught.value.fix or "")
@@ -580,7 +580,7 @@ def test_a_plain_partition_has_a_folder_of_its_name_and_any_other_lies_with_the_
     ]
     alive = pa.table(table_at(lake).get_add_actions(flatten=True)).column("size_bytes").to_pylist()
     every = [file.stat().st_size for file in (lake / "shop" / "items").rglob("part-*.parquet")]
-    assert Place.of(str(lake), ITEMS.table, {}).dead_bytes(sum(alive)) == sum(every) - sum(alive) > 0
+    assert TablePath.of(str(lake), ITEMS.table, {}).dead_bytes(sum(alive)) == sum(every) - sum(alive) > 0
 
 
 def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep_a_table_from_beginning(

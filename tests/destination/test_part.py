@@ -12,7 +12,7 @@ import pytest
 
 from tailrace.change import Changes, Op
 from tailrace.destination import Batch
-from tailrace.destination.part import Part, parts, require_unwritten
+from tailrace.destination.part import ChangePart, parts, require_unwritten
 from tailrace.errors import TableError, UnavailableError
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, moved, read, update
 
@@ -20,12 +20,12 @@ PART_BYTES = 100_000
 ROW_BYTES = 1000
 
 
-def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[Part]:
+def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[ChangePart]:
     found = parts(changes, ITEMS, part_bytes, row_bytes=lambda: ROW_BYTES, keep_deleted=keep_deleted)
     return list(found)
 
 
-def ids(part: Part) -> list[int]:
+def ids(part: ChangePart) -> list[int]:
     return [row["id"] for chunk in part.chunks for row in chunk.batch.column("row").to_pylist()]
 
 

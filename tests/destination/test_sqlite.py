@@ -23,7 +23,7 @@ from tailrace.destination import Batch
 from tailrace.destination.sqlite import destination as sqlite
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name, fold, is_reserved
-from tailrace.destination.sqlite.option import SqliteOptions
+from tailrace.destination.sqlite.option import SqliteDestinationOptions
 from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.errors import (
     DamagedError,
@@ -38,7 +38,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import (
     ITEMS,
     TRUNCATE,
-    Change,
+    RowChange,
     altered,
     changes_of,
     delete,
@@ -73,7 +73,7 @@ def rows_at(path: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
 
 def test_a_pipeline_file_names_it_with_a_type_and_a_path() -> None:
     options = DESTINATIONS.model("sqlite").model_validate({"type": "sqlite", "path": "replica.db"})
-    assert isinstance(options, SqliteOptions)
+    assert isinstance(options, SqliteDestinationOptions)
     made = DESTINATIONS.implementation("sqlite").from_options(options, name="p")
     assert made == SqliteDestination(str(Path.cwd() / "replica.db"))
 
@@ -384,7 +384,7 @@ def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(pa
         with pytest.raises(UnavailableError):
             write(destination, 1, *many)
         with pytest.raises(UnavailableError):
-            destination.write_rows(ITEMS, changes_of(ITEMS, *(Change(Op.READ, one.row) for one in many)))
+            destination.write_rows(ITEMS, changes_of(ITEMS, *(RowChange(Op.READ, one.row) for one in many)))
     assert [row["id"] for row in rows_at(path)] == [1]
     assert list((path.parent / "replica.db-staged").iterdir()) == []
     write(destination, 1, *many)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from tailrace.destination import Batch
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, Change, changes_of
+from tailrace.testing.destination import ITEMS, RowChange, changes_of
 
 TREE = TableSchema(
     TableName("shop", "tree"),
@@ -20,7 +20,7 @@ TREE = TableSchema(
 )
 
 
-def write(destination: Any, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any) -> Any:
+def write(destination: Any, number: int, *changes: RowChange, table: TableSchema = ITEMS, **more: Any) -> Any:
     return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
 
 

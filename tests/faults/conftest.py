@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 
 _numbers = itertools.count(1)
@@ -27,6 +27,6 @@ def make_scenario(tmp_path: Path) -> Callable[..., Scenario]:
 
 
 @pytest.fixture
-def scenario(database: Database, make_scenario: Callable[..., Scenario]) -> Scenario:
+def scenario(database: PostgresDatabase, make_scenario: Callable[..., Scenario]) -> Scenario:
     """A pipeline from a fresh, empty database."""
     return make_scenario(database.dsn)

@@ -9,8 +9,8 @@ from typing import Any, Self
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableRecord, TableState
-from tailrace.status import Status
-from tailrace.testing.runner import Run
+from tailrace.status import PipelineStatus
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 
 
@@ -19,7 +19,7 @@ class Following:
 
     def __init__(self, scenario: Scenario) -> None:
         self.scenario = scenario
-        self.run: Run = scenario.run()
+        self.run: RunningPipeline = scenario.run()
 
     def __enter__(self) -> Self:
         self.run.start()
@@ -56,7 +56,7 @@ class Following:
         """The record of a table as soon as it is there and meets the condition."""
         met: list[TableRecord] = []
 
-        def is_met(_: Status) -> bool:
+        def is_met(_: PipelineStatus) -> bool:
             record = self.records().get(oid)
             if record is not None and condition(record):
                 met.append(record)

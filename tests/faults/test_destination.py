@@ -9,9 +9,9 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 from tailrace.testing.process import send
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -51,12 +51,12 @@ def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_is_got_alo
     assert scenario.doubled() == []
 
 
-def waits_for_the_lake(status: Status) -> bool:
+def waits_for_the_lake(status: PipelineStatus) -> bool:
     source = status.source
     return source is not None and source.gear == "waiting" and "lake" in (source.error or "")
 
 
-def write_beside_a_commit(scenario: Scenario, run: Run, mark: Path) -> None:
+def write_beside_a_commit(scenario: Scenario, run: RunningPipeline, mark: Path) -> None:
     """Let somebody else commit between the reading and the commit of a batch."""
     mark.unlink()
     scenario.sql("UPDATE keyed SET v = 1")
@@ -72,7 +72,7 @@ def write_beside_a_commit(scenario: Scenario, run: Run, mark: Path) -> None:
     assert scenario.differences() == []
 
 
-def limit_files(run: Run, size: int) -> None:
+def limit_files(run: RunningPipeline, size: int) -> None:
     """Let the processes that write the lake make no file larger than this: the disk is full for them alone."""
 
     def limited() -> bool:

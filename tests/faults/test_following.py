@@ -14,10 +14,10 @@ from deltalake import DeltaTable
 from tailrace.schema import TableName
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.state import StateStore
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.process import send
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
@@ -38,9 +38,11 @@ KEYED, LONG = TableName("public", "keyed"), TableName("public", "long")
 
 
 @pytest.fixture(scope="module")
-def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Scenario, Run]]:
+def following(
+    postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Scenario, RunningPipeline]]:
     """A pipeline that runs and has copied everything."""
-    with Database(postgres, "following") as database:
+    with PostgresDatabase(postgres, "following") as database:
         scenario = Scenario(
             tmp_path_factory.mktemp("following"),
             database.dsn,
@@ -54,7 +56,7 @@ def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
             yield scenario, run
 
 
-def test_a_changed_key_and_a_swap_of_two_keys_are_one_commit(following: tuple[Scenario, Run]) -> None:
+def test_a_changed_key_and_a_swap_of_two_keys_are_one_commit(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
     scenario.sql("INSERT INTO keyed SELECT i, 'row ' || i FROM generate_series(1, 10) i")
     scenario.catch_up(run)
@@ -76,7 +78,7 @@ def test_a_changed_key_and_a_swap_of_two_keys_are_one_commit(following: tuple[Sc
     }
 
 
-def test_long_values_that_the_log_leaves_out_keep_their_value(following: tuple[Scenario, Run]) -> None:
+def test_long_values_that_the_log_leaves_out_keep_their_value(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
     scenario.sql(
         "UPDATE long SET title = 'after the copy' WHERE id = 1",
@@ -93,7 +95,7 @@ def test_long_values_that_the_log_leaves_out_keep_their_value(following: tuple[S
 
 
 def test_a_row_that_the_lake_has_lost_is_read_again_when_the_log_leaves_values_out(
-    following: tuple[Scenario, Run],
+    following: tuple[Scenario, RunningPipeline],
 ) -> None:
     scenario, run = following
     DeltaTable(str(scenario.lake / "public" / "long")).delete("id = 7")
@@ -105,7 +107,7 @@ def test_a_row_that_the_lake_has_lost_is_read_again_when_the_log_leaves_values_o
     assert scenario.differences() == []
 
 
-def test_truncate_empties_every_table_it_names_in_order(following: tuple[Scenario, Run]) -> None:
+def test_truncate_empties_every_table_it_names_in_order(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
     scenario.sql(
         "INSERT INTO parted SELECT i, 'before' FROM generate_series(1, 200) i",
@@ -119,7 +121,9 @@ def test_truncate_empties_every_table_it_names_in_order(following: tuple[Scenari
     assert scenario.differences() == []
 
 
-def test_the_slot_advances_while_only_tables_that_are_not_followed_are_busy(following: tuple[Scenario, Run]) -> None:
+def test_the_slot_advances_while_only_tables_that_are_not_followed_are_busy(
+    following: tuple[Scenario, RunningPipeline],
+) -> None:
     scenario, _ = following
     scenario.sql("INSERT INTO unfollowed SELECT repeat('x', 500) FROM generate_series(1, 5000)")
     written = scenario.value("SELECT pg_current_wal_lsn()::text")
@@ -132,7 +136,7 @@ def test_the_slot_advances_while_only_tables_that_are_not_followed_are_busy(foll
     )
 
 
-def test_tables_do_not_lag_while_only_others_are_busy(following: tuple[Scenario, Run]) -> None:
+def test_tables_do_not_lag_while_only_others_are_busy(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
     scenario.catch_up(run)
     batch = _batch(scenario)
@@ -146,7 +150,9 @@ def test_tables_do_not_lag_while_only_others_are_busy(following: tuple[Scenario,
     assert _batch(scenario) == batch
 
 
-def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(following: tuple[Scenario, Run]) -> None:
+def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(
+    following: tuple[Scenario, RunningPipeline],
+) -> None:
     scenario, run = following
     with closing(psycopg.connect(scenario.dsn)) as forgotten:
         forgotten.execute("INSERT INTO keyed VALUES (4242, 'uncommitted')")
@@ -174,18 +180,20 @@ def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(follow
     assert scenario.differences() == []
 
 
-def test_a_second_start_is_refused_and_names_the_first(following: tuple[Scenario, Run], tmp_path: Path) -> None:
+def test_a_second_start_is_refused_and_names_the_first(
+    following: tuple[Scenario, RunningPipeline], tmp_path: Path
+) -> None:
     scenario, run = following
     copy = tmp_path / "second.yaml"
     copy.write_text(scenario.file.read_text())
-    with Run(copy) as second:
+    with RunningPipeline(copy) as second:
         assert second.wait() == 5
         assert str(run.pid) in second.log_tail()
     scenario.catch_up(run)
     assert scenario.doubled() == []
 
 
-def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario, Run]) -> None:
+def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
     for program in (b"tailrace.source.postgres", b"pyspark.daemon"):
         victims = run.processes(program)

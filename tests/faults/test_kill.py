@@ -6,7 +6,7 @@ import signal
 from collections.abc import Callable
 
 from tailrace.schema import TableName
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 
 # In the order in which a run reaches them. Each kills once, so each start gets one step further than the last.
@@ -53,7 +53,7 @@ def kill_at(scenario: Scenario, steps: list[str]) -> None:
 
 
 def test_a_copy_killed_at_every_step_ends_up_the_same_and_finished_chunks_are_not_copied_again(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     # About four chunks, one a batch, so that some are finished before each of the later kills.
     scenario = make_scenario(

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from tailrace.schema import TableName
 from tailrace.source.postgres.framing import FRAME_BYTES
 from tailrace.testing.process import command_line, descendants, resident_bytes
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 
 ROWS = 80_000
@@ -21,7 +21,7 @@ LARGE = TableName("public", "large")
 
 
 @contextmanager
-def watched(run: Run) -> Iterator[dict[str, int]]:
+def watched(run: RunningPipeline) -> Iterator[dict[str, int]]:
     """The most memory that any Python process of a run held, and its receiver, while the block ran."""
     peaks = {"python": 0, "receiver": 0}
     over = threading.Event()

@@ -15,8 +15,8 @@ import pytest
 
 from tailrace.config import load
 from tailrace.schema import TableName
-from tailrace.state import Letter, StateStore, TableState
-from tailrace.testing.database import Database
+from tailrace.state import DeadLetter, StateStore, TableState
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.runner import command
 from tailrace.testing.scenario import Scenario
@@ -41,7 +41,7 @@ def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
     """A pipeline that runs and has copied everything, from a database whose texts may be any bytes."""
     with postgres.connect() as session:
         session.execute("CREATE DATABASE poison ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
-    database = Database(postgres, "poison")
+    database = PostgresDatabase(postgres, "poison")
     try:
         scenario = Scenario(
             tmp_path_factory.mktemp("poison"),
@@ -74,12 +74,12 @@ def ask_json(following: Following, *words: str) -> Any:
     return json.loads(ask(following, *words, "--json"))
 
 
-def letters(following: Following) -> list[Letter]:
+def letters(following: Following) -> list[DeadLetter]:
     with StateStore.open_reading(following.scenario.state) as store:
-        return store.letters(BAD)
+        return store.dead_letters(BAD)
 
 
-def wait_until_tried(following: Following, times: int) -> Letter:
+def wait_until_tried(following: Following, times: int) -> DeadLetter:
     """The last change that could not be read, once its table was tried so often and waits for somebody."""
     oid = following.oid("bad")
     following.wait_for(

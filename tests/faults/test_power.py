@@ -21,17 +21,17 @@ from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.ownership import claim_queue, queue_id
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.journal import Cursor, Frame, Journal
-from tailrace.source.history import Remembered
-from tailrace.source.poll.found import keep_found
-from tailrace.source.poll.known import Known
+from tailrace.source.history import SchemaFile
+from tailrace.source.poll.found import write_diff_result
+from tailrace.source.poll.known import KeySnapshot
 from tailrace.source.poll.mark import START as FIRST
 from tailrace.source.poll.mark import Stretch
-from tailrace.source.rqlite.window import Window
+from tailrace.source.rqlite.window import DeduplicationWindow
 from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import Keeper
+from tailrace.source.slatedb.keep import WalArchive
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.state import RunnerLock, StateStore
-from tailrace.state.sqlite import SqliteEngine
+from tailrace.state.sqlite import SqliteStateDatabase
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.testing.destination import ITEMS, changes_of, read
 from tailrace.wholefile import make_folder
@@ -43,17 +43,17 @@ EXTRA = 3
 
 
 def know(folder: Path) -> None:
-    known = Known.of(str(folder), "main.items")
+    known = KeySnapshot.of(str(folder), "main.items")
     known.put_window(1, np.arange(3))
     known.put_polled(1, KEYS)
     known.put_base(1, Stretch(FIRST, None), KEYS)
-    keep_found(known.new_found(1), ITEMS, iter(changes_of(ITEMS, read(id=1, name="a", price=1))))
+    write_diff_result(known.new_diff_result(1), ITEMS, iter(changes_of(ITEMS, read(id=1, name="a", price=1))))
 
 
 def hold_wal(folder: Path) -> None:
     keeper = cast(Any, SimpleNamespace(_folder=folder, head=3))
     make_folder(folder)
-    Keeper.hold(keeper, 3)
+    WalArchive.hold(keeper, 3)
 
 
 def note_expiry(folder: Path) -> None:
@@ -62,13 +62,13 @@ def note_expiry(folder: Path) -> None:
 
 def remember(folder: Path) -> None:
     make_folder(folder)
-    Remembered(folder / "versions").put_schema(ITEMS, START)
+    SchemaFile(folder / "versions").put_schema(ITEMS, START)
 
 
 def store_window(folder: Path) -> None:
     with Journal.open_writer(folder / "cluster") as writer:
         writer.append([Frame(Position(1, 0), Position(1, 1), True, 1)])
-    Window().save(folder / "cluster" / "window")
+    DeduplicationWindow().save(folder / "cluster" / "window")
 
 
 def fill_queue(folder: Path) -> None:
@@ -141,7 +141,7 @@ def test_a_power_cut_undoes_no_commit_where_sqlite_cannot_have_its_log(tmp_path:
         with file.opened(replica, 0.0) as another:
             assert another.execute("PRAGMA journal_mode").fetchone() == ("delete",)
             assert another.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
-    state = SqliteEngine.open_writing(tmp_path / "state")
+    state = SqliteStateDatabase.open_writing(tmp_path / "state")
     assert state.read("PRAGMA synchronous", {}) == [{"synchronous": EXTRA}]
     state.close()
 

@@ -9,9 +9,9 @@ from itertools import pairwise
 
 import psycopg
 
-from tailrace.source.postgres.offset import LogOffset
+from tailrace.source.postgres.offset import PostgresOffset
 from tailrace.state import BatchRecord, StateStore, TableState
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tests.faults.following import Following
 
@@ -47,7 +47,7 @@ def writing(dsn: str) -> Iterator[None]:
 
 
 def test_a_resync_of_one_table_of_five_under_load_holds_up_no_batch_of_the_others(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     # One chunk a batch, so that the copy takes many.
     scenario = make_scenario(
@@ -71,7 +71,7 @@ def test_a_resync_of_one_table_of_five_under_load_holds_up_no_batch_of_the_other
         following.catch_up()
         following.require_same()
 
-    resynced = [LogOffset.from_json(batch.offset) for batch in batches(scenario)[first_copy:]]
+    resynced = [PostgresOffset.from_json(batch.offset) for batch in batches(scenario)[first_copy:]]
     copying = [offset for offset in resynced if offset.tables[int(large)].phase == "copy"]
     assert len(copying) >= 5
     for before, after in pairwise(copying):

@@ -12,7 +12,7 @@ import urllib3
 
 from tailrace.change import Position
 from tailrace.journal import Cursor
-from tailrace.source.rqlite.receiver import ReceiverOptions
+from tailrace.source.rqlite.receiver import RqliteReceiverOptions
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.posting import Entry, Running, body, entry, insert, lines, make_options, running
@@ -25,7 +25,7 @@ def ids(journal: Path) -> list[int]:
 class Leader:
     """Sends entries in order and goes on only after 200, as rqlite does; a new receiver makes no difference to it."""
 
-    def __init__(self, options: ReceiverOptions) -> None:
+    def __init__(self, options: RqliteReceiverOptions) -> None:
         self.options = options
         self.acknowledged = 0
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tailrace.state import TableRecord
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.scenario import Scenario
 from tests.faults.following import Following
@@ -66,7 +66,7 @@ def following(
 ) -> Iterator[Following]:
     """A pipeline that runs and has copied everything."""
     name = "ddl_trigger" if has_trigger else "ddl_relation"
-    with Database(postgres, name) as database:
+    with PostgresDatabase(postgres, name) as database:
         scenario = Scenario(
             tmp_path_factory.mktemp(name), database.dsn, name=name, tables={"settings": SETTINGS}, **SMALL
         ).prepare()

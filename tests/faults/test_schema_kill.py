@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 
 ROWS = "SELECT i, 'row ' || i, repeat(md5(i::text), 30) FROM generate_series(1, 3000) i"
@@ -39,7 +39,7 @@ def change(scenario: Scenario, number: int) -> None:
 
 @pytest.mark.parametrize("has_trigger", [True, False], ids=["event trigger", "relation messages"])
 def test_a_schema_change_killed_between_its_version_its_columns_and_its_rows_ends_up_the_same(
-    has_trigger: bool, database: Database, make_scenario: Callable[..., Scenario]
+    has_trigger: bool, database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn)
     scenario.sql(*TABLES)
@@ -65,7 +65,7 @@ def test_a_schema_change_killed_between_its_version_its_columns_and_its_rows_end
 
 
 def test_a_resync_killed_while_its_copy_is_held_back_goes_on_and_replaces_the_rows_once(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, source={"copy": {"chunk_bytes": "1 MB"}}, batch={"max_bytes": "1 MB"})
     scenario.sql(*TABLES)

@@ -16,7 +16,7 @@ import pytest
 from tailrace.destination import Batch
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.failpoint import VARIABLE
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.destination import ITEMS, changes_of, insert
 from tailrace.testing.scenario import Scenario
 
@@ -88,7 +88,7 @@ def test_lanes_in_processes_of_their_own_make_and_fill_one_file_together(tmp_pat
 
 
 def test_a_pipeline_killed_before_and_after_commits_keeps_the_replica_the_same_as_its_source(
-    database: Database, make_scenario: Callable[..., Scenario], tmp_path: Path
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:
     path = tmp_path / "replica.db"
     scenario = make_scenario(database.dsn, destination={"type": "sqlite", "path": str(path)})

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
 
 def test_a_state_database_that_goes_away_is_waited_for(
-    database: Database, make_scenario: Callable[..., Scenario], tmp_path: Path
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario], tmp_path: Path
 ) -> None:
     with EmbeddedPostgres(tmp_path / "server", fast=False) as server:
         scenario = make_scenario(database.dsn, store={"type": "postgres", "dsn": server.dsn()})
@@ -34,6 +34,6 @@ def test_a_state_database_that_goes_away_is_waited_for(
     assert scenario.doubled() == []
 
 
-def planners(run: Run) -> set[int]:
+def planners(run: RunningPipeline) -> set[int]:
     """The processes that plan the batches: one for each start of the query."""
     return set(run.processes(b"python_streaming_source_runner"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.state import TableState
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tests.faults.following import Following
 
@@ -43,7 +43,7 @@ def take_out_and_put_back(following: Following, publication: str) -> None:
 
 
 def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_somebody_took_out(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, tables={"exclude": ["*.excluded*"]})
     scenario.sql(*TABLES)
@@ -88,7 +88,7 @@ def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_some
 
 
 def test_a_publication_of_somebody_else_is_followed_as_it_changes_and_never_added_to(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, source={"publication": "theirs"}, tables={"exclude": ["*.excluded"]})
     scenario.sql(*TABLES, "CREATE PUBLICATION theirs FOR TABLE fence, first, second, excluded")

@@ -11,17 +11,19 @@ from pathlib import Path
 import yaml
 
 from tailrace.config import load
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.process import descendants, send
-from tailrace.testing.runner import Run, command
+from tailrace.testing.runner import RunningPipeline, command
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
 
 COMMIT = "delta.before_commit"
 
 
-def test_a_stale_runner_is_fenced_when_it_commits(database: Database, make_scenario: Callable[..., Scenario]) -> None:
+def test_a_stale_runner_is_fenced_when_it_commits(
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
+) -> None:
     scenario = make_scenario(database.dsn)
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v int)",
@@ -83,7 +85,7 @@ def second_machine(scenario: Scenario, name: str, *, sees_folder: bool) -> Path:
 
 
 def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_fenced_when_it_wakes(
-    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], Database], tmp_path: Path
+    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], PostgresDatabase], tmp_path: Path
 ) -> None:
     followed, kept = make_database(postgres), make_database(postgres)
     scenario = Scenario(
@@ -105,7 +107,7 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
         scenario.sql("INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i")
         scenario.catch_up(first)
         for file in (elsewhere, stranger):
-            with Run(file) as refused:
+            with RunningPipeline(file) as refused:
                 assert refused.wait() == 5
                 assert f"run by process {first.pid}" in refused.log_tail()
         asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, check=False)
@@ -118,7 +120,7 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
         os.kill(first.pid, signal.SIGSTOP)
         with address.open_reading() as store:
             wait_until(lambda: store.lease_holder() is None)
-        with Run(elsewhere) as second:
+        with RunningPipeline(elsewhere) as second:
             scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
             scenario.catch_up(second)
             send([*worker, first.pid], signal.SIGCONT)
@@ -127,4 +129,4 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             scenario.catch_up(second)
             assert scenario.differences() == []
     assert scenario.doubled() == []
-    assert Run(stranger).start().wait() == 6, "who does not see the checkpoint cannot go on from it"
+    assert RunningPipeline(stranger).start().wait() == 6, "who does not see the checkpoint cannot go on from it"

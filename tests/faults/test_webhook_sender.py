@@ -19,13 +19,13 @@ from psycopg import conninfo
 
 from tailrace.child import BUSY
 from tailrace.destination.webhook.leader import Leadership, open_engine
-from tailrace.destination.webhook.retry import Schedule
+from tailrace.destination.webhook.retry import RetrySchedule
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.transport import Tls
+from tailrace.destination.webhook.transport import WebhookTls
 from tailrace.errors import ConfigError
 from tailrace.testing.certificate import Authority, make_authority
-from tailrace.testing.database import Database
-from tailrace.testing.endpoint import Endpoint, Reply, always, failing, ids_of_list
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.endpoint import Reply, WebhookEndpoint, always, failing, ids_of_list
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
 from tests.destination.webhook.sending import drain, fill, numbered, options, status
@@ -141,10 +141,10 @@ def test_no_answer_of_an_endpoint_loses_an_event(
     tmp_path: Path, queue: Path, faults: list[Reply], repeats: int
 ) -> None:
     fill(queue, numbered(1, 30, TABLES))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(), *faults)
         chosen = options(
-            queue, endpoint.url, tmp_path, timeout_seconds=3.0, schedule=Schedule("exponential", 0.05, 0.2)
+            queue, endpoint.url, tmp_path, timeout_seconds=3.0, schedule=RetrySchedule("exponential", 0.05, 0.2)
         )
         with running(Node(chosen)):
             wait_until(lambda: len(endpoint.requests) == 3 + len(faults))
@@ -171,24 +171,28 @@ def test_no_certificate_makes_it_send_to_a_stranger_and_nothing_is_lost_meanwhil
         "plain": {},
     }
     trusted = stranger if fault == "no client certificate" else authority
-    with Endpoint(**kinds[fault]) as endpoint:
+    with WebhookEndpoint(**kinds[fault]) as endpoint:
         port = endpoint.port
         url = f"https://localhost:{port}/hook"
         chosen = options(
-            queue, url, tmp_path, tls=Tls(ca=str(trusted.ca_file)), schedule=Schedule("exponential", 0.05, 0.1)
+            queue,
+            url,
+            tmp_path,
+            tls=WebhookTls(ca=str(trusted.ca_file)),
+            schedule=RetrySchedule("exponential", 0.05, 0.1),
         )
         node = Node(chosen)
         node.start()
         wait_until(lambda: status(queue).get("failures", 0) >= 3)
         assert status(queue)["error"]["kind"] == "UnavailableError"
         assert endpoint.requests == []
-    with Endpoint(tls=trusted, port=port) as mended:
+    with WebhookEndpoint(tls=trusted, port=port) as mended:
         wait_until(lambda: status(queue).get("delivered") == 30)
         assert mended.ids() == ids(30)
         node.stop()
 
 
-def follow_order(endpoint: Endpoint, count: int) -> None:
+def follow_order(endpoint: WebhookEndpoint, count: int) -> None:
     """Nothing is missing, and of each table every event came for the first time only behind those before it."""
     seen = list(dict.fromkeys(endpoint.ids()))
     assert len(seen) == count
@@ -198,7 +202,7 @@ def follow_order(endpoint: Endpoint, count: int) -> None:
         assert commits == sorted(commits)
 
 
-def repetitions(endpoint: Endpoint) -> Iterator[tuple[float, float]]:
+def repetitions(endpoint: WebhookEndpoint) -> Iterator[tuple[float, float]]:
     """For each event that was taken again, when it was taken before and when again."""
     taken: dict[str, float] = {}
     for request in endpoint.taken:
@@ -214,7 +218,7 @@ def test_leaders_that_are_killed_or_paused_lose_nothing_and_repeat_only_what_the
 ) -> None:
     count, chance = 20_000, random.Random(store)
     lease = str(tmp_path / "shared") if store == "sqlite" else request.getfixturevalue("database").dsn
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(hold_seconds=0.02))
         nodes = []
         for name in ("one", "two", "three"):
@@ -271,7 +275,7 @@ def test_leaders_that_are_killed_or_paused_lose_nothing_and_repeat_only_what_the
 
 
 def test_without_a_change_of_leader_nothing_is_sent_twice(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         nodes = []
         for name in ("one", "two", "three"):
             fill(tmp_path / name, numbered(1, 2000, TABLES))
@@ -286,7 +290,7 @@ def test_a_hundred_thousand_events_go_in_order_through_an_endpoint_that_fails_no
     tmp_path: Path, queue: Path
 ) -> None:
     fill(queue, *(numbered(first, 10_000, TABLES) for first in range(1, 100_000, 10_000)))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = failing(0.05, seed=8)
         began = time.monotonic()
         drain(options(queue, endpoint.url, tmp_path, max_events=100))
@@ -297,10 +301,10 @@ def test_a_hundred_thousand_events_go_in_order_through_an_endpoint_that_fails_no
 
 
 def test_a_leader_that_cannot_reach_the_store_stops_before_its_lease_ends_and_goes_on_later(
-    tmp_path: Path, queue: Path, database: Database
+    tmp_path: Path, queue: Path, database: PostgresDatabase
 ) -> None:
     parts = conninfo.conninfo_to_dict(database.dsn)
-    with Proxy(str(parts["host"]), int(str(parts["port"]))) as proxy, Endpoint() as endpoint:
+    with Proxy(str(parts["host"]), int(str(parts["port"]))) as proxy, WebhookEndpoint() as endpoint:
         dsn = conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
         fill(queue, numbered(1, 10, TABLES))
         with running(Node(options(queue, endpoint.url, dsn, lease_seconds=3.0))):
@@ -322,7 +326,7 @@ def test_a_sender_that_is_asked_to_stop_stores_what_it_delivered_and_lets_the_le
     tmp_path: Path, queue: Path, how: int | None
 ) -> None:
     fill(queue, numbered(1, 30, TABLES))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         node = Node(options(queue, endpoint.url, tmp_path, interval_seconds=60.0, lease_seconds=60.0))
         node.start()
         wait_until(lambda: len(endpoint.ids()) == 30)
@@ -336,13 +340,13 @@ def test_a_sender_that_is_asked_to_stop_stores_what_it_delivered_and_lets_the_le
 
 @pytest.mark.parametrize("fault", ["none", "500", "dead", "tls", "store"])
 def test_secrets_show_in_no_log_status_state_or_list_of_processes(
-    tmp_path: Path, queue: Path, database: Database, authority: Authority, fault: str
+    tmp_path: Path, queue: Path, database: PostgresDatabase, authority: Authority, fault: str
 ) -> None:
     fill(queue, numbered(1, 30, TABLES))
     dsn = conninfo.make_conninfo(database.dsn, password=CANARY)
     if fault == "store":
         dsn = conninfo.make_conninfo(database.dsn, password=CANARY, user="stranger", dbname="nowhere")
-    with Endpoint(tls=authority) as endpoint:
+    with WebhookEndpoint(tls=authority) as endpoint:
         if fault == "500":
             endpoint.rule = always(Reply(500, body=CANARY.encode()))
         if fault == "dead":
@@ -352,10 +356,10 @@ def test_secrets_show_in_no_log_status_state_or_list_of_processes(
             queue,
             url,
             dsn,
-            tls=Tls(ca=None if fault == "tls" else str(authority.ca_file)),
+            tls=WebhookTls(ca=None if fault == "tls" else str(authority.ca_file)),
             headers={"Authorization": f"Bearer {CANARY}"},
             secrets=(CANARY,),
-            schedule=Schedule("linear", 0.01, 0.01, limit=3),
+            schedule=RetrySchedule("linear", 0.01, 0.01, limit=3),
         )
         node = Node(chosen)
         node.start()
@@ -379,8 +383,10 @@ def test_secrets_show_in_no_log_status_state_or_list_of_processes(
 
 def test_a_sender_that_cannot_begin_says_why_and_a_second_one_lets_the_first_work(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 5, TABLES))
-    with Endpoint() as endpoint:
-        broken = options(queue, endpoint.url.replace("http:", "https:"), tmp_path, tls=Tls(ca=str(tmp_path / "no.pem")))
+    with WebhookEndpoint() as endpoint:
+        broken = options(
+            queue, endpoint.url.replace("http:", "https:"), tmp_path, tls=WebhookTls(ca=str(tmp_path / "no.pem"))
+        )
         node = Node(broken)
         node.start()
         wait_until(lambda: bool(status(queue)))

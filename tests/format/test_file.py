@@ -16,11 +16,11 @@ from tailrace.destination.webhook.stage import Piece, Stage
 from tailrace.errors import LostError, revive
 from tailrace.journal import Cursor, Frame, Journal, cursors
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.history import Remembered
-from tailrace.source.poll.schedule import Schedule
+from tailrace.source.history import SchemaFile
+from tailrace.source.poll.schedule import PollSchedule
 from tailrace.source.poll.watermark import FileWatermarks
 from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.window import Window
+from tailrace.source.rqlite.window import DeduplicationWindow
 from tailrace.source.sqlite.cursor import Cursors
 from tests.fixtures.unpacking import FOLDER, unpack
 
@@ -79,9 +79,9 @@ def test_versions_are_written_again_to_the_byte(folder: Path, tmp_path: Path) ->
     columns = (Column("id", pa.int64(), number=1), Column("total", pa.int64(), number=2))
     table = TableName("public", "orders")
     first, second = (TableSchema(table, columns[:count], ("id",), count, "16400") for count in (1, 2))
-    known = Remembered(file)
+    known = SchemaFile(file)
     assert known.schemas_between("16400", START, Position(9, 0)) == [(START, first), (Position(5, 0), second)]
-    again = Remembered(tmp_path / "again")
+    again = SchemaFile(tmp_path / "again")
     for position, schema in known.schemas_between("16400", START, Position(9, 0)):
         again.put_schema(schema, position)
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
@@ -110,7 +110,7 @@ def test_the_schedule_of_polls_is_written_again_to_the_byte(tmp_path: Path) -> N
     file = tmp_path / "state" / "poll" / "pipeline" / "schedule.json"
     before = file.read_bytes()
     assert json.loads(before)["notes"].keys() == {"polls", "diffed"}
-    Schedule(file, 0.05, 1.0).save()
+    PollSchedule(file, 0.05, 1.0).save()
     assert file.read_bytes() == before
 
 
@@ -119,7 +119,7 @@ def test_the_schedule_of_polls_is_written_again_to_the_byte(tmp_path: Path) -> N
 
 def test_the_window_of_a_cluster_is_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
     file = folder / "rqlite" / "shop" / "window"
-    window = Window.load(file)
+    window = DeduplicationWindow.load(file)
     assert window is not None
     assert (window.mark, window.next) == (Position(9, 1), Position(9, 2))
     window.save(tmp_path / "again")
@@ -130,7 +130,7 @@ def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_to_the_byte(fo
     before = contents(folder / "rqlite" / "shop")
     cluster = Cluster("shop", folder / "rqlite", segment_bytes=100_000, max_bytes=1_000_000)
     cluster.open()
-    cluster.tend()
+    cluster.maintain()
     level, error = cluster.level(), cluster.error
     cluster.close()
     assert level.mark == Position(9, 1)

@@ -12,10 +12,10 @@ from tailrace.config import from_dict
 from tailrace.registry import open_source
 from tailrace.source import Source, TableProgress
 from tailrace.source.poll.offset import PollOffset
-from tailrace.source.poll.version import Kind
-from tailrace.source.postgres.offset import LogOffset as PostgresOffset
-from tailrace.source.slatedb.offset import LogOffset as SlateDbOffset
-from tailrace.source.sqlite.offset import LogOffset as SqliteOffset
+from tailrace.source.poll.version import VersionKind
+from tailrace.source.postgres.offset import PostgresOffset
+from tailrace.source.slatedb.offset import SlateDbOffset
+from tailrace.source.sqlite.offset import SqliteOffset
 from tests.fixtures.unpacking import FOLDER
 
 SOURCES: dict[str, dict[str, Any]] = {
@@ -119,4 +119,4 @@ def test_an_offset_of_polls_means_what_it_meant() -> None:
 
 def test_what_a_mark_is_of_keeps_its_name() -> None:
     """An offset holds the kind of its version column by name: with another name every table would be copied again."""
-    assert [kind.name for kind in Kind] == ["INSTANT", "LOCAL", "DAY", "NUMBER", "TEXT"]
+    assert [kind.name for kind in VersionKind] == ["INSTANT", "LOCAL", "DAY", "NUMBER", "TEXT"]

@@ -16,10 +16,10 @@ from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.report import Report
 from tailrace.journal import Journal
 from tailrace.registry import open_source
-from tailrace.source.offset import readings
-from tailrace.source.poll.known import HASH, Known
-from tailrace.source.postgres.offset import LogOffset
-from tailrace.source.postgres.split import Wanted, log_splits
+from tailrace.source.offset import log_ranges
+from tailrace.source.poll.known import HASH, KeySnapshot
+from tailrace.source.postgres.offset import PostgresOffset
+from tailrace.source.postgres.split import PgRange, log_splits
 from tailrace.state import StateStore
 from tailrace.stream.checkpoint import Checkpoint
 from tests.fixtures.unpacking import unpack
@@ -63,11 +63,11 @@ def test_a_checkpoint_belongs_to_its_state_and_ends_where_the_state_does(name: s
 def test_the_journal_of_a_postgres_that_is_gone_is_planned_and_decoded(tmp_path: Path) -> None:
     source = open_source(load(unpack("postgres-delta", tmp_path)))
     state = tmp_path / "state"
-    start, end = (LogOffset.from_json(offset(state, batch)) for batch in (1, 2))
+    start, end = (PostgresOffset.from_json(offset(state, batch)) for batch in (1, 2))
     with StateStore.open_reading(state) as store:
         wanted = {
-            oid: Wanted(one.after, one.upto, tuple(store.schemas_between(str(oid), one.after, one.upto)))
-            for oid, one in readings(start, end).items()
+            oid: PgRange(one.after, one.upto, tuple(store.schemas_between(str(oid), one.after, one.upto)))
+            for oid, one in log_ranges(start, end).items()
         }
     reader = Journal.open_reader(state / "journal")
     splits = log_splits(reader.frames(start.log, end.log), wanted, 1)
@@ -104,7 +104,7 @@ def test_what_a_receiver_of_postgres_said_last_is_shown(tmp_path: Path) -> None:
 
 def test_what_is_known_of_polled_rows_is_known_still(tmp_path: Path) -> None:
     unpack("poll-delta", tmp_path)
-    known = Known.of(str(tmp_path / "state" / "poll" / "pipeline"), "notes")
+    known = KeySnapshot.of(str(tmp_path / "state" / "poll" / "pipeline"), "notes")
     for step in (1, 3):
         bases = known.bases(step)
         assert bases is not None

@@ -15,7 +15,7 @@ from tailrace.change import START, Position
 from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.state import StateStore, TableState
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 from tests.fixtures.unpacking import unpack_state
 
 AT = datetime(2025, 6, 7, 8, 9, 10, 123456, tzinfo=UTC)
@@ -69,7 +69,7 @@ def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
         assert status is not None
         assert (status.gear, status.received, status.journal_bytes, status.server) == ("streaming", "a", 17, "b")
         assert (status.slot_restart, status.slot_confirmed, status.fix, status.at) == ("c", "d", "a fix", AT)
-        (letter,) = store.letters()
+        (letter,) = store.dead_letters()
         assert (letter.id, letter.upstream_id, letter.table, letter.position) == (1, "16401", "public.items", "8")
         assert (letter.kind, letter.reason, letter.fix, letter.raw) == ("TableError", "r", "f", b"\0\xff")
         assert (letter.version, letter.tries, letter.status) == (1, 1, "waiting")
@@ -123,7 +123,7 @@ def test_a_store_of_an_older_format_comes_to_be_as_one_of_the_newest(tmp_path: P
 
 def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
     with StateStore.open_reading(unpack_state(3, tmp_path)) as store:
-        told = Status.read(store, at=AT).to_dict()
+        told = PipelineStatus.read(store, at=AT).to_dict()
     assert list(told) == [
         "pipeline",
         "at",

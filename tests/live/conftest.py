@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tailrace.stream.session import build_session
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 
 _numbers = itertools.count(1)
@@ -29,7 +29,7 @@ def make_scenario(tmp_path: Path) -> Callable[..., Scenario]:
 
 
 @pytest.fixture
-def scenario(database: Database, make_scenario: Callable[..., Scenario]) -> Scenario:
+def scenario(database: PostgresDatabase, make_scenario: Callable[..., Scenario]) -> Scenario:
     """A pipeline from a fresh, empty database."""
     return make_scenario(database.dsn)
 

@@ -8,9 +8,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.process import send
-from tailrace.testing.runner import Run
+from tailrace.testing.runner import RunningPipeline
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.traffic import Traffic
 from tailrace.testing.wait import wait_until
@@ -21,7 +21,7 @@ TABLES = 9
 
 
 def test_a_batch_is_one_job_of_spark_however_many_tables_it_holds(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn)
     events = scenario.folder / "events"
@@ -53,7 +53,7 @@ def _jobs(scenario: Scenario) -> Counter[tuple[str, str]]:
 
 
 @contextmanager
-def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[Run, list[int]]]:
+def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[RunningPipeline, list[int]]]:
     """A run that has a row of `t` in hand and does not get to write it before its processes are told to go on."""
     scenario.sql("CREATE TABLE t (id int PRIMARY KEY)")
     run = scenario.run(failpoints=f"{COMMIT}:pause!once")
@@ -69,7 +69,7 @@ def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[Run, list[in
 
 
 def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, source={"acknowledge": "applied", "heartbeat": "1s"})
     with stopped_before_its_commit(scenario) as (run, paused):
@@ -94,7 +94,9 @@ def test_a_signal_lets_the_batch_in_hand_end(scenario: Scenario) -> None:
     assert scenario.doubled() == []
 
 
-def test_a_single_run_ends_while_the_source_is_written_to_all_the_time(database: Database, scenario: Scenario) -> None:
+def test_a_single_run_ends_while_the_source_is_written_to_all_the_time(
+    database: PostgresDatabase, scenario: Scenario
+) -> None:
     with database.connect() as conn:
         create_shop(conn)
         load_shop(conn, 0.01)

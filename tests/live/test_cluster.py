@@ -15,10 +15,10 @@ import pyspark
 import pytest
 
 from tailrace.java import java_home
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
-from tailrace.testing.zoo import Keeper, create_zoo
+from tailrace.testing.zoo import ZooTraffic, create_zoo
 from tests.source.rqlite.following import free_port
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
@@ -79,7 +79,7 @@ def cluster(tmp_path: Path) -> Iterator[tuple[str, list[Path]]]:
 
 
 def test_a_pipeline_runs_on_two_workers(
-    cluster: tuple[str, list[Path]], database: Database, make_scenario: Callable[..., Scenario]
+    cluster: tuple[str, list[Path]], database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     master, folders = cluster
     scenario = make_scenario(
@@ -91,11 +91,11 @@ def test_a_pipeline_runs_on_two_workers(
         "CREATE TABLE wide (id int PRIMARY KEY, filler text)",
         "INSERT INTO wide SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 6000) i",
     )
-    Keeper(database.dsn, seed=1).run(50)
+    ZooTraffic(database.dsn, seed=1).run(50)
     with scenario.run() as run:
         scenario.catch_up(run)
         assert scenario.differences() == []
-        Keeper(database.dsn, seed=2).run(50)
+        ZooTraffic(database.dsn, seed=2).run(50)
         scenario.sql("UPDATE wide SET filler = 'short' WHERE id % 3 = 0", "DELETE FROM wide WHERE id % 5 = 0")
         scenario.catch_up(run)
         run.terminate()

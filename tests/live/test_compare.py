@@ -7,13 +7,13 @@ from pyspark.sql import SparkSession
 
 from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.compare import compare
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.zoo import VALUES, create_zoo
 
 
 def test_every_kind_of_difference_is_found_and_named_by_its_key(
-    spark: SparkSession, database: Database, scenario: Scenario
+    spark: SparkSession, database: PostgresDatabase, scenario: Scenario
 ) -> None:
     with database.connect() as conn:
         create_zoo(conn)

@@ -13,7 +13,7 @@ from deltalake import DeltaTable
 
 from tailrace import Pipeline
 from tailrace.source import TableProgress
-from tailrace.testing.endpoint import Endpoint
+from tailrace.testing.endpoint import WebhookEndpoint
 from tests.fixtures.unpacking import unpack
 from tests.source.rqlite.following import free_port
 
@@ -112,7 +112,7 @@ def test_a_half_sent_queue_is_sent_to_its_end_and_what_the_journal_holds_behind_
     def indexes(bodies: list[bytes]) -> list[int]:
         return [entry["index"] for body in bodies for entry in json.loads(body)["payload"]]
 
-    with Endpoint(ids=lambda body: []) as endpoint:
+    with WebhookEndpoint(ids=lambda body: []) as endpoint:
         file = unpack(
             "rqlite-webhook",
             tmp_path,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableState
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 
 
@@ -67,7 +67,7 @@ def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_t
 
 
 def test_a_history_holds_every_change_once_though_the_run_was_killed(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, destination={"history": ["public.items"]})
     scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'copied')")

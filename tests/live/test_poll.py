@@ -12,7 +12,7 @@ import duckdb
 import pytest
 
 from tailrace.config import load
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tailrace.verify.comparison import verify
 
@@ -38,7 +38,7 @@ SETUP = [
 
 
 def test_a_polled_database_and_its_lake_are_equal_after_every_run(
-    database: Database, make_scenario: Callable[..., Scenario]
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     database.run(*SETUP)
     scene = make_scenario(
@@ -72,7 +72,7 @@ def test_a_polled_database_and_its_lake_are_equal_after_every_run(
 
 @pytest.mark.parametrize("step", ["stream.found", "delta.committed"])
 def test_a_full_diff_that_was_killed_is_done_again_and_applied_once(
-    step: str, database: Database, make_scenario: Callable[..., Scenario]
+    step: str, database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     database.run(*SETUP)
     tables = {**TABLES, "include": ["public.items"]}
@@ -89,7 +89,7 @@ def test_a_full_diff_that_was_killed_is_done_again_and_applied_once(
 
 @pytest.mark.parametrize("library", ["sqlite", "duckdb"])
 def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
-    library: str, tmp_path: Path, make_scenario: Callable[..., Scenario], database: Database
+    library: str, tmp_path: Path, make_scenario: Callable[..., Scenario], database: PostgresDatabase
 ) -> None:
     file = tmp_path / f"app.{library}"
     connect: Any = sqlite3.connect if library == "sqlite" else duckdb.connect

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.runner import command
 from tailrace.testing.scenario import Scenario
@@ -20,7 +20,7 @@ PASSWORD = "c4nary-Pa55"
 
 
 @pytest.fixture
-def refused(tmp_path: Path, database: Database) -> Iterator[Callable[..., tuple[int, str]]]:
+def refused(tmp_path: Path, database: PostgresDatabase) -> Iterator[Callable[..., tuple[int, str]]]:
     """`refused(dsn, **options)` runs a pipeline that cannot start, and looks that it left nothing; code and output."""
     database.run("CREATE TABLE keyed (id int PRIMARY KEY)")
     made = "(SELECT count(*) FROM pg_replication_slots WHERE database = current_database())"
@@ -107,7 +107,7 @@ def test_a_server_without_logical_decoding_is_refused_with_the_setting(
 
 
 def test_a_role_without_the_right_to_replicate_is_refused_with_the_sql(
-    refused: Callable[..., tuple[int, str]], database: Database, postgres: EmbeddedPostgres
+    refused: Callable[..., tuple[int, str]], database: PostgresDatabase, postgres: EmbeddedPostgres
 ) -> None:
     database.run("CREATE ROLE reader LOGIN")
     try:
@@ -127,7 +127,7 @@ def test_a_file_where_the_lake_should_be_is_refused(refused: Callable[..., tuple
 
 
 def test_a_table_whose_changes_postgres_would_refuse_is_refused_with_the_sql(
-    refused: Callable[..., tuple[int, str]], database: Database
+    refused: Callable[..., tuple[int, str]], database: PostgresDatabase
 ) -> None:
     database.run("ALTER TABLE keyed REPLICA IDENTITY NOTHING")
     code, said = refused()

@@ -16,7 +16,7 @@ from tailrace.config import load
 from tailrace.source.rqlite.receiver import STATUS
 from tailrace.testing.process import descendants
 from tailrace.testing.rqlite import RqliteNode
-from tailrace.testing.runner import Run, all_ready, command
+from tailrace.testing.runner import RunningPipeline, all_ready, command
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.following import free_port
 
@@ -56,11 +56,11 @@ def test_a_cluster_reaches_the_lake_whole_though_every_run_was_killed(tmp_path: 
         for round_ in range(len(STEPS)):
             node.execute(["UPDATE items SET name = name || '!' WHERE id % 5 = ?", round_])
             node.execute(["INSERT INTO words VALUES (?, ?)", f"word {round_}", round_])
-            with Run(file, once=True, failpoints=orders) as run:
+            with RunningPipeline(file, once=True, failpoints=orders) as run:
                 assert run.wait() == -signal.SIGKILL, run.log_tail()
             node.fail_over(back=5)
 
-        with Run(file) as run:
+        with RunningPipeline(file) as run:
             run.wait_until(all_ready)
             node.execute("DELETE FROM items WHERE id % 7 = 0")
             node.execute("UPDATE words SET w = 'moved' WHERE w = 'word 0'")
@@ -72,7 +72,7 @@ def test_a_cluster_reaches_the_lake_whole_though_every_run_was_killed(tmp_path: 
             node.fail_over(back=3)
             node.execute("UPDATE items SET id = 1000 WHERE id = 3")
 
-        with Run(file, once=True) as run:
+        with RunningPipeline(file, once=True) as run:
             assert run.wait() == 0, run.log_tail()
         for table, columns in (("items", ["id", "name", "price", "data", "note"]), ("words", ["w", "n"])):
             upstream = node.rows(f"SELECT {', '.join(columns)} FROM {table}")
@@ -106,7 +106,7 @@ def test_a_pipeline_leaves_receiving_to_the_one_that_is_there_and_takes_over_whe
 
         try:
             wait_until(lambda: receiver() == alone.pid)
-            with Run(file) as run:
+            with RunningPipeline(file) as run:
                 run.wait_until(all_ready)
                 node.execute("UPDATE items SET name = 'two' WHERE id = -2")
                 node.settle()
@@ -124,7 +124,7 @@ def test_a_pipeline_leaves_receiving_to_the_one_that_is_there_and_takes_over_whe
                 alone.kill()
             alone.wait()
 
-        with Run(file, once=True) as run:
+        with RunningPipeline(file, once=True) as run:
             assert run.wait() == 0, run.log_tail()
         code, found = verify(file)
         assert (code, found["equal"]) == (0, True), found

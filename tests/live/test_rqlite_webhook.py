@@ -11,8 +11,8 @@ import pytest
 import urllib3
 import yaml
 
-from tailrace.testing.endpoint import Endpoint
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.endpoint import WebhookEndpoint
+from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.following import free_port
 
@@ -62,7 +62,7 @@ def test_what_a_real_node_posted_comes_out_as_it_came_in(name: str, tmp_path: Pa
     first = json.loads(requests[0]["body"])
     port = free_port()
     (tmp_path / "schema.sql").write_text(SCHEMA)
-    with Endpoint(ids=lambda body: []) as endpoint:
+    with WebhookEndpoint(ids=lambda body: []) as endpoint:
         file = tmp_path / "pipeline.yaml"
         pipeline = {
             "name": "through",
@@ -89,7 +89,7 @@ def test_what_a_real_node_posted_comes_out_as_it_came_in(name: str, tmp_path: Pa
         file.write_text(yaml.safe_dump(pipeline))
         bodies = [request["body"].encode() for request in requests]
         expected = normalised(entries(bodies))
-        with Run(file) as run, urllib3.PoolManager(retries=False, timeout=20) as pool:
+        with RunningPipeline(file) as run, urllib3.PoolManager(retries=False, timeout=20) as pool:
 
             def is_up() -> bool:
                 try:

@@ -10,25 +10,25 @@ import pytest
 
 from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.certificate import make_authority
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.scenario import Scenario
-from tailrace.testing.zoo import Keeper, create_zoo
+from tailrace.testing.zoo import ZooTraffic, create_zoo
 
 pytestmark = pytest.mark.usefixtures("spark")
 
 
-def copy_and_follow(scenario: Scenario, database: Database) -> None:
+def copy_and_follow(scenario: Scenario, database: PostgresDatabase) -> None:
     with database.connect() as conn:
         create_zoo(conn)
-    Keeper(database.dsn, seed=1).run(150)
+    ZooTraffic(database.dsn, seed=1).run(150)
     Pipeline.from_file(scenario.file).run(once=True)
     assert scenario.differences() == []
 
-    Keeper(database.dsn, seed=2).run(300)
+    ZooTraffic(database.dsn, seed=2).run(300)
     database.run("TRUNCATE zoo.full_log, zoo.parted")
-    Keeper(database.dsn, seed=3).run(20)
+    ZooTraffic(database.dsn, seed=3).run(20)
     Pipeline.from_file(scenario.file).run(once=True)
     assert scenario.differences() == []
     assert scenario.doubled() == []
@@ -38,7 +38,7 @@ def copy_and_follow(scenario: Scenario, database: Database) -> None:
 def test_every_version_is_copied_and_followed(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
     make_scenario: Callable[..., Scenario],
 ) -> None:
     database = make_database(postgres_server(version))
@@ -46,13 +46,13 @@ def test_every_version_is_copied_and_followed(
 
 
 def test_a_server_is_followed_through_its_unix_socket(
-    postgres: EmbeddedPostgres, database: Database, make_scenario: Callable[..., Scenario]
+    postgres: EmbeddedPostgres, database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     copy_and_follow(make_scenario(postgres.dsn(database.name, unix=True)), database)
 
 
 def test_a_server_is_followed_through_verified_tls(
-    postgres: EmbeddedPostgres, database: Database, tmp_path: Path, make_scenario: Callable[..., Scenario]
+    postgres: EmbeddedPostgres, database: PostgresDatabase, tmp_path: Path, make_scenario: Callable[..., Scenario]
 ) -> None:
     authority = make_authority(tmp_path / "authority")
     options = urlencode({"sslmode": "verify-full", "sslrootcert": str(authority.ca_file)})

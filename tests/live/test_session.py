@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tailrace.state import StateStore
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.runner import all_ready
 from tailrace.testing.wait import wait_until
@@ -53,7 +53,7 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
 
     seen: list[int] = []
 
-    def watch(status: Status) -> None:
+    def watch(status: PipelineStatus) -> None:
         seen.append(reported())
         if all_ready(status) and seen[-1] >= seen[0] + 2:
             pipeline.drain()

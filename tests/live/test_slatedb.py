@@ -15,8 +15,8 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tailrace.source.slatedb.store import Database, Store
-from tailrace.testing.runner import Run, all_ready, command
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
+from tailrace.testing.runner import RunningPipeline, all_ready, command
 from tailrace.testing.wait import wait_until
 from tests.source.slatedb.traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
 from tests.source.slatedb.writing import Writer, scan
@@ -58,7 +58,7 @@ class Scene:
         return writer
 
     def run_once(self, failpoints: str = "") -> int:
-        with Run(self.file, once=True, failpoints=failpoints) as run:
+        with RunningPipeline(self.file, once=True, failpoints=failpoints) as run:
             return run.wait()
 
     def in_lake(self) -> dict[bytes, tuple[Any, ...]]:
@@ -71,7 +71,7 @@ class Scene:
         return rows
 
     def in_store(self) -> dict[bytes, tuple[Any, ...]]:
-        found = scan(Database("db1", Store("local", str(self.store))), int(time.time() * 1000), FOLDS)
+        found = scan(SlateDbDatabase("db1", ObjectStore("local", str(self.store))), int(time.time() * 1000), FOLDS)
         return {key: (value, seq) for key, value, seq, _ in found.values()}
 
 
@@ -119,7 +119,7 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
     scene = make_scene(keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
     first = scene.write(1, min_age="4s")
     some_writes(first, 10)
-    with Run(scene.file) as run:
+    with RunningPipeline(scene.file) as run:
         run.wait_until(all_ready)
         some_writes(first)
         first.kill()
@@ -134,7 +134,7 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
         early = scene.store / "db1" / "wal" / f"{2:020}.sst"
         wait_until(lambda: not early.exists())
         run.kill()
-    with Run(scene.file) as run:
+    with RunningPipeline(scene.file) as run:
         run.wait_until(all_ready)
         some_writes(third)
         third.kill()
@@ -166,7 +166,7 @@ def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs
             writer.put(b"unread%d" % number, b"")
             writer.flush()
         writer.collect()
-    with Run(scene.file, once=True) as run:
+    with RunningPipeline(scene.file, once=True) as run:
         assert run.wait() == 6
         assert "re-snapshot" in run.log_tail()
     for table in ("slatedb.db1", "slatedb.counter", "slatedb.user"):

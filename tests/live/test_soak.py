@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 import psycopg
 import pytest
 
-from tailrace.status import Status
-from tailrace.testing.database import Database
+from tailrace.status import PipelineStatus
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.scenario import Scenario
 from tailrace.testing.traffic import Traffic
 from tailrace.testing.workload import create_shop, load_shop
-from tailrace.testing.zoo import Keeper, create_zoo
+from tailrace.testing.zoo import ZooTraffic, create_zoo
 from tests.property.test_schema_changes import TABLES, Changer
 
 KILLS = int(os.environ.get("TAILRACE_SOAK_KILLS", "4"))
@@ -26,20 +26,20 @@ RATE = float(os.environ.get("TAILRACE_SOAK_RATE", "40"))
 """Transactions a second of each of the four writers."""
 
 
-def reached(batch: int) -> Callable[[Status], bool]:
+def reached(batch: int) -> Callable[[PipelineStatus], bool]:
     return lambda status: (-1 if status.batch is None else status.batch) >= batch
 
 
 @pytest.mark.timeout(900 + 60 * KILLS)
 def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
-    database: Database, scenario: Scenario
+    database: PostgresDatabase, scenario: Scenario
 ) -> None:
     chance = random.Random(SEED)
     with database.connect() as conn:
         create_shop(conn)
         load_shop(conn, 0.05)
         create_zoo(conn)
-    Keeper(database.dsn, SEED).run(100)
+    ZooTraffic(database.dsn, SEED).run(100)
     # Small batches and segments, so that kills fall between many of both; a small copy of several chunks.
     scenario.write(
         source={"journal": {"segment_bytes": "1 MB"}, "copy": {"chunk_bytes": "1 MB"}}, batch={"max_rows": 400}
@@ -48,7 +48,7 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
     with ExitStack() as writers:
         for lane in (0, 1):
             writers.enter_context(Traffic(database.dsn, SEED + lane, RATE, truncates=True, lane=lane))
-            writers.enter_context(Keeper(database.dsn, SEED + 2 + lane, lane=lane, rate=RATE))
+            writers.enter_context(ZooTraffic(database.dsn, SEED + 2 + lane, lane=lane, rate=RATE))
         for _ in range(KILLS):
             with scenario.run() as run:
                 before = run.status()
@@ -89,7 +89,7 @@ def changing(changer: Changer) -> Iterator[None]:
 
 @pytest.mark.timeout(900 + 60 * SCHEMA_KILLS)
 def test_a_pipeline_killed_at_random_among_schema_changes_new_tables_and_resyncs_loses_and_doubles_nothing(
-    database: Database, scenario: Scenario
+    database: PostgresDatabase, scenario: Scenario
 ) -> None:
     chance = random.Random(SEED)
     has_trigger = SEED % 2 == 1  # even seeds do without it

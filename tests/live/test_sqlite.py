@@ -12,7 +12,7 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import RunningPipeline, all_ready
 from tests.source.sqlite.writer import Application
 
 # In the order in which runs reach them; each kills once.
@@ -48,10 +48,10 @@ def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tm
     for round_ in range(len(STEPS)):
         application.run("UPDATE items SET name = name || '!' WHERE id % 5 = ?", round_)
         application.run("INSERT INTO words VALUES (?, ?)", f"word {round_}", round_)
-        with Run(file, once=True, failpoints=orders) as run:
+        with RunningPipeline(file, once=True, failpoints=orders) as run:
             assert run.wait() == -signal.SIGKILL
 
-    with Run(file) as run:
+    with RunningPipeline(file) as run:
         run.wait_until(all_ready)
         application.run("DELETE FROM items WHERE id % 7 = 0")
         application.run("UPDATE words SET w = 'moved' WHERE w = 'word 0'")
@@ -63,7 +63,7 @@ def test_a_file_reaches_the_lake_whole_though_every_run_was_killed(kind: str, tm
         run.wait_until(lambda status: status.position is not None and int(status.position[:16], 16) >= head)
         run.kill()
 
-    with Run(file, once=True) as run:
+    with RunningPipeline(file, once=True) as run:
         assert run.wait() == 0
     for table in ("items", "words"):
         columns = application.columns(table)

@@ -16,11 +16,11 @@ from tailrace.child import read_status
 from tailrace.destination.webhook.queue import QueueReader
 from tailrace.destination.webhook.report import STATUS
 from tailrace.destination.webhook.signature import verify
-from tailrace.status import Status
-from tailrace.testing.database import Database
-from tailrace.testing.endpoint import Endpoint, Reply, always, failing
+from tailrace.status import PipelineStatus
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.endpoint import Reply, WebhookEndpoint, always, failing
 from tailrace.testing.process import descendants
-from tailrace.testing.runner import Run, all_ready
+from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
 
 TABLES = ("orders", "items")
@@ -37,7 +37,9 @@ STEPS = [
 ]
 
 
-def write_file(folder: Path, database: Database, endpoint: Endpoint, *, slot: str | None = None, **more: Any) -> Path:
+def write_file(
+    folder: Path, database: PostgresDatabase, endpoint: WebhookEndpoint, *, slot: str | None = None, **more: Any
+) -> Path:
     file = folder / "pipeline.yaml"
     destination = {
         "type": "webhook",
@@ -59,7 +61,7 @@ def write_file(folder: Path, database: Database, endpoint: Endpoint, *, slot: st
     return file
 
 
-def events(endpoint: Endpoint) -> list[dict[str, Any]]:
+def events(endpoint: WebhookEndpoint) -> list[dict[str, Any]]:
     return [event for request in list(endpoint.taken) for event in json.loads(request.body)]
 
 
@@ -93,16 +95,16 @@ def replay(found: list[dict[str, Any]]) -> dict[str, dict[int, dict[str, Any]]]:
     return tables
 
 
-def rows_of(database: Database, table: str) -> dict[int, dict[str, Any]]:
+def rows_of(database: PostgresDatabase, table: str) -> dict[int, dict[str, Any]]:
     with database.connect() as connection:
         found = connection.execute(f"SELECT id, note, total FROM {table}").fetchall()
     return {number: {"id": number, "note": note, "total": total} for number, note, total in found}
 
 
 def test_every_change_reaches_the_endpoint_in_order_though_every_run_was_killed(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: PostgresDatabase
 ) -> None:
-    with database.connect() as connection, Endpoint() as endpoint:
+    with database.connect() as connection, WebhookEndpoint() as endpoint:
         for table in ("orders", "items"):
             connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text, total bigint)")
             connection.execute(f"INSERT INTO {table} SELECT n, 'n' || n, n FROM generate_series(1, 700) n")
@@ -114,15 +116,15 @@ def test_every_change_reaches_the_endpoint_in_order_though_every_run_was_killed(
                 connection.execute("UPDATE orders SET total = total + 1 WHERE id %% 5 = %s", [round_ % 5])
                 connection.execute("DELETE FROM items WHERE id %% 50 = %s", [round_])
                 connection.execute("UPDATE items SET note = 'round ' || %s WHERE id %% 9 = 0", [str(round_)])
-            with Run(file, once=True, failpoints=orders) as run:
+            with RunningPipeline(file, once=True, failpoints=orders) as run:
                 assert run.wait() == -signal.SIGKILL
-        with Run(file) as run:
+        with RunningPipeline(file) as run:
             run.wait_until(all_ready)
             connection.execute("UPDATE orders SET id = id + 10000 WHERE id <= 3")
             connection.execute("INSERT INTO orders VALUES (9000, 'last', 9)")
             wait_until(lambda: any(event["data"]["key"].get("id") == 9000 for event in events(endpoint)))
             run.kill()
-        with Run(file, once=True) as run:
+        with RunningPipeline(file, once=True) as run:
             assert run.wait() == 0
         found = events(endpoint)
         state = replay(found)
@@ -133,12 +135,14 @@ def test_every_change_reaches_the_endpoint_in_order_though_every_run_was_killed(
         assert endpoint.duplicates() < len(found) / 2
 
 
-def _is_held_up(status: Status) -> bool:
+def _is_held_up(status: PipelineStatus) -> bool:
     return status.source is not None and status.source.gear == "waiting"
 
 
-def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(tmp_path: Path, database: Database) -> None:
-    with database.connect() as connection, Endpoint() as endpoint:
+def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(
+    tmp_path: Path, database: PostgresDatabase
+) -> None:
+    with database.connect() as connection, WebhookEndpoint() as endpoint:
         connection.execute("CREATE TABLE orders (id int PRIMARY KEY, note text, total bigint)")
         connection.execute("INSERT INTO orders VALUES (0, 'first', 0)")
         endpoint.rule = always(Reply(503))
@@ -149,11 +153,11 @@ def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(tmp_path: 
             queue={"max_bytes": 1_000_000, "segment_bytes": 1_000_000},
             batch={"max_events": 500},
         )
-        with Run(file) as run:
+        with RunningPipeline(file) as run:
             run.wait_until(all_ready)
             seen: list[int | None] = []
 
-            def insert_until_full(status: Status) -> bool:
+            def insert_until_full(status: PipelineStatus) -> bool:
                 """Some rows behind every batch, so that no more of them wait than fill the queue."""
                 if status.batch not in seen:
                     first = 1 + 500 * len(seen)
@@ -179,21 +183,21 @@ def test_a_dead_endpoint_fills_the_queue_and_holds_nobody_up_upstream(tmp_path: 
         assert replay(events(endpoint))["public.orders"] == rows_of(database, "orders")
 
 
-def _sender(run: Run) -> dict[str, Any]:
+def _sender(run: RunningPipeline) -> dict[str, Any]:
     return read_status(run.file.parent / "state" / "queue", STATUS)
 
 
-def _leads(run: Run) -> bool:
+def _leads(run: RunningPipeline) -> bool:
     said = _sender(run)
     return bool(said.get("leader")) and said["pid"] in descendants(run.pid)
 
 
 def test_of_two_nodes_one_posts_and_when_it_is_killed_the_other_goes_on_without_a_loss(
-    tmp_path: Path, database: Database
+    tmp_path: Path, database: PostgresDatabase
 ) -> None:
     with ExitStack() as ending:
         connection = ending.enter_context(database.connect())
-        endpoint = ending.enter_context(Endpoint())
+        endpoint = ending.enter_context(WebhookEndpoint())
         for table in TABLES:
             connection.execute(f"CREATE TABLE {table} (id int PRIMARY KEY, note text, total bigint)")
             connection.execute(f"INSERT INTO {table} SELECT n, 'n' || n, n FROM generate_series(1, 300) n")
@@ -209,7 +213,7 @@ def test_of_two_nodes_one_posts_and_when_it_is_killed_the_other_goes_on_without_
                 headers={"X-Node": name},
                 node_id=name,
             )
-            nodes.append(ending.enter_context(Run(file)))
+            nodes.append(ending.enter_context(RunningPipeline(file)))
             # Whoever comes first makes the publication that both use.
             wait_until(lambda: bool(connection.execute("SELECT FROM pg_publication").fetchall()))
         for run in nodes:

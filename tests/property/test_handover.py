@@ -13,10 +13,10 @@ import psycopg
 import pytest
 
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n numeric(12,2), at timestamptz);
@@ -132,7 +132,7 @@ def differences(lake: Contents, source: Contents) -> dict[str, tuple[int, int, l
     return found
 
 
-def make_source(database: Database, path: Path) -> PostgresSource:
+def make_source(database: PostgresDatabase, path: Path) -> PostgresSource:
     return PostgresSource(
         name="soak",
         dsn=database.dsn,
@@ -148,7 +148,7 @@ def make_source(database: Database, path: Path) -> PostgresSource:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_source_and_destination_are_equal_after_crashes_at_random_steps(
-    seed: int, database: Database, tmp_path: Path
+    seed: int, database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with closing(database.connect()) as connection:
         run(seed, connection, make_source(database, tmp_path))
@@ -161,7 +161,7 @@ def run(seed: int, connection: psycopg.Connection[Any], source: PostgresSource) 
     writer.load(chance.choice([0, 60, 900]))
     # A small budget makes many batches, so that there is much between them.
     limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([200_000, 64_000_000]))
-    with Replay(source, limit) as replay:
+    with SourceReplay(source, limit) as replay:
         requests = 0
         for _ in range(40):
             for _ in range(chance.randint(0, 4)):
@@ -169,6 +169,6 @@ def run(seed: int, connection: psycopg.Connection[Any], source: PostgresSource) 
             replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             if chance.random() < 0.1 and replay.offset and replay.offset["tables"]:
                 requests += 1
-                replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
+                replay.directives = TableDirectives(resync={chance.choice(list(replay.offset["tables"])): requests})
         replay.catch_up()
     assert not differences(replay.contents(), contents(connection))

@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from tailrace.change import Changes
 from tailrace.selection import TableOptions
-from tailrace.source import Errand, Limit, Split
+from tailrace.source import Limit, ScanSplit, Split
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 
 # A case takes too long for hypothesis to try hundreds of smaller ones.
 EVERY_ORDER = settings(
@@ -37,7 +37,7 @@ class ErrandSource(PollSource):
     """Read as a pipeline does: each errand is run first, and what it found is read then."""
 
     def read(self, split: Split) -> Iterator[Changes]:
-        yield from super().read(split.run(super().read) if isinstance(split, Errand) else split)
+        yield from super().read(split.run(super().read) if isinstance(split, ScanSplit) else split)
 
 
 def make_source(dsn: str, folder: Path, tables: dict[str, Any], **options: Any) -> PollSource:
@@ -134,7 +134,7 @@ def follow_file(operations: list[tuple[Any, ...]], deletes: dict[str, Any] | Non
         file = Path(folder) / "app.db"
         writer = Writer(file)
         source = make_source(f"sqlite:///{file}", Path(folder), file_tables(deletes))
-        with closing(writer.connection), Replay(source, Limit(rows=rows, bytes=1 << 30)) as replay:
+        with closing(writer.connection), SourceReplay(source, Limit(rows=rows, bytes=1 << 30)) as replay:
             for operation in operations:
                 if operation[0] == "step":
                     replay.live(operation[1])
@@ -202,7 +202,7 @@ def test_a_file_that_is_shut_between_writes_is_followed_as_well(operations: list
         file = Path(folder) / "app.duckdb"
         writer = Embedded(file)
         source = make_source(f"duckdb:///{file}", Path(folder), file_tables({"full_diff": {"every_cycles": 2}}))
-        with Replay(source, Limit(rows=1000, bytes=1 << 30)) as replay:
+        with SourceReplay(source, Limit(rows=1000, bytes=1 << 30)) as replay:
             for operation in operations:
                 if operation[0] == "step":
                     replay.live(operation[1])
@@ -239,7 +239,7 @@ SETTINGS: dict[str, Any] = {
 class Application:
     """Several sessions with transactions of their own."""
 
-    def __init__(self, database: Database, chance: random.Random, *, wild: bool) -> None:
+    def __init__(self, database: PostgresDatabase, chance: random.Random, *, wild: bool) -> None:
         self.sessions = [database.connect() for _ in range(3)]
         self.open = [False] * 3
         self.chance = chance
@@ -289,7 +289,7 @@ class Application:
             session.close()
 
 
-def run_server(seed: int, database: Database, folder: Path, *, wild: bool) -> None:
+def run_server(seed: int, database: PostgresDatabase, folder: Path, *, wild: bool) -> None:
     chance = random.Random(seed)
     database.run(*filter(None, map(str.strip, TABLES.split(";"))))
     tables = copy.deepcopy(SETTINGS)
@@ -299,7 +299,7 @@ def run_server(seed: int, database: Database, folder: Path, *, wild: bool) -> No
             own["deletes"] = {**own.get("deletes", {}), "full_diff": {"every_cycles": 2}}
     source = make_source(database.dsn, folder, tables, page_rows=chance.choice([2, 50]))
     application = Application(database, chance, wild=wild)
-    with Replay(source, Limit(rows=chance.choice([5, 1000]), bytes=1 << 30)) as replay:
+    with SourceReplay(source, Limit(rows=chance.choice([5, 1000]), bytes=1 << 30)) as replay:
         for _ in range(30):
             for _ in range(chance.randrange(5)):
                 application.act()
@@ -315,12 +315,12 @@ def run_server(seed: int, database: Database, folder: Path, *, wild: bool) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_late_commits_ties_and_soft_deletes_all_arrive(seed: int, database: Database, tmp_path: Path) -> None:
+def test_late_commits_ties_and_soft_deletes_all_arrive(seed: int, database: PostgresDatabase, tmp_path: Path) -> None:
     run_server(seed, database, tmp_path, wild=False)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_hard_deletes_and_rows_without_a_version_arrive_with_a_full_diff(
-    seed: int, database: Database, tmp_path: Path
+    seed: int, database: PostgresDatabase, tmp_path: Path
 ) -> None:
     run_server(seed, database, tmp_path, wild=True)

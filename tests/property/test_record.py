@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tailrace.sqlite.affinity import Affinity, affinity_of, arrow_type, read_column
-from tailrace.sqlite.cell import Kind, decode_records
+from tailrace.sqlite.cell import CellKind, decode_records
 from tailrace.sqlite.change import describe_update
 from tailrace.sqlite.record import MalformedRecordError, Value, decode, encode, split
 from tailrace.sqlite.record_batch import describe_updates, encode_columns
@@ -138,7 +138,7 @@ def test_many_records_at_once_equal_one_at_a_time(written: list[tuple[Value, ...
         expected = [row[place] if place < len(row) else None for row in written[offset:]]
         assert exact(cells.to_list()) == exact(expected)
         absent = [place >= len(row) for row in written[offset:]]
-        assert cells.are(Kind.ABSENT).tolist() == absent
+        assert cells.are(CellKind.ABSENT).tolist() == absent
 
 
 @given(st.lists(st.one_of(rows.map(encode), st.binary(max_size=30)), max_size=12))

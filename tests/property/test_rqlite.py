@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.source import Limit, Orders
-from tailrace.testing.replay import MemoryTable, Replay
+from tailrace.source import Limit, TableDirectives
+from tailrace.testing.replay import MemoryTable, SourceReplay
 from tailrace.testing.rqlite import RqliteNode, as_json
 from tests.source.rqlite.following import free_port, make_source
 
@@ -118,7 +118,7 @@ def shown(table: MemoryTable) -> Counter[frozenset[tuple[str, Any]]]:
     return Counter(frozenset(row.items()) for row in table.rows.values())
 
 
-def differences(replay: Replay, node: RqliteNode) -> dict[str, tuple[list[Any], list[Any]]]:
+def differences(replay: SourceReplay, node: RqliteNode) -> dict[str, tuple[list[Any], list[Any]]]:
     upstream = contents(node)
     found = {}
     for name in upstream:
@@ -138,7 +138,7 @@ def test_cluster_and_destination_are_equal_after_crashes_failovers_and_new_colum
         writer = Writer(node, chance)
         writer.load(chance.choice([0, 60, 400]))
         limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([20_000, 64_000_000]))
-        with Replay(make_source(tmp_path, port, api=node.url, chunk_rows=40), limit) as replay:
+        with SourceReplay(make_source(tmp_path, port, api=node.url, chunk_rows=40), limit) as replay:
             requests = 0
             for _ in range(30):
                 for _ in range(chance.randint(0, 4)):
@@ -150,7 +150,7 @@ def test_cluster_and_destination_are_equal_after_crashes_failovers_and_new_colum
                 replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 6]))
                 if chance.random() < 0.1:
                     requests += 1
-                    replay.orders = Orders(resync={f"svc.{chance.choice(NAMES)}": requests})
+                    replay.directives = TableDirectives(resync={f"svc.{chance.choice(NAMES)}": requests})
             # One more change for each table, so that its newest columns are known.
             node.execute(
                 "UPDATE plain SET v = 'last'",
@@ -172,7 +172,7 @@ def test_tables_of_which_only_events_are_known_are_equal_as_well(seed: int, tmp_
     with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc", max_batch_size=1000) as node:
         node.execute(*(sql.replace(" WITHOUT ROWID", "") for sql in TABLES))
         writer = Writer(node, chance)
-        with Replay(make_source(tmp_path, port), Limit(chance.choice([50, 5000]), 64_000_000)) as replay:
+        with SourceReplay(make_source(tmp_path, port), Limit(chance.choice([50, 5000]), 64_000_000)) as replay:
             for _ in range(15):
                 for _ in range(chance.randint(0, 4)):
                     writer.request()

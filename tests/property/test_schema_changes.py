@@ -12,11 +12,11 @@ import psycopg
 import pytest
 
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.postgres import ddl
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 
 TABLES = ("one", "two", "bag")
 
@@ -130,7 +130,7 @@ def contents(connection: psycopg.Connection[Any], names: list[str]) -> dict[str,
 @pytest.mark.parametrize("trigger", [True, False], ids=["event trigger", "relation messages"])
 @pytest.mark.parametrize("seed", range(3))
 def test_source_and_destination_are_equal_after_random_schema_changes_and_crashes(
-    seed: int, trigger: bool, database: Database, tmp_path: Path
+    seed: int, trigger: bool, database: PostgresDatabase, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
     source = PostgresSource(
@@ -145,7 +145,7 @@ def test_source_and_destination_are_equal_after_random_schema_changes_and_crashe
         heartbeat_seconds=None,
     )
     limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([200_000, 64_000_000]))
-    with closing(database.connect()) as connection, Replay(source, limit) as replay:
+    with closing(database.connect()) as connection, SourceReplay(source, limit) as replay:
         changer = Changer(connection, chance, trigger=trigger)
         if trigger:
             ddl.install(connection)
@@ -156,7 +156,7 @@ def test_source_and_destination_are_equal_after_random_schema_changes_and_crashe
             replay.live(chance.choice(["plan", "half", "write", "commit", *["never"] * 4]))
             if chance.random() < 0.05 and replay.offset and replay.offset["tables"]:
                 requests += 1
-                replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
+                replay.directives = TableDirectives(resync={chance.choice(list(replay.offset["tables"])): requests})
         changer.touch_all()
         replay.catch_up()
         expected = contents(connection, changer.names())

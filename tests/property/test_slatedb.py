@@ -16,12 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.slatedb import follower, lookup, operator
 from tailrace.source.slatedb.key import KeyLayout
 from tailrace.source.slatedb.row import Partition
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tests.source.slatedb.writing import Writer
 
 HOUR = 3_600_000
@@ -92,7 +92,7 @@ def expected(writer: Writer, clock: int) -> State:
     return state
 
 
-def contents(replays: list[Replay]) -> State:
+def contents(replays: list[SourceReplay]) -> State:
     state: State = {}
     for replay in replays:
         for name, table in replay.tables.items():
@@ -104,7 +104,7 @@ def contents(replays: list[Replay]) -> State:
     return state
 
 
-def settle(replay: Replay) -> None:
+def settle(replay: SourceReplay) -> None:
     replay.catch_up()
     while replay.step():
         pass
@@ -147,7 +147,7 @@ def test_tables_equal_a_scan_after_crashes_at_random_steps(
         for _ in range(chance.choice([0, 40])):
             traffic.change()
         replays = [
-            Replay(source, Limit(chance.choice([10, 1000]), 64_000_000))
+            SourceReplay(source, Limit(chance.choice([10, 1000]), 64_000_000))
             for source in sources(writer, tmp_path, options)
         ]
         requests = 0
@@ -161,7 +161,9 @@ def test_tables_equal_a_scan_after_crashes_at_random_steps(
                 writer.collect()
             if chance.random() < 0.1 and replays[0].offset and replays[0].offset["tables"]:
                 requests += 1
-                replays[0].orders = Orders(resync={chance.choice(list(replays[0].offset["tables"])): requests})
+                replays[0].directives = TableDirectives(
+                    resync={chance.choice(list(replays[0].offset["tables"])): requests}
+                )
         for replay in replays:
             settle(replay)
         write_again_what_expires(traffic, replays)
@@ -173,7 +175,7 @@ def test_tables_equal_a_scan_after_crashes_at_random_steps(
         assert not [one for one in checkpoints if (one.name or "").startswith("tailrace")]
 
 
-def write_again_what_expires(traffic: Traffic, replays: list[Replay]) -> None:
+def write_again_what_expires(traffic: Traffic, replays: list[SourceReplay]) -> None:
     """Rows that arrive, of which some are written for good before their time is over."""
     for number in range(6):
         traffic.writer.put(b"again%d" % number, b"for now", expire_at=traffic.clock + 30 * HOUR)

@@ -11,14 +11,14 @@ import pytest
 from tailrace.change import Position
 from tailrace.journal import Journal
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.history import Remembered
+from tailrace.source.history import SchemaFile
 
 ITEMS = TableSchema(TableName("shop", "items"), (Column("id", pa.int64()),), ("id",), upstream_id="1")
 
 
 def test_versions_are_there_again_for_the_next_reader(tmp_path: Path) -> None:
-    Remembered(tmp_path / "reader.versions").put_schema(ITEMS, Position(5, 0))
-    found = Remembered(tmp_path / "reader.versions").schema_at("1", Position(7, 0))
+    SchemaFile(tmp_path / "reader.versions").put_schema(ITEMS, Position(5, 0))
+    found = SchemaFile(tmp_path / "reader.versions").schema_at("1", Position(7, 0))
     assert found == ITEMS.at_version(1)
 
 
@@ -33,5 +33,5 @@ def test_a_receiver_may_start_in_the_folder_while_a_version_is_written(
         synced(file)
 
     monkeypatch.setattr(os, "fsync", start_receiver)
-    Remembered(tmp_path / "reader.versions").put_schema(ITEMS, Position(5, 0))
-    assert Remembered(tmp_path / "reader.versions").schema_at("1") is not None
+    SchemaFile(tmp_path / "reader.versions").put_schema(ITEMS, Position(5, 0))
+    assert SchemaFile(tmp_path / "reader.versions").schema_at("1") is not None

@@ -12,7 +12,7 @@ from tailrace.selection import TableOptions
 from tailrace.source import Source
 from tailrace.source.poll.source import PollSource
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.store import Database, Store
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
 from tailrace.source.sqlite.source import SqliteSource
 from tests.removal import removals_fail
 
@@ -26,7 +26,7 @@ def taped(folder: Path) -> tuple[Source, Path]:
 
 
 def stored(folder: Path) -> tuple[Source, Path]:
-    database = Database(str(folder / "db"), Store("memory", ""))
+    database = SlateDbDatabase(str(folder / "db"), ObjectStore("memory", ""))
     return SlateDbSource("p", database, TableOptions(), str(folder / "state")), folder / "state/pipeline/status.json"
 
 

@@ -14,10 +14,10 @@ import apsw
 import pytest
 
 from tailrace.errors import ConfigError, PreflightError
-from tailrace.sqlite import Captured, capture, captured, enable, note
+from tailrace.sqlite import CaptureState, capture, captured, enable, note
 from tailrace.sqlite.record import decode
 
-OFF = Captured("off", None, None)
+OFF = CaptureState("off", None, None)
 
 
 @pytest.fixture

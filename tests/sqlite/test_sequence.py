@@ -10,7 +10,7 @@ import pytest
 
 from tailrace.errors import LostError
 from tailrace.sqlite import Tape, check_sequence, enable, purge
-from tailrace.sqlite.sequence import Mark, read_mark
+from tailrace.sqlite.sequence import TapeMark, read_tape_mark
 
 TABLE = "turso_cdc"
 
@@ -24,8 +24,8 @@ def connection() -> Iterator[sqlite3.Connection]:
         yield opened
 
 
-def mark(connection: sqlite3.Connection, change_id: int) -> Mark:
-    found = read_mark(connection, TABLE, change_id)
+def mark(connection: sqlite3.Connection, change_id: int) -> TapeMark:
+    found = read_tape_mark(connection, TABLE, change_id)
     assert found.is_on_tape
     return found
 
@@ -45,13 +45,13 @@ def test_a_reader_that_kept_up_goes_on_after_a_purge(connection: sqlite3.Connect
     purge(connection, 2, TABLE)
     check_sequence(connection, TABLE, seen)
     with pytest.raises(LostError, match="purged"):
-        check_sequence(connection, TABLE, Mark(0))
+        check_sequence(connection, TABLE, TapeMark(0))
     with pytest.raises(LostError):
-        check_sequence(connection, TABLE, Mark(1, seen.rows))
+        check_sequence(connection, TABLE, TapeMark(1, seen.rows))
 
 
 def test_a_tape_that_was_started_over_is_noticed(connection: sqlite3.Connection) -> None:
-    seen = Mark.parse(str(mark(connection, 3)))
+    seen = TapeMark.parse(str(mark(connection, 3)))
     connection.execute("DELETE FROM turso_cdc")
     connection.execute("DELETE FROM sqlite_sequence")
     with pytest.raises(LostError, match="not on it"):

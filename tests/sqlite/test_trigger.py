@@ -12,8 +12,8 @@ import apsw
 import pytest
 
 from tailrace.errors import DamagedError, PreflightError, SchemaChangedError
-from tailrace.sqlite import Captured, Tape, capture, disable, enable
-from tailrace.sqlite.change import Change
+from tailrace.sqlite import CaptureState, Tape, capture, disable, enable
+from tailrace.sqlite.change import CapturedChange
 from tailrace.sqlite.trigger import read_captured, read_status
 
 
@@ -24,7 +24,7 @@ def connection() -> Iterator[sqlite3.Connection]:
         yield opened
 
 
-def changes(connection: sqlite3.Connection, after: int = 0) -> list[Change]:
+def changes(connection: sqlite3.Connection, after: int = 0) -> list[CapturedChange]:
     rows = [row for batch in Tape(connection).iterate(after, ignore_schema_changes=False) for row in batch]
     return [row for row in rows if row.type != 2]
 
@@ -290,7 +290,7 @@ def test_the_tape_of_another_capture_is_not_written_to(tmp_path: Path) -> None:
         for argument in ("full", "full,other"):
             with pytest.raises(PreflightError, match="another capture"):
                 enable(plain, argument)
-        assert read_captured(plain) == Captured("off", None, None)
+        assert read_captured(plain) == CaptureState("off", None, None)
 
 
 def test_a_stopped_capture_is_not_taken_up_with_a_gap(connection: sqlite3.Connection) -> None:

@@ -15,9 +15,9 @@ import pytest
 
 from tailrace.errors import PreflightError, SchemaChangedError
 from tailrace.sqlite import Tape, bin_record_json_object, enable, table_columns_json_array
-from tailrace.sqlite.change import Change, Delete, Insert, Update
+from tailrace.sqlite.change import CapturedChange, Delete, Insert, Update
 from tailrace.sqlite.replica import apply, revert
-from tailrace.sqlite.tape import Transaction
+from tailrace.sqlite.tape import TapeTransaction
 
 RUN = """
 import json, sys, turso
@@ -47,12 +47,12 @@ def run(path: Path, *statements: str, mode: str = "full") -> list[Any]:
     return found
 
 
-def read(path: Path, after: int = 0) -> list[Transaction]:
+def read(path: Path, after: int = 0) -> list[TapeTransaction]:
     with closing(sqlite3.connect(path)) as connection:
         return list(Tape(connection).transactions(after, ignore_schema_changes=False))
 
 
-def rows(path: Path, after: int = 0) -> list[Change]:
+def rows(path: Path, after: int = 0) -> list[CapturedChange]:
     return [change for group in read(path, after) for change in group.changes if not change.is_schema]
 
 

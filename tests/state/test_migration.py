@@ -66,7 +66,7 @@ def test_a_file_of_the_first_format_is_upgraded_when_it_is_opened_for_writing(fo
         assert store.claim_run() == 8
         assert store.ask("pause", "public.items").id > 3
         store.recover_table("16401")
-        assert store.keep_letter("16400", "public.orders", "0", kind="a", reason="b").tries == 1
+        assert store.put_dead_letter("16400", "public.orders", "0", kind="a", reason="b").tries == 1
 
 
 def test_a_reader_sees_an_old_file_as_a_new_one_and_leaves_it_as_it_is(folder: Path) -> None:

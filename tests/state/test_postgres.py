@@ -10,15 +10,15 @@ import pytest
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.state import BatchRecord, Owner, StoreAddress, TableState
-from tailrace.status import Status
-from tailrace.testing.database import Database
+from tailrace.status import PipelineStatus
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.wait import wait_until
 
 CANARY = "c4nary-Pa55"
 
 
 @pytest.fixture
-def address(tmp_path: Path, database: Database) -> StoreAddress:
+def address(tmp_path: Path, database: PostgresDatabase) -> StoreAddress:
     return StoreAddress("shop", tmp_path, "postgres", database.dsn)
 
 
@@ -30,15 +30,15 @@ def test_pipelines_share_a_schema_and_know_nothing_of_each_other(address: StoreA
         office.add_table("1", "public.b")
         shop.apply_batch(BatchRecord(0, {"lsn": 1}))
         office.forget_table("1")
-        letter = shop.keep_letter("1", "public.a", "0", kind="a", reason="b")
-        assert (office.tables(), office.last_batch(), office.letter(letter.id)) == ([], None, None)
+        letter = shop.put_dead_letter("1", "public.a", "0", kind="a", reason="b")
+        assert (office.tables(), office.last_batch(), office.dead_letter(letter.id)) == ([], None, None)
         assert [table.name for table in shop.tables()] == ["public.a"]
     with pytest.raises(ConfigError, match="holds no pipeline third"):
         StoreAddress("third", tmp_path, "postgres", address.dsn).open_reading()
 
 
 @pytest.mark.parametrize("schema", ['quo"te; --', "%s {x} :y", "select", "Grün", "x" * 63])
-def test_a_hostile_schema_is_only_a_name(tmp_path: Path, database: Database, schema: str) -> None:
+def test_a_hostile_schema_is_only_a_name(tmp_path: Path, database: PostgresDatabase, schema: str) -> None:
     address = StoreAddress("shop", tmp_path, "postgres", database.dsn, schema)
     with address.open() as store:
         store.add_table("1", "public.a")
@@ -68,15 +68,15 @@ def test_several_processes_may_make_the_tables_at_once(address: StoreAddress) ->
 def test_the_runner_of_the_status_is_who_holds_the_lease(address: StoreAddress) -> None:
     holder = Owner(4711, "another-host", Owner.here().started)
     with address.open() as store:
-        assert Status.read(store).runner is None
+        assert PipelineStatus.read(store).runner is None
         store.claim_run(holder, seconds=60)
         with address.open_reading() as reader:
-            assert Status.read(reader).runner == holder
+            assert PipelineStatus.read(reader).runner == holder
         store.release_lease()
-        assert Status.read(store).runner is None
+        assert PipelineStatus.read(store).runner is None
 
 
-def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Database) -> None:
+def test_a_lost_connection_is_opened_again(address: StoreAddress, database: PostgresDatabase) -> None:
     with address.open() as store:
         store.claim_run()
         store.add_table("1", "public.a")
@@ -87,7 +87,7 @@ def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Data
         assert [table.name for table in store.tables()] == ["public.a", "public.b"]
 
 
-def let_updates_die(database: Database) -> None:
+def let_updates_die(database: PostgresDatabase) -> None:
     """Whoever updates the state of a table loses the connection, until the trigger is dropped."""
     database.run(
         "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
@@ -97,7 +97,7 @@ def let_updates_die(database: Database) -> None:
 
 
 def test_a_server_that_dies_within_a_write_leaves_memory_and_store_the_same(
-    address: StoreAddress, database: Database
+    address: StoreAddress, database: PostgresDatabase
 ) -> None:
     with address.open() as store:
         store.claim_run()
@@ -114,7 +114,7 @@ def test_a_server_that_dies_within_a_write_leaves_memory_and_store_the_same(
 
 @pytest.mark.parametrize("setting", ["idle_in_transaction_session_timeout", "transaction_timeout"])
 def test_a_write_that_the_server_gave_up_because_the_process_slept_can_be_tried_again(
-    address: StoreAddress, database: Database, setting: str
+    address: StoreAddress, database: PostgresDatabase, setting: str
 ) -> None:
     backends = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'tailrace state'"
     with address.open() as store:
@@ -146,25 +146,25 @@ def test_who_falls_asleep_within_a_write_does_not_keep_the_next_runner_out(addre
 
 
 def test_a_skip_leaves_either_both_the_letter_and_the_table_or_neither(
-    address: StoreAddress, database: Database
+    address: StoreAddress, database: PostgresDatabase
 ) -> None:
     with address.open() as store:
         store.claim_run()
         store.add_table("1", "public.a")
         store.fail_table("1", "no")
-        letter = store.keep_letter("1", "public.a", "0", kind="UnfitError", reason="no")
+        letter = store.put_dead_letter("1", "public.a", "0", kind="UnfitError", reason="no")
         let_updates_die(database)
         with pytest.raises(UnavailableError):
-            store.skip_letters("1", [letter.id])
+            store.skip_dead_letters("1", [letter.id])
         database.run("DROP TRIGGER die ON tailrace.table_state")
-        assert [(each.id, each.status) for each in store.letters()] == [(letter.id, "waiting")]
-        store.skip_letters("1", [letter.id])
-        assert [(each.id, each.status) for each in store.letters()] == [(letter.id, "skipped")]
+        assert [(each.id, each.status) for each in store.dead_letters()] == [(letter.id, "waiting")]
+        store.skip_dead_letters("1", [letter.id])
+        assert [(each.id, each.status) for each in store.dead_letters()] == [(letter.id, "skipped")]
         assert [table.state for table in store.tables()] == [TableState.INIT]
 
 
 def test_a_writer_waits_for_the_one_before_and_is_fenced_behind_a_new_run(
-    address: StoreAddress, database: Database
+    address: StoreAddress, database: PostgresDatabase
 ) -> None:
     refused: list[BaseException] = []
     with address.open() as old, address.open() as new:
@@ -188,7 +188,7 @@ def test_a_writer_waits_for_the_one_before_and_is_fenced_behind_a_new_run(
         assert new.last_batch() is None
 
 
-def test_another_format_is_refused(address: StoreAddress, database: Database) -> None:
+def test_another_format_is_refused(address: StoreAddress, database: PostgresDatabase) -> None:
     address.open().close()
     database.run("UPDATE tailrace.format SET version = 99")
     for attempt in (address.open, address.open_reading):
@@ -197,7 +197,7 @@ def test_another_format_is_refused(address: StoreAddress, database: Database) ->
 
 
 def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_from_a_writer(
-    address: StoreAddress, database: Database
+    address: StoreAddress, database: PostgresDatabase
 ) -> None:
     with address.open() as store:
         store.claim_run()
@@ -212,7 +212,7 @@ def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_f
     assert database.rows("SELECT version FROM tailrace.format") == [(3,)]
 
 
-def test_no_error_shows_the_password(tmp_path: Path, database: Database) -> None:
+def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase) -> None:
     dead = f"postgresql://me:{CANARY}@127.0.0.1:1/state"
     broken = f"postgresql://me:{CANARY}@[/state"
     missing = psycopg.conninfo.make_conninfo(database.dsn, dbname="nowhere", password=CANARY)
@@ -229,7 +229,7 @@ def test_no_error_shows_the_password(tmp_path: Path, database: Database) -> None
         assert CANARY not in f"{refused.value} {refused.value.__cause__} {address!r}"
 
 
-def test_a_role_without_rights_is_told_the_sql(tmp_path: Path, database: Database) -> None:
+def test_a_role_without_rights_is_told_the_sql(tmp_path: Path, database: PostgresDatabase) -> None:
     database.run("DROP ROLE IF EXISTS plain_state", "CREATE ROLE plain_state LOGIN")
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user="plain_state")
     address = StoreAddress("shop", tmp_path, "postgres", dsn)

@@ -20,7 +20,7 @@ from tailrace.errors import OwnedError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.state import BatchRecord, StateStore, StoreAddress, TableState, TableUpdate
 from tailrace.state.machine import TRANSITIONS, TransitionError, durable, resumed
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 
 IDS = st.sampled_from(["1", "2", "3"])
 COMMITS = st.integers(0, 6)
@@ -215,25 +215,27 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(upstream_id=IDS, commit=COMMITS)
     def keep(self, upstream_id: str, commit: int) -> None:
-        self.store.keep_letter(upstream_id, "public.x", str(Position(commit, 0)), kind="a", reason="b")
+        self.store.put_dead_letter(upstream_id, "public.x", str(Position(commit, 0)), kind="a", reason="b")
         kept = self.letters.setdefault((upstream_id, commit), [0, "waiting"])
         kept[0] += 1
         kept[1] = "skipped" if kept[1] == "skipped" else "waiting"
 
     @rule(status=st.sampled_from(["waiting", "skipped", "resolved"]), index=st.integers(0, 9))
     def settle(self, status: Any, index: int) -> None:
-        letters = self.store.letters()
+        letters = self.store.dead_letters()
         if letters:
             letter = letters[index % len(letters)]
-            self.store.settle_letter(letter.id, status)
+            self.store.settle_dead_letter(letter.id, status)
             self.letters[letter.upstream_id, Position.parse(letter.position).commit][1] = status
 
     @rule(upstream_id=IDS, count=st.integers(1, 2))
     def skip(self, upstream_id: str, count: int) -> None:
         if upstream_id not in self.tables:
             return
-        letters = [each for each in self.store.letters(status="waiting") if each.upstream_id == upstream_id][:count]
-        self.store.skip_letters(upstream_id, [letter.id for letter in letters])
+        letters = [each for each in self.store.dead_letters(status="waiting") if each.upstream_id == upstream_id][
+            :count
+        ]
+        self.store.skip_dead_letters(upstream_id, [letter.id for letter in letters])
         for letter in letters:
             self.letters[upstream_id, Position.parse(letter.position).commit][1] = "skipped"
         self._recover(upstream_id)
@@ -295,7 +297,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert {(request.kind, request.table) for request in store.open_requests()} == self.requests
         assert {
             (letter.upstream_id, Position.parse(letter.position).commit): [letter.tries, letter.status]
-            for letter in store.letters()
+            for letter in store.dead_letters()
         } == self.letters
 
 
@@ -315,5 +317,5 @@ def test_a_store_in_a_file_says_what_dictionaries_would_say(tmp_path: Path) -> N
     check(StoreAddress("any", tmp_path), examples=40, steps=40)
 
 
-def test_a_store_in_postgres_says_what_dictionaries_would_say(tmp_path: Path, database: Database) -> None:
+def test_a_store_in_postgres_says_what_dictionaries_would_say(tmp_path: Path, database: PostgresDatabase) -> None:
     check(StoreAddress("any", tmp_path, "postgres", database.dsn), examples=4, steps=25)

@@ -22,7 +22,7 @@ from tailrace.state import (
     Progress,
     Requests,
     RunnerLock,
-    SchemaVersions,
+    SchemaVersionStates,
     StateStore,
     TableLifecycle,
     TableStates,
@@ -39,7 +39,7 @@ def test_a_store_keeps_each_of_the_protocols(store: StateStore) -> None:
     # It is the type checker that fails here.
     states: TableStates = store
     lifecycle: TableLifecycle = store
-    versions: SchemaVersions = store
+    versions: SchemaVersionStates = store
     progress: Progress = store
     requests: Requests = store
     letters: DeadLetters = store

@@ -15,7 +15,7 @@ from tailrace.selection import TableOptions
 from tailrace.state import StateStore, TableRecord, TableState
 from tailrace.state.machine import WAY
 from tailrace.state.record import RequestKind
-from tailrace.stream.attendant import Attendant
+from tailrace.stream.attendant import Supervisor
 
 HOLD = timedelta(hours=24)
 RESUME = "0" * 31 + "5"
@@ -28,7 +28,7 @@ class Scene:
         self.store = store
         self.now = datetime.now(UTC)
         self.stopped: set[str] = {"1", "2"}
-        self.attendant = Attendant(store, TableOptions(), self.stopped.__contains__, lambda: self.now)
+        self.supervisor = Supervisor(store, TableOptions(), self.stopped.__contains__, lambda: self.now)
         for upstream_id, name in (("1", "public.a"), ("2", "public.b")):
             store.add_table(upstream_id, name)
             store.move_table(upstream_id, *WAY[1:])
@@ -46,7 +46,7 @@ class Scene:
     def ask(self, kind: RequestKind, table: str = "public.a", argument: str | None = None) -> str | None:
         """Ask, let the attendant tend once, and say what came of it."""
         request = self.store.ask(kind, table, argument)
-        self.attendant.tend()
+        self.supervisor.poll()
         done = self.store.request(request.id)
         assert done is not None
         return done.outcome
@@ -69,10 +69,10 @@ def scene(tmp_path: Path) -> Iterator[Scene]:
 
 def test_a_table_is_tried_again_when_its_time_has_come_and_not_before(scene: Scene) -> None:
     scene.fail(wait_seconds=5)
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert scene.state() is TableState.ERRORED
     scene.now += timedelta(seconds=5)
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert scene.state() is TableState.FINISHED_COPY
     assert scene.table().attempts == 1
     assert scene.state("2") is TableState.READY
@@ -82,7 +82,7 @@ def test_a_table_is_tried_again_when_its_time_has_come_and_not_before(scene: Sce
 def test_a_table_that_waits_for_somebody_is_not_tried_by_itself(scene: Scene, retry: str) -> None:
     scene.fail(retry=retry)
     scene.now += HOLD / 2
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert (scene.state(), scene.table().resume) == (TableState.ERRORED, RESUME)
 
 
@@ -90,15 +90,15 @@ def test_a_table_that_waits_for_somebody_is_not_tried_by_itself(scene: Scene, re
 def test_nothing_lets_a_table_go_on_before_the_follower_has_heard_that_it_failed(scene: Scene, way: str) -> None:
     scene.stopped.clear()
     scene.fail(wait_seconds=0, retry="timed" if way == "by itself" else "manual")
-    scene.store.keep_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
+    scene.store.put_dead_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
     if way != "by itself":
         assert scene.ask("retry" if way == "when asked" else "skip") is None
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert scene.state() is TableState.ERRORED
     assert scene.store.skips() == {}
 
     scene.stopped.add("1")
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert scene.state() is TableState.FINISHED_COPY
     assert scene.store.open_requests() == []
 
@@ -106,11 +106,11 @@ def test_nothing_lets_a_table_go_on_before_the_follower_has_heard_that_it_failed
 def test_the_log_of_a_table_in_error_is_let_go_when_its_policy_says_so(scene: Scene) -> None:
     scene.fail(retry="manual")
     scene.now += HOLD
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert scene.table().resume == RESUME
     scene.now += timedelta(minutes=1)
     for _ in range(2):
-        scene.attendant.tend()
+        scene.supervisor.poll()
         table = scene.table()
         assert (table.state, table.resume, table.retry) == (TableState.ERRORED, None, "none")
         assert table.reason == "no; its part of the log was let go because it was held as long as its policy says"
@@ -122,7 +122,7 @@ def test_a_full_journal_lets_go_of_tables_that_stand_still_and_of_no_other(scene
     scene.store.move_table("3", *WAY[1:])
     scene.fail("1", retry="manual")
     scene.ask("pause", "public.b")
-    scene.attendant.tend(is_full=True)
+    scene.supervisor.poll(is_full=True)
     for upstream_id, reason in (("1", "no"), ("2", "it was paused")):
         table = scene.table(upstream_id)
         assert (table.state, table.resume, table.retry) == (TableState.ERRORED, None, "none")
@@ -150,7 +150,7 @@ def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
     assert scene.ask("skip") == "no change of it waits to be skipped"
     scene.fail(retry="manual")
     first, second, third = (
-        scene.store.keep_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
+        scene.store.put_dead_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
         for number in (6, 7, 8)
     )
     assert scene.ask("skip", argument=str(second)) == "skipped 1"
@@ -158,20 +158,20 @@ def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
     assert scene.store.skips() == {"1": [f"{7:032}"]}
     assert scene.ask("skip", argument=str(second)) == "no change of it waits to be skipped"
     assert scene.ask("skip") == "skipped 2"
-    assert [letter.id for letter in scene.store.letters(status="skipped")] == [first, second, third]
+    assert [letter.id for letter in scene.store.dead_letters(status="skipped")] == [first, second, third]
 
 
 def test_a_skip_that_is_broken_off_has_done_nothing_and_is_done_the_next_time(scene: Scene, tmp_path: Path) -> None:
-    scene.store.keep_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
+    scene.store.put_dead_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
     scene.fail(retry="manual")
     request = scene.store.ask("skip", "public.a")
     with closing(sqlite3.connect(tmp_path / "state.db", isolation_level=None)) as file:
         file.execute("CREATE TRIGGER broken BEFORE UPDATE ON table_state BEGIN SELECT RAISE(ABORT, 'broken off'); END")
         with pytest.raises(TailraceError, match="broken off"):
-            scene.attendant.tend()
+            scene.supervisor.poll()
         file.execute("DROP TRIGGER broken")
     assert (scene.state(), scene.store.skips()) == (TableState.ERRORED, {})
-    scene.attendant.tend()
+    scene.supervisor.poll()
     done = scene.store.request(request.id)
     assert done is not None
     assert (scene.state(), done.outcome) == (TableState.FINISHED_COPY, "skipped 1")
@@ -181,12 +181,12 @@ def test_a_skip_that_leads_to_a_new_copy_leaves_no_other_change_waiting(scene: S
     scene.store.reset_table("1")
     scene.fail(retry="manual")
     first, _ = (
-        scene.store.keep_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
+        scene.store.put_dead_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
         for number in (6, 7)
     )
     assert scene.ask("skip", argument=str(first)) == "skipped 1"
     assert scene.state() is TableState.INIT
-    assert [(letter.id, letter.status) for letter in scene.store.letters()] == [(first, "skipped")]
+    assert [(letter.id, letter.status) for letter in scene.store.dead_letters()] == [(first, "skipped")]
 
 
 def test_a_resync_is_left_to_the_follower(scene: Scene) -> None:
@@ -204,7 +204,7 @@ def test_a_resync_of_a_table_that_is_gone_is_answered(scene: Scene) -> None:
 
 def test_the_dead_letters_of_a_table_that_was_renamed_can_be_skipped(scene: Scene) -> None:
     scene.fail(retry="manual")
-    scene.store.keep_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
+    scene.store.put_dead_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
     scene.store.add_table("1", "public.renamed")
     assert scene.ask("skip", "public.renamed") == "skipped 1"
     assert scene.state() is TableState.FINISHED_COPY
@@ -214,5 +214,5 @@ def test_what_was_asked_for_a_table_before_it_was_renamed_still_waits_for_it(sce
     request = scene.store.ask("resync", "public.a")
     scene.store.add_table("3", "public.a")
     scene.store.add_table("1", "public.renamed")
-    scene.attendant.tend()
+    scene.supervisor.poll()
     assert [(each.id, each.table) for each in scene.store.open_requests()] == [(request.id, "public.renamed")]

@@ -16,13 +16,13 @@ from tailrace.destination import Destination
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.errors import TableError
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.poll.diff import NewcomerSplit
 from tailrace.source.poll.source import PollSource
 from tailrace.stream.block import LOG, rows_of
-from tailrace.stream.datasource import BlockReader, ErrandPartition, Feed, LogPartition
-from tailrace.stream.sealed import Sealed
-from tailrace.testing.replay import Replay
+from tailrace.stream.datasource import BlockReader, Feed, LogPartition, ScanPartition
+from tailrace.stream.sealed import Pickled
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
@@ -40,7 +40,7 @@ def run(tmp_path: Path) -> Callable[..., None]:
 
 
 @pytest.fixture
-def replay(tmp_path: Path, run: Callable[..., None]) -> Replay:
+def replay(tmp_path: Path, run: Callable[..., None]) -> SourceReplay:
     """A table that was copied, and of which every cycle asks for a full diff."""
     run(
         "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT)",
@@ -52,17 +52,17 @@ def replay(tmp_path: Path, run: Callable[..., None]) -> Replay:
     source = PollSource(
         "p", f"sqlite:///{tmp_path}/app.db", str(tmp_path / "known"), tables, chunk_rows=10, interval_seconds=1e-6
     )
-    replay = Replay(source, LIMIT)
+    replay = SourceReplay(source, LIMIT)
     replay.catch_up()
     return replay
 
 
-def partitions_of(replay: Replay, lake: Path) -> tuple[BlockReader, list[Any]]:
+def partitions_of(replay: SourceReplay, lake: Path) -> tuple[BlockReader, list[Any]]:
     wait_until(replay.plan)
     assert replay.offset is not None
     assert replay.planned is not None
     destination: Destination = DeltaDestination(str(lake))
-    reader = BlockReader(Feed(replay.source, LIMIT, lanes=2, destination=Sealed.of(destination)))
+    reader = BlockReader(Feed(replay.source, LIMIT, lanes=2, destination=Pickled.of(destination)))
     reader._follower = replay.follower
     return reader, list(reader.partitions(replay.offset, replay.planned))
 
@@ -75,11 +75,13 @@ def found_by(reader: BlockReader, partitions: list[Any]) -> list[Changes]:
     return [changes for row in rows for changes in reader.feed.source.read(row.log())]
 
 
-def test_every_stretch_of_keys_is_a_task_of_its_own(replay: Replay, run: Callable[..., None], tmp_path: Path) -> None:
+def test_every_stretch_of_keys_is_a_task_of_its_own(
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
+) -> None:
     run("DELETE FROM t WHERE id IN (3, 33)", "UPDATE t SET v = 'w' WHERE id IN (4, 44)")
     reader, partitions = partitions_of(replay, tmp_path / "lake")
     assert len(partitions) == ROWS // 10 + 2  # the chunks of the copy, what is behind the last, and polled keys
-    assert all(isinstance(each, ErrandPartition) for each in partitions)
+    assert all(isinstance(each, ScanPartition) for each in partitions)
     found = found_by(reader, partitions)
     positions = [one.first for one in found]
     assert positions == sorted(positions)
@@ -92,7 +94,7 @@ def test_every_stretch_of_keys_is_a_task_of_its_own(replay: Replay, run: Callabl
 
 
 def test_a_task_that_is_repeated_leaves_the_same_to_be_read(
-    replay: Replay, run: Callable[..., None], tmp_path: Path
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
     run("DELETE FROM t WHERE id = 3")
     reader, partitions = partitions_of(replay, tmp_path / "lake")
@@ -101,7 +103,7 @@ def test_a_task_that_is_repeated_leaves_the_same_to_be_read(
 
 
 def test_a_table_that_cannot_be_compared_fails_where_it_is_written_and_not_before(
-    replay: Replay, run: Callable[..., None], tmp_path: Path
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
     reader, partitions = partitions_of(replay, tmp_path / "lake")
     run("DROP TABLE t")
@@ -114,7 +116,7 @@ def test_a_table_that_cannot_be_compared_fails_where_it_is_written_and_not_befor
 
 
 def test_keys_that_polls_brought_are_shared_out_when_they_are_many(
-    replay: Replay, run: Callable[..., None], tmp_path: Path
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
     replay.source = replace(replay.source, tables_wanted=_every(3))  # type: ignore[type-var]
     replay.crash()
@@ -123,25 +125,25 @@ def test_keys_that_polls_brought_are_shared_out_when_they_are_many(
     run("DELETE FROM t WHERE id >= 100 AND id % 2 = 0")
     while True:
         reader, partitions = partitions_of(replay, tmp_path / "lake")
-        if isinstance(partitions[0], ErrandPartition):
+        if isinstance(partitions[0], ScanPartition):
             break
         replay.write()
         replay.commit()
-    shares = [each for each in partitions if isinstance(each.errand.piece, NewcomerSplit)]
+    shares = [each for each in partitions if isinstance(each.scan.piece, NewcomerSplit)]
     assert len(shares) == 4
     gone = [one["row"]["id"] for changes in found_by(reader, partitions) for one in changes.batch.to_pylist()]
     assert sorted(gone) == list(range(100, 135, 2))
 
 
 def test_a_table_that_was_empty_when_it_was_copied_is_compared_by_several_tasks_when_it_has_grown(
-    replay: Replay, run: Callable[..., None], tmp_path: Path
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
     replay.source = replace(replay.source, tables_wanted=_every(3))  # type: ignore[type-var]
     replay.crash()
     run("DELETE FROM t")
     assert replay.offset is not None
     [table] = replay.offset["tables"]
-    replay.orders = Orders(resync={table: 1})
+    replay.directives = TableDirectives(resync={table: 1})
     replay.catch_up()
     run(*(f"INSERT INTO t VALUES ({key}, 'new', datetime('now'))" for key in range(35)))
     while True:
@@ -152,11 +154,11 @@ def test_a_table_that_was_empty_when_it_was_copied_is_compared_by_several_tasks_
         replay.write()
         replay.commit()
     assert len(partitions) > 2
-    assert all(isinstance(each, ErrandPartition) for each in partitions)
+    assert all(isinstance(each, ScanPartition) for each in partitions)
 
 
 def test_a_small_table_is_compared_by_the_task_that_writes_it(
-    replay: Replay, run: Callable[..., None], tmp_path: Path
+    replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
     run("DELETE FROM t WHERE id >= 5")
     for _ in range(2):
@@ -164,7 +166,7 @@ def test_a_small_table_is_compared_by_the_task_that_writes_it(
     replay.source = replace(replay.source, chunk_rows=100)  # type: ignore[type-var]
     assert replay.offset is not None
     [table] = replay.offset["tables"]
-    replay.orders = Orders(resync={table: 1})
+    replay.directives = TableDirectives(resync={table: 1})
     replay.catch_up()
     run("DELETE FROM t WHERE id = 3")
     reader, partitions = partitions_of(replay, tmp_path / "lake")

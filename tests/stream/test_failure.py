@@ -9,7 +9,7 @@ import pytest
 
 from tailrace.errors import LostError, PreflightError, UnavailableError
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Versions
+from tailrace.source import Limit, SchemaVersions
 from tailrace.source.slatedb.store import CollectedError
 from tailrace.source.sqlite.follower import SqliteFollower
 from tailrace.source.sqlite.source import SqliteSource
@@ -106,7 +106,7 @@ def test_a_name_of_a_timeout_in_the_middle_of_a_text_is_none() -> None:
 class Collected(SqliteSource):
     """A source whose log was deleted, which it says with an error of its own kind."""
 
-    def follow(self, versions: Versions | None = None) -> SqliteFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> SqliteFollower:
         raise CollectedError("WAL file 7 is gone", fix="copy again")
 
 

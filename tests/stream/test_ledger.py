@@ -24,10 +24,10 @@ from tailrace.errors import (
 )
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import Follower, Offset, Split, TableProgress, Versions
+from tailrace.source import Follower, Offset, SchemaVersions, Split, TableProgress
 from tailrace.state import StateStore, TableRecord, TableState
-from tailrace.stream.ledger import Ledger
-from tailrace.stream.microbatch import Result
+from tailrace.stream.ledger import ProgressRecorder
+from tailrace.stream.microbatch import TableResult
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -46,7 +46,7 @@ class PlainSource:
     def tables(self) -> list[TableSchema]:
         return []
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         pass
 
     def reset(self) -> None:
@@ -55,7 +55,7 @@ class PlainSource:
     def receiving(self) -> AbstractContextManager[object]:
         return nullcontext()
 
-    def follow(self, versions: Versions | None = None) -> Follower:
+    def follow(self, versions: SchemaVersions | None = None) -> Follower:
         raise LookupError("nobody follows it")
 
     def read(self, split: Split) -> Iterator[Changes]:
@@ -88,14 +88,14 @@ class Scene:
         self.source = PlainSource()
         self.options = TableOptions.model_validate({"defaults": {"errors": dict(options)}})
         self.at: dict[str, dict[str, Any]] = {}
-        self.ledger = self.open()
+        self.recorder = self.open()
         for upstream_id, name in (("1", "a"), ("2", "b")):
             store.add_table(upstream_id, f"public.{name}")
 
-    def open(self) -> Ledger:
+    def open(self) -> ProgressRecorder:
         """The ledger of a new start."""
-        self.ledger = Ledger(self.store, self.source, self.options, lambda: NOW)
-        return self.ledger
+        self.recorder = ProgressRecorder(self.store, self.source, self.options, lambda: NOW)
+        return self.recorder
 
     def place(self, upstream_id: str, phase: str, position: int = 0, **more: Any) -> None:
         """Where the next batch leaves a table."""
@@ -104,16 +104,16 @@ class Scene:
     def passes(self, behind: int, upto: int) -> None:
         """The follower finds nothing between two positions."""
         self.source.passed.append([str(Position(behind, 0)), str(Position(upto, 0))])
-        self.ledger.note_source()
+        self.recorder.note_source()
 
     def reached(self) -> int:
-        return Position.parse(self.ledger.status().position or "").commit
+        return Position.parse(self.recorder.status().position or "").commit
 
-    def batch(self, *results: Result) -> None:
+    def batch(self, *results: TableResult) -> None:
         """One batch that is applied and committed."""
-        number = self.ledger.last_batch + 1
-        self.ledger.applied(number, list(results))
-        self.ledger.committed(number, self.at, 0.1)
+        number = self.recorder.last_batch + 1
+        self.recorder.applied(number, list(results))
+        self.recorder.committed(number, self.at, 0.1)
 
     def follow(self, *upstream_ids: str, position: int = 10) -> None:
         """Bring tables to Ready."""
@@ -131,15 +131,15 @@ class Scene:
         return self.table(upstream_id).state
 
 
-def done(upstream_id: str = "1", changes: int = 1) -> Result:
-    return Result("public.a", upstream_id, False, 0, changes, changes, 0, False, None, 0.1, None)
+def done(upstream_id: str = "1", changes: int = 1) -> TableResult:
+    return TableResult("public.a", upstream_id, False, 0, changes, changes, 0, False, None, 0.1, None)
 
 
-def copied(upstream_id: str = "1", rows: int = 5) -> Result:
+def copied(upstream_id: str = "1", rows: int = 5) -> TableResult:
     return replace(done(upstream_id, 0), copying=True, copied=rows)
 
 
-def failed(error: TailraceError, upstream_id: str = "1", *, copying: bool = False) -> Result:
+def failed(error: TailraceError, upstream_id: str = "1", *, copying: bool = False) -> TableResult:
     return replace(done(upstream_id, 0), copying=copying, error=error.describe())
 
 
@@ -185,9 +185,9 @@ def test_a_batch_that_is_told_again_changes_nothing(scene: Scene) -> None:
     scene.place("1", "ready", 20, copy=1)
     scene.batch(done(changes=3))
     before = scene.table()
-    scene.ledger.committed(scene.ledger.last_batch, scene.at, 0.1)
+    scene.recorder.committed(scene.recorder.last_batch, scene.at, 0.1)
     assert scene.table() == before
-    assert not scene.ledger.unconfirmed
+    assert not scene.recorder.unconfirmed
 
 
 def test_a_failure_is_tried_again_ever_later_and_then_waits_for_somebody(store: StateStore) -> None:
@@ -247,7 +247,7 @@ def test_a_table_that_nothing_waits_for_does_not_lag(scene: Scene) -> None:
     scene.follow("1")
     scene.passes(10, 50)
     assert scene.reached() == 50
-    scene.ledger.waiting(UnavailableError("gone"))
+    scene.recorder.waiting(UnavailableError("gone"))
     assert scene.reached() == 50
 
 
@@ -272,24 +272,24 @@ def test_what_was_passed_over_behind_an_earlier_batch_does_not_count(scene: Scen
 
 def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_last_failure(scene: Scene) -> None:
     scene.follow("1")
-    assert not scene.ledger.is_stopped("1")
+    assert not scene.recorder.is_stopped("1")
     scene.place("1", "ready", 20, copy=1)
     scene.batch(failed(TableError("no", table="public.a")))
-    assert not scene.ledger.is_stopped("1")
+    assert not scene.recorder.is_stopped("1")
     scene.place("1", "stopped", 10, copy=1)
     scene.batch()
-    assert scene.ledger.is_stopped("1")
+    assert scene.recorder.is_stopped("1")
     assert scene.open().is_stopped("1")
-    assert not scene.ledger.has_freed()
+    assert not scene.recorder.has_freed()
 
     scene.store.recover_table("1")
-    assert scene.ledger.has_freed()
+    assert scene.recorder.has_freed()
     scene.store.pause_table("1")
-    assert not scene.ledger.has_freed()
+    assert not scene.recorder.has_freed()
     scene.store.resume_table("1")
     scene.place("1", "catchup", 20, copy=1)
-    scene.ledger.applied(scene.ledger.last_batch + 1, [failed(TableError("again", table="public.a"))])
-    assert not scene.ledger.is_stopped("1"), "the batch before left it out for another failure"
+    scene.recorder.applied(scene.recorder.last_batch + 1, [failed(TableError("again", table="public.a"))])
+    assert not scene.recorder.is_stopped("1"), "the batch before left it out for another failure"
     assert scene.table().resume == str(Position(10, 0))
 
 
@@ -301,27 +301,27 @@ def test_nothing_is_released_and_no_position_moves_past_a_failure_before_the_fol
     released = list(scene.source.released)
     scene.place("1", "ready", 20, copy=1)
     scene.place("2", "ready", 20, copy=1)
-    number = scene.ledger.last_batch + 1
-    scene.ledger.applied(number, [failed(poison(15)), done("2")])
+    number = scene.recorder.last_batch + 1
+    scene.recorder.applied(number, [failed(poison(15)), done("2")])
     if restarts:
         scene.open()
-    scene.ledger.committed(number, scene.at, 0.1)
+    scene.recorder.committed(number, scene.at, 0.1)
     assert scene.source.released == released
     assert scene.table().position == str(Position(10, 0))
     scene.place("1", "stopped", 10, copy=1)
     scene.batch()
     assert scene.source.released[-1] == scene.at
-    assert scene.store.letters(status="waiting") != []
+    assert scene.store.dead_letters(status="waiting") != []
 
 
 def test_a_batch_that_is_done_again_and_goes_well_takes_its_failure_back(scene: Scene) -> None:
     scene.follow("1")
-    number = scene.ledger.last_batch + 1
-    scene.ledger.applied(number, [failed(TableError("no", table="public.a"))])
+    number = scene.recorder.last_batch + 1
+    scene.recorder.applied(number, [failed(TableError("no", table="public.a"))])
     scene.open().applied(number, [done()])
     assert scene.state() is not TableState.ERRORED
     scene.place("1", "ready", 20, copy=1)
-    scene.ledger.committed(number, scene.at, 0.1)
+    scene.recorder.committed(number, scene.at, 0.1)
     assert (scene.state(), scene.table().attempts) == (TableState.READY, 0)
 
 
@@ -329,7 +329,7 @@ def test_a_copy_that_fails_again_when_its_batch_is_done_again_still_begins_anew(
     scene.place("1", "copy", 9, copy=7, chunks_done=1, chunks_total=3)
     scene.batch(copied())
     for _ in range(2):
-        scene.open().applied(scene.ledger.last_batch + 1, [failed(TableError("no", table="public.a"), copying=True)])
+        scene.open().applied(scene.recorder.last_batch + 1, [failed(TableError("no", table="public.a"), copying=True)])
         assert scene.table().resume is None
 
 
@@ -347,11 +347,11 @@ def test_a_copy_that_fails_in_the_batch_it_begins_with_stays_in_error(
         scene.batch()
     released = list(scene.source.released)
     scene.place("1", "copy", 20, copy=7, request=request, chunks_done=1, chunks_total=3)
-    number = scene.ledger.last_batch + 1
-    scene.ledger.applied(number, [failed(TableError("no", table="public.a"), copying=True)])
+    number = scene.recorder.last_batch + 1
+    scene.recorder.applied(number, [failed(TableError("no", table="public.a"), copying=True)])
     if restarts:
         scene.open()
-    scene.ledger.committed(number, scene.at, 0.1)
+    scene.recorder.committed(number, scene.at, 0.1)
     assert (scene.state(), scene.table().reason) == (TableState.ERRORED, "no")
     assert scene.source.released == released
 
@@ -382,18 +382,18 @@ def test_a_change_that_cannot_be_read_is_a_dead_letter_until_it_is_applied_after
     for tries in (1, 2):
         scene.place("1", "ready", 20, copy=1)
         scene.batch(failed(poison(15)))
-        (letter,) = scene.store.letters()
+        (letter,) = scene.store.dead_letters()
         assert (letter.status, letter.tries, letter.raw) == ("waiting", tries, b"I\0\0")
         scene.place("1", "stopped", 10, copy=1)
         scene.batch()
-        assert scene.store.letters(status="waiting") == [letter]
+        assert scene.store.dead_letters(status="waiting") == [letter]
         scene.store.recover_table("1")
     scene.place("1", "catchup", 12, copy=1)
     scene.batch(done())
-    assert scene.store.letters(status="waiting") == [letter]
+    assert scene.store.dead_letters(status="waiting") == [letter]
     scene.place("1", "ready", 20, copy=1)
     scene.batch(done())
-    assert [one.status for one in scene.store.letters()] == ["resolved"]
+    assert [one.status for one in scene.store.dead_letters()] == ["resolved"]
 
 
 def test_a_paused_table_is_behind_the_others_until_it_has_caught_up(scene: Scene) -> None:
@@ -434,10 +434,10 @@ def test_a_resync_that_began_without_a_chunk_outlives_a_kill_before_its_batch_wa
     request = store.ask("resync", "public.a")
     # Other tables used up the batch: the copy has begun and took nothing.
     scene.place("1", "copy", 20, copy=20, request=request.id, chunks_done=0, chunks_total=3)
-    number = scene.ledger.last_batch + 1
-    scene.ledger.applied(number, [])
+    number = scene.recorder.last_batch + 1
+    scene.recorder.applied(number, [])
     scene.open()
-    scene.ledger.committed(number, scene.at, 0.0)
+    scene.recorder.committed(number, scene.at, 0.0)
     assert scene.state() is TableState.DATA_SYNC
 
 
@@ -500,8 +500,8 @@ def test_tables_that_left_while_nobody_ran_are_forgotten_at_the_start(scene: Sce
 
 def test_what_a_source_says_of_itself_beyond_the_known_words_ends_no_run(scene: Scene) -> None:
     scene.source.said.update(shards=3, journal_bytes=7)
-    assert scene.ledger.note_source() == "streaming"
-    scene.ledger.waiting(UnavailableError("out of reach", fix="wait"))
+    assert scene.recorder.note_source() == "streaming"
+    scene.recorder.waiting(UnavailableError("out of reach", fix="wait"))
     status = scene.store.source_status()
     assert status is not None
     assert (status.gear, status.journal_bytes, status.error, status.fix) == ("waiting", 7, "out of reach", "wait")

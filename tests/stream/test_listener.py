@@ -20,9 +20,9 @@ def progress(name: str | None, batch_id: int, start: Any, end: Any) -> dict[str,
 def test_a_batch_is_told_once_it_is_done_and_one_that_read_nothing_is_not() -> None:
     told: list[tuple[int, Offset, float]] = []
     listener = CommitListener("shop", lambda *batch: told.append(batch))
-    listener.heard(progress("shop", 0, None, {"at": 1}))
-    listener.heard(progress("shop", 1, {"at": 1}, {"at": 1}))
-    listener.heard(progress("shop", 1, {"at": 1}, {"at": 2}))
+    listener.record(progress("shop", 0, None, {"at": 1}))
+    listener.record(progress("shop", 1, {"at": 1}, {"at": 1}))
+    listener.record(progress("shop", 1, {"at": 1}, {"at": 2}))
     assert told == [(0, {"at": 1}, 0.25), (1, {"at": 2}, 0.25)]
 
 
@@ -31,7 +31,7 @@ def test_the_progress_of_other_queries_in_the_session_is_not_ours(name: str | No
     told: list[tuple[int, Offset, float]] = []
     listener = CommitListener("shop", lambda *batch: told.append(batch))
     for end in (7, {"at": 1}):
-        listener.heard(progress(name, 0, None, end))
+        listener.record(progress(name, 0, None, end))
     assert told == []
 
 
@@ -40,7 +40,7 @@ def test_what_goes_wrong_while_it_is_told_is_raised_once_to_who_asks() -> None:
         raise UnavailableError("the store is away")
 
     listener = CommitListener("shop", fail)
-    listener.heard(progress("shop", 0, None, {"at": 1}))
+    listener.record(progress("shop", 0, None, {"at": 1}))
     with pytest.raises(UnavailableError, match="the store is away"):
         listener.raise_failure()
     listener.raise_failure()

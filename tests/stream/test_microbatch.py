@@ -19,9 +19,9 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.selection import TableOptions
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.stream import microbatch
-from tailrace.stream.block import Receipt, error_row, staged_row
+from tailrace.stream.block import CopyReceipt, error_row, staged_row
 from tailrace.stream.microbatch import Applier
-from tailrace.testing.destination import ITEMS, PLAIN, Change, changes_of, insert, read
+from tailrace.testing.destination import ITEMS, PLAIN, RowChange, changes_of, insert, read
 
 LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
 SOURCE = PostgresSource("p", "", "p", "p", "", TableOptions())  # nobody connects to it
@@ -32,10 +32,10 @@ def _housekeeping_after_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(microbatch, "UPKEEP_BATCHES", 1)
 
 
-def apply(destination: DeltaDestination, number: int, rows: dict[TableSchema, Change]) -> list[dict[str, Any]]:
+def apply(destination: DeltaDestination, number: int, rows: dict[TableSchema, RowChange]) -> list[dict[str, Any]]:
     """What a lane says of a batch that copies a row into each of these tables."""
     blocks = [
-        staged_row(Receipt(table, destination.write_rows(table, changes_of(table, row)), False, False), 0)
+        staged_row(CopyReceipt(table, destination.write_rows(table, changes_of(table, row)), False, False), 0)
         for table, row in rows.items()
     ]
     results = Applier(SOURCE, destination, 1).run(iter(blocks), Batch("p", number))
@@ -108,7 +108,7 @@ def test_an_error_of_an_authors_own_kind_stops_its_own_table(tmp_path: Path) -> 
     rows = destination.write_rows(PLAIN, changes_of(PLAIN, read(id=1, name="a", price=1)))
     blocks = [
         error_row(ITEMS, DialectError("a dialect of its own", fix="speak plainly", table="shop.items"), 0),
-        staged_row(Receipt(PLAIN, rows, False, False), 0),
+        staged_row(CopyReceipt(PLAIN, rows, False, False), 0),
     ]
     results = Applier(SOURCE, destination, 1).run(iter(blocks), Batch("p", 0))
     items, plain = (row for result in results for row in result.to_pylist())

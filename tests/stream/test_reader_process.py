@@ -15,7 +15,7 @@ from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.sqlite.source import SqliteSource
 from tailrace.stream.datasource import Feed, bound
-from tailrace.stream.sealed import Sealed
+from tailrace.stream.sealed import Pickled
 
 RUNNER = """
 import socket, sys
@@ -45,7 +45,7 @@ def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_word() -> None
         with connection:
             connection.sendall(framed(f"{sys.version_info.major}.{sys.version_info.minor}".encode()))
             connection.sendall(framed(b"") + number(0))
-            connection.sendall(framed(Sealed.of(data_source).content))
+            connection.sendall(framed(Pickled.of(data_source).content))
             connection.sendall(framed(StructType().json().encode()) + number(1))
             assert connection.recv(4) == number(0)
             connection.sendall(number(GET_DEFAULT_READ_LIMIT_FUNC_ID))

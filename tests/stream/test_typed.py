@@ -12,7 +12,7 @@ import pytest
 from tailrace.change import Changes, Op, Position, pack_unchanged, position_texts
 from tailrace.errors import ConfigError, SchemaChangedError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.stream.typed import Request, fitted, json_rows, typed_rows
+from tailrace.stream.typed import StreamRequest, fitted, json_rows, typed_rows
 
 TABLE = TableSchema(TableName("public", "t"), (Column("id", pa.int64()), Column("v", pa.string())), ("id",))
 
@@ -75,9 +75,9 @@ def test_a_stream_cannot_move_the_place_of_the_pipeline_itself(tmp_path: Path) -
     file = tmp_path / "shop.yaml"
     file.write_text("name: shop\nsource: {type: sqlite, path: shop.db}\ndestination: {type: delta, path: lake}\n")
     with pytest.raises(ConfigError, match="the pipeline itself keeps its place"):
-        Request.of({"config": str(file), "reader": "pipeline"})
+        StreamRequest.of({"config": str(file), "reader": "pipeline"})
 
 
 def test_a_misspelt_option_of_a_stream_is_refused() -> None:
     with pytest.raises(ConfigError, match="a stream has no option tabel; did you mean table"):
-        Request.of({"config": "shop.yaml", "tabel": "public.orders"})
+        StreamRequest.of({"config": "shop.yaml", "tabel": "public.orders"})

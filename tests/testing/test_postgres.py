@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
 from tailrace.testing.process import is_ended
 from tailrace.testing.wait import wait_until
@@ -33,7 +33,7 @@ def test_a_missing_version_is_refused_with_those_that_are_there(tmp_path: Path) 
 def test_every_version_found_decodes_logically(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
 ) -> None:
     database = make_database(postgres_server(version))
     database.run(

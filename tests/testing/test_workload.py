@@ -8,20 +8,20 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.traffic import Traffic
 from tailrace.testing.wait import wait_until
 from tailrace.testing.workload import TABLES, create_shop, load_shop
 
 
-def _open_shop(database: Database, scale: float = 0.02) -> dict[str, int]:
+def _open_shop(database: PostgresDatabase, scale: float = 0.02) -> dict[str, int]:
     with database.connect() as conn:
         create_shop(conn)
         return load_shop(conn, scale)
 
 
-def _content(database: Database) -> dict[str, str]:
+def _content(database: PostgresDatabase) -> dict[str, str]:
     return {
         table: database.rows(f"SELECT md5(coalesce(string_agg(t::text, '|' ORDER BY t::text), '')) FROM {table} t")[0][
             0
@@ -30,13 +30,13 @@ def _content(database: Database) -> dict[str, str]:
     }
 
 
-def test_the_shop_has_the_rows_it_says(database: Database) -> None:
+def test_the_shop_has_the_rows_it_says(database: PostgresDatabase) -> None:
     counts = _open_shop(database)
     assert counts["orders"] == 200
     assert counts == {table: database.rows(f"SELECT count(*) FROM {table}")[0][0] for table in TABLES}
 
 
-def test_orders_have_ten_columns_and_documents_are_stored_out_of_line(database: Database) -> None:
+def test_orders_have_ten_columns_and_documents_are_stored_out_of_line(database: PostgresDatabase) -> None:
     _open_shop(database)
     columns = database.rows("SELECT count(*) FROM information_schema.columns WHERE table_name = 'orders'")
     assert columns == [(10,)]
@@ -46,7 +46,7 @@ def test_orders_have_ten_columns_and_documents_are_stored_out_of_line(database: 
 
 @pytest.mark.parametrize("truncates", [False, True])
 def test_the_same_seed_leaves_the_same_rows(
-    truncates: bool, postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], Database]
+    truncates: bool, postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], PostgresDatabase]
 ) -> None:
     contents, counts = [], []
     for seed in (7, 7, 8):
@@ -61,7 +61,7 @@ def test_the_same_seed_leaves_the_same_rows(
     assert contents[0] != contents[2]
 
 
-def test_every_kind_of_change_reaches_the_log(database: Database) -> None:
+def test_every_kind_of_change_reaches_the_log(database: PostgresDatabase) -> None:
     _open_shop(database)
     database.run(
         "CREATE PUBLICATION p FOR ALL TABLES", "SELECT pg_create_logical_replication_slot('follower', 'pgoutput')"
@@ -81,7 +81,7 @@ def test_every_kind_of_change_reaches_the_log(database: Database) -> None:
     assert traffic.counts["undone"] > 0
 
 
-def test_traffic_goes_on_until_stopped(database: Database) -> None:
+def test_traffic_goes_on_until_stopped(database: PostgresDatabase) -> None:
     _open_shop(database)
     with Traffic(database.dsn, rate=500) as traffic:
         wait_until(lambda: traffic.counts.get("transactions", 0) >= 50)
@@ -91,7 +91,7 @@ def test_traffic_goes_on_until_stopped(database: Database) -> None:
 
 
 def test_traffic_goes_on_after_a_crash_of_the_server(tmp_path: Path) -> None:
-    with EmbeddedPostgres(tmp_path / "data") as server, Database(server, "shop") as database:
+    with EmbeddedPostgres(tmp_path / "data") as server, PostgresDatabase(server, "shop") as database:
         _open_shop(database)
         with Traffic(database.dsn) as traffic:
             wait_until(lambda: traffic.counts.get("transactions", 0) >= 20)
@@ -101,7 +101,7 @@ def test_traffic_goes_on_after_a_crash_of_the_server(tmp_path: Path) -> None:
             wait_until(lambda: traffic.counts["transactions"] >= reached + 20)
 
 
-def test_an_error_that_is_not_the_connection_is_raised_when_it_stops(database: Database) -> None:
+def test_an_error_that_is_not_the_connection_is_raised_when_it_stops(database: PostgresDatabase) -> None:
     traffic = Traffic(database.dsn).start()
     with pytest.raises(psycopg.errors.UndefinedTable):
         traffic.stop()

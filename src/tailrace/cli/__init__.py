@@ -12,7 +12,7 @@ import typer
 
 from tailrace.cli import letter, queue, sqlite, tape
 from tailrace.cli.output import guard_output
-from tailrace.cli.report import EXIT_CODES, Debug, File, Json, print_json, reported
+from tailrace.cli.report import EXIT_CODES, Debug, Json, PipelineFile, print_json, reported
 from tailrace.cli.usage import Commands
 from tailrace.cli.verify import verify
 
@@ -41,7 +41,7 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the
 @app.command(epilog="Example: tailrace run shop.yaml --once")
 @reported
 def run(
-    file: File,
+    file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply what is there now, then end.")] = False,
     plain: Plain = False,
     as_json: Json = False,
@@ -60,7 +60,7 @@ def run(
 
 @app.command(epilog="Example: tailrace check shop.yaml")
 @reported
-def check(file: File, as_json: Json = False, debug: Debug = False) -> None:
+def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Look whether source and destination are ready, without changing anything; exit code 3 if they are not."""
     from tailrace.cli.inspect import check_pipeline, print_findings
     from tailrace.config import load
@@ -73,23 +73,23 @@ def check(file: File, as_json: Json = False, debug: Debug = False) -> None:
 
 @app.command(epilog="Example: tailrace status shop.yaml --json")
 @reported
-def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
+def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Show how each table stands: state, rows, lag, and the last error with its fix. Works beside a running pipeline.
 
     Reads only the pipeline's state: no connection to source or destination is made, no password of theirs needed.
     """
     from tailrace.cli.inspect import print_status
     from tailrace.config import load
-    from tailrace.status import Status
+    from tailrace.status import PipelineStatus
 
     with load(file, connects=False).store_address.open_reading() as store:
-        print_status(Status.read(store), as_json=as_json)
+        print_status(PipelineStatus.read(store), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace metrics shop.yaml --listen 127.0.0.1:9187")
 @reported
 def metrics(
-    file: File,
+    file: PipelineFile,
     listen: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve them at /metrics until Ctrl-C, instead of once here.")
     ] = None,
@@ -106,7 +106,7 @@ def metrics(
 
 @app.command(epilog="Example: tailrace tables shop.yaml")
 @reported
-def tables(file: File, as_json: Json = False, debug: Debug = False) -> None:
+def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """List the tables that the pipeline would follow now, with their keys, as the source has them.
 
     Once the pipeline has run, also the state each of them is in.
@@ -122,7 +122,7 @@ def tables(file: File, as_json: Json = False, debug: Debug = False) -> None:
 @app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
 @reported
 def prepare(
-    file: File,
+    file: PipelineFile,
     print_sql: Annotated[
         bool, typer.Option("--print-sql", help="Print the statements instead of running them.")
     ] = False,
@@ -142,7 +142,7 @@ def prepare(
 
 @app.command(epilog="Example: tailrace resync shop.yaml public.orders")
 @reported
-def resync(file: File, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+def resync(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
     """Copy a table again from nothing, beside the others. Its old rows stay until the new copy can replace them.
 
     The running pipeline does it, or else the next run.
@@ -152,28 +152,28 @@ def resync(file: File, table: OneTable, as_json: Json = False, debug: Debug = Fa
 
 @app.command(epilog="Example: tailrace pause shop.yaml public.orders")
 @reported
-def pause(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def pause(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Let a table (or all) rest. Its changes are kept in the journal, up to the journal's bound."""
     _ask(file, "pause", table, as_json)
 
 
 @app.command(epilog="Example: tailrace resume shop.yaml public.orders")
 @reported
-def resume(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def resume(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Let a paused table (or all) go on where it was."""
     _ask(file, "resume", table, as_json)
 
 
 @app.command(epilog="Example: tailrace retry shop.yaml public.orders")
 @reported
-def retry(file: File, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
+def retry(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Try a table in error (or all) again, from where it stopped."""
     _ask(file, "retry", table, as_json)
 
 
 @app.command(epilog="Example: tailrace skip shop.yaml public.orders")
 @reported
-def skip(file: File, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
+def skip(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
     """Let a table in error go on without the change that stopped it, which stays among the dead letters."""
     _ask(file, "skip", table, as_json)
 
@@ -188,7 +188,7 @@ def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> Non
 @app.command(epilog="Example: tailrace reset shop.yaml --yes")
 @reported
 def reset(
-    file: File,
+    file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -210,7 +210,7 @@ def reset(
 
 @app.command(epilog="Example: tailrace receive events.yaml")
 @reported
-def receive(file: File, as_json: Json = False, debug: Debug = False) -> None:
+def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Take in what is pushed to a pipeline's source, and nothing else, until Ctrl-C; no Spark is started.
 
     For `source: {type: rqlite}`: its events are safe while the pipeline is stopped, upgraded or moved.

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from tailrace.cli.report import colored, print_json, tell
+from tailrace.cli.report import colored, print_json, print_result
 from tailrace.errors import ConfigError, Finding
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from tailrace.config import PipelineConfig
     from tailrace.schema import TableSchema
     from tailrace.state import TableRecord
-    from tailrace.status import Status
+    from tailrace.status import PipelineStatus
 
 _PIPE_WIDTH = 200
 _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
@@ -51,7 +51,7 @@ def print_findings(findings: list[Finding], *, as_json: bool) -> None:
             typer.echo("".join(f"        {line}\n" for line in f"fix: {finding.fix}".splitlines()), nl=False)
 
 
-def print_status(status: Status, *, as_json: bool) -> None:
+def print_status(status: PipelineStatus, *, as_json: bool) -> None:
     from tailrace.view import draw
 
     if as_json:
@@ -103,7 +103,7 @@ def _standing(known: TableRecord | None) -> dict[str, str | None]:
 
 def print_versions(*, as_json: bool) -> None:
     versions = {name: _version(name) for name in ("tailrace", *_PARTS)} | {"python": platform.python_version()}
-    tell(f"tailrace {versions['tailrace'] or 'from a source tree'}", versions, as_json=as_json)
+    print_result(f"tailrace {versions['tailrace'] or 'from a source tree'}", versions, as_json=as_json)
 
 
 def _version(package: str) -> str | None:

@@ -7,25 +7,25 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, File, Json, print_json, reported
+from tailrace.cli.report import Debug, Json, PipelineFile, print_json, reported
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailrace.state.record import Letter
+    from tailrace.state.record import DeadLetter
 
 app = typer.Typer(
     help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.", no_args_is_help=True
 )
 
-Id = Annotated[
+DeadLetterId = Annotated[
     int, typer.Argument(metavar="ID", help="The number that `tailrace errors list` shows.", show_default=False)
 ]
 
 
 @app.command("list", epilog="Example: tailrace errors list shop.yaml")
 @reported
-def list_letters(
-    file: File,
+def list_dead_letters(
+    file: PipelineFile,
     every: Annotated[bool, typer.Option("--all", help="Also those that were skipped or resolved.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -34,7 +34,7 @@ def list_letters(
     from tailrace.config import load
 
     with load(file, connects=False).store_address.open_reading() as store:
-        letters = store.letters(status=None if every else "waiting")
+        letters = store.dead_letters(status=None if every else "waiting")
     if as_json:
         print_json({"errors": [_values(letter) for letter in letters]})
         return
@@ -48,8 +48,8 @@ def list_letters(
 @app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
 @reported
 def show(
-    file: File,
-    letter_id: Id,
+    file: PipelineFile,
+    letter_id: DeadLetterId,
     raw: Annotated[
         Path | None, typer.Option(help="Write the change here, as the upstream sent it.", show_default=False)
     ] = None,
@@ -73,7 +73,7 @@ def show(
 
 @app.command(epilog="Example: tailrace errors retry shop.yaml 3")
 @reported
-def retry(file: File, letter_id: Id, as_json: Json = False, debug: Debug = False) -> None:
+def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
     """Try its table again from where it stopped: after mending what stood in the way."""
     from tailrace.cli.request import ask
     from tailrace.config import load
@@ -83,7 +83,7 @@ def retry(file: File, letter_id: Id, as_json: Json = False, debug: Debug = False
 
 @app.command(epilog="Example: tailrace errors skip shop.yaml 3")
 @reported
-def skip(file: File, letter_id: Id, as_json: Json = False, debug: Debug = False) -> None:
+def skip(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
     """Let its table go on without this one change. It stays listed with --all; a resync makes the table whole again."""
     from tailrace.cli.request import ask
     from tailrace.config import load
@@ -91,17 +91,17 @@ def skip(file: File, letter_id: Id, as_json: Json = False, debug: Debug = False)
     ask(load(file, connects=False), "skip", _find(file, letter_id).table, argument=str(letter_id), as_json=as_json)
 
 
-def _find(file: Path, letter_id: int) -> Letter:
+def _find(file: Path, letter_id: int) -> DeadLetter:
     from tailrace.config import load
 
     with load(file, connects=False).store_address.open_reading() as store:
-        letter = store.letter(letter_id)
+        letter = store.dead_letter(letter_id)
     if letter is None:
         raise ConfigError(f"there is no dead letter {letter_id}", fix=f"tailrace errors list {file} --all")
     return letter
 
 
-def _values(letter: Letter) -> dict[str, Any]:
+def _values(letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
         "table": letter.table,

@@ -17,7 +17,7 @@ from tailrace.errors import ConfigError, UnavailableError
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from tailrace.metric import Standing
+    from tailrace.metric import StatusAndQueue
 
 
 def print_metrics(file: Path) -> None:
@@ -80,16 +80,16 @@ def _registry(file: Path) -> CollectorRegistry:
         raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
     from tailrace.cli.queue import queue_folder, read_queue
     from tailrace.config import load
-    from tailrace.metric import Figures
-    from tailrace.status import Status
+    from tailrace.metric import PipelineMetrics
+    from tailrace.status import PipelineStatus
 
     config = load(file, connects=False)
     folder = queue_folder(file) if config.destination.type == "webhook" else None
 
-    def read() -> Standing:
+    def read() -> StatusAndQueue:
         with config.store_address.open_reading() as store:
-            return Status.read(store), read_queue(folder) if folder else None
+            return PipelineStatus.read(store), read_queue(folder) if folder else None
 
     registry = CollectorRegistry()
-    registry.register(Figures(config.name, read))
+    registry.register(PipelineMetrics(config.name, read))
     return registry

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, File, Json, print_json, reported, tell
+from tailrace.cli.report import Debug, Json, PipelineFile, print_json, print_result, reported
 
 if TYPE_CHECKING:
     from tailrace.destination.webhook.destination import WebhookDestination
@@ -23,7 +23,7 @@ _SHOW_SECONDS = 1.0
 
 @app.command(epilog="Example: tailrace queue status shop.yaml --json")
 @reported
-def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
+def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Show what waits, since when, who sends, and what last went wrong. Connects to nothing."""
     found = read_queue(queue_folder(file))
     if as_json:
@@ -37,7 +37,7 @@ def status(file: File, as_json: Json = False, debug: Debug = False) -> None:
 @app.command(epilog="Example: tailrace queue drain shop.yaml --timeout 60")
 @reported
 def drain(
-    file: File,
+    file: PipelineFile,
     timeout: Annotated[
         float | None, typer.Option(min=0, help="Give up after so many seconds; nothing is lost.")
     ] = None,
@@ -50,13 +50,13 @@ def drain(
     destination = _open(file)
     if left := _drain(destination, timeout, quiet=as_json):
         raise UnavailableError(f"{left} events still wait", fix="tailrace queue status FILE says why")
-    tell("nothing waits", {"pending": left}, as_json=as_json)
+    print_result("nothing waits", {"pending": left}, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace queue purge shop.yaml --yes")
 @reported
 def purge(
-    file: File,
+    file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -88,7 +88,7 @@ def purge(
             leadership.pass_over(head)
         finally:
             leadership.close()
-    tell(f"given up: {_events(waiting)}", {"given_up": waiting}, as_json=as_json)
+    print_result(f"given up: {_events(waiting)}", {"given_up": waiting}, as_json=as_json)
 
 
 def _events(waiting: int | None) -> str:

@@ -29,10 +29,10 @@ def receive(file: Path, *, as_json: bool) -> None:
             fix="`tailrace run FILE` reads it; only `type: rqlite` has a receiver of its own",
         )
     # After the check: who has no use for it need not have its packages.
-    from tailrace.source.rqlite.receiver import Receiver, ReceiverOptions
+    from tailrace.source.rqlite.receiver import RqliteReceiver, RqliteReceiverOptions
 
     with until_signal() as stop:
-        Receiver(ReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
+        RqliteReceiver(RqliteReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
 
 
 class _Report:

@@ -18,7 +18,7 @@ from tailrace.errors import TailraceError
 
 Arguments = ParamSpec("Arguments")
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
+PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors as well, on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
@@ -112,7 +112,7 @@ def print_json(value: object) -> None:
     typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
 
 
-def tell(text: str, value: object, *, as_json: bool) -> None:
+def print_result(text: str, value: object, *, as_json: bool) -> None:
     """Print the text, or the same as a value where JSON was asked for."""
     if as_json:
         print_json(value)

@@ -33,7 +33,7 @@ def ask(
 
     with config.store_address.open_reading() as reader:
         known = [record.name for record in reader.tables()]
-        waiting = {letter.table for letter in reader.letters(status="waiting")} if kind == "skip" else set()
+        waiting = {letter.table for letter in reader.dead_letters(status="waiting")} if kind == "skip" else set()
     if table is not None and table not in known:
         raise ConfigError(
             f"pipeline {config.name} has no table {table}{suggest(table, known)}",

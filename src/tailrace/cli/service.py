@@ -17,11 +17,11 @@ from tailrace.cli.inspect import make_console
 from tailrace.cli.report import INTERRUPTED
 from tailrace.errors import TableError
 from tailrace.state import TableState
-from tailrace.view import LineView, LiveView, View
+from tailrace.view import LineView, LiveView, ProgressView
 
 if TYPE_CHECKING:
     from tailrace.config import PipelineConfig
-    from tailrace.status import Status
+    from tailrace.status import PipelineStatus
 
 
 def run_pipeline(
@@ -34,7 +34,7 @@ def run_pipeline(
     """
     from tailrace.stream.pipeline import Pipeline
 
-    last: list[Status] = []
+    last: list[PipelineStatus] = []
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
     with (
@@ -43,7 +43,7 @@ def run_pipeline(
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
-        def show(status: Status) -> None:
+        def show(status: PipelineStatus) -> None:
             last[:] = [status]
             try:
                 view.show(status)
@@ -64,7 +64,7 @@ def run_pipeline(
         raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
 
 
-def choose_view(*, plain: bool, as_json: bool) -> View:
+def choose_view(*, plain: bool, as_json: bool) -> ProgressView:
     """The live view on a terminal, lines elsewhere or when they are asked for."""
     if as_json or plain or not sys.stdout.isatty():
         return LineView(lambda line: print(line, flush=True), as_json=as_json)

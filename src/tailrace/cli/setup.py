@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from tailrace.cli.report import tell
+from tailrace.cli.report import print_result
 from tailrace.errors import ConfigError, PreflightError
 from tailrace.wholefile import remove
 
@@ -36,10 +36,10 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
         )
     if print_sql:
         script = source.setup_sql(remove=remove)
-        tell(script, {"sql": script}, as_json=as_json)
+        print_result(script, {"sql": script}, as_json=as_json)
         return
     done = source.set_up(remove=remove)
-    tell(done, {"done": done}, as_json=as_json)
+    print_result(done, {"done": done}, as_json=as_json)
 
 
 def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
@@ -56,7 +56,7 @@ def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
         remove(Path(config.state) / "checkpoint")
         store.forget_pipeline()
     done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
-    tell(done, {"done": done}, as_json=as_json)
+    print_result(done, {"done": done}, as_json=as_json)
 
 
 def warm_up(*, as_json: bool) -> None:
@@ -73,4 +73,4 @@ def warm_up(*, as_json: bool) -> None:
     archive.make()
     size = archive.file.stat().st_size
     text = f"{archive.file} ({size // 1_000_000} MB): Spark starts with it from now on"
-    tell(text, {"archive": str(archive.file), "bytes": size}, as_json=as_json)
+    print_result(text, {"archive": str(archive.file), "bytes": size}, as_json=as_json)

@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, reported, tell
+from tailrace.cli.report import Debug, Json, print_result, reported
 
 app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite file.", show_default=False)]
-Table = Annotated[str, typer.Option("--table", help="The capture table.")]
+SqliteFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite file.", show_default=False)]
+CaptureTable = Annotated[str, typer.Option("--table", help="The capture table.")]
 
 _TABLE = "turso_cdc"
 
@@ -20,9 +20,9 @@ _TABLE = "turso_cdc"
 @app.command(epilog="Example: tailrace sqlite enable app.db --mode full")
 @reported
 def enable(
-    file: File,
+    file: SqliteFile,
     mode: Annotated[str, typer.Option("--mode", help="id, before, after or full.")] = "full",
-    table: Table = _TABLE,
+    table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -33,13 +33,13 @@ def enable(
     with open_file(file) as connection:
         captured = trigger.enable(connection, f"{mode},{table}")
     text = f"capturing {captured.mode} into {captured.table} ({captured.version})"
-    tell(text, captured.to_dict(), as_json=as_json)
+    print_result(text, captured.to_dict(), as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
 @reported
 def disable(
-    file: File,
+    file: SqliteFile,
     drop: Annotated[bool, typer.Option("--drop", help="Drop the tape as well.")] = False,
     as_json: Json = False,
     debug: Debug = False,
@@ -51,12 +51,12 @@ def disable(
     with open_file(file) as connection:
         dropped = trigger.disable(connection, drop=drop)
     tape = ("the tape is dropped" if dropped else "there was no tape to drop") if drop else ""
-    tell(", ".join(filter(None, ("off", tape))), {"mode": "off", "dropped": dropped}, as_json=as_json)
+    print_result(", ".join(filter(None, ("off", tape))), {"mode": "off", "dropped": dropped}, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")
 @reported
-def status(file: File, table: Table = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
+def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
     """Show what captures the file by triggers, and what is on its tape."""
     from tailrace.sqlite import layout, trigger
     from tailrace.sqlite.replica import open_file
@@ -86,17 +86,17 @@ def status(file: File, table: Table = _TABLE, as_json: Json = False, debug: Debu
             "changes": counted.tables,
         }
         lines.append(f"tape      {name} ({version}), {counted.cdc_operations} rows, {counted.first} to {counted.last}")
-    tell("\n".join(lines), value, as_json=as_json)
+    print_result("\n".join(lines), value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")
 @reported
 def purge(
-    file: File,
+    file: SqliteFile,
     upto: Annotated[
         int, typer.Option("--upto", min=0, help="The last change that every reader has.", show_default=False)
     ],
-    table: Table = _TABLE,
+    table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -106,4 +106,4 @@ def purge(
 
     with open_file(file) as connection:
         count = forget(connection, upto, table)
-    tell(f"{count} changes purged", {"purged": count}, as_json=as_json)
+    print_result(f"{count} changes purged", {"purged": count}, as_json=as_json)

@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, reported, tell
+from tailrace.cli.report import Debug, Json, print_json, print_result, reported
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailrace.sqlite.change import Change
-    from tailrace.sqlite.layout import Connection
-    from tailrace.sqlite.tape import Transaction
+    from tailrace.sqlite.change import CapturedChange
+    from tailrace.sqlite.layout import CaptureConnection
+    from tailrace.sqlite.tape import TapeTransaction
 
 app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
 
-File = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
-Source = Annotated[Path, typer.Argument(metavar="SRC", help="The file that has the tape.", show_default=False)]
-Replica = Annotated[Path, typer.Argument(metavar="DST", help="The file that follows it.", show_default=False)]
-Table = Annotated[str, typer.Option("--table", help="The capture table.")]
+TapeFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
+TapeSource = Annotated[Path, typer.Argument(metavar="SRC", help="The file that has the tape.", show_default=False)]
+ReplicaFile = Annotated[Path, typer.Argument(metavar="DST", help="The file that follows it.", show_default=False)]
+CaptureTable = Annotated[str, typer.Option("--table", help="The capture table.")]
 
 _TABLE = "turso_cdc"
 _SIGNS = {1: "+", 0: "~", -1: "-"}
@@ -30,12 +30,12 @@ _SIGNS = {1: "+", 0: "~", -1: "-"}
 @app.command(epilog="Example: tailrace tape apply app.db replica.db")
 @reported
 def apply(
-    source: Source,
-    destination: Replica,
+    source: TapeSource,
+    destination: ReplicaFile,
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="The change whose effects an existing DST has; 0: none.")
     ] = None,
-    table: Table = _TABLE,
+    table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -46,16 +46,16 @@ def apply(
     copied = "copied, then " if done.copied else ""
     text = f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}"
     value = {"transactions": done.transactions, "changes": done.changes, "last": done.last, "copied": done.copied}
-    tell(text, value, as_json=as_json)
+    print_result(text, value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")
 @reported
 def revert(
-    file: File,
+    file: TapeFile,
     to: Annotated[int | None, typer.Option("--to", min=0, help="Undo every change after this one.")] = None,
     last: Annotated[int | None, typer.Option("--last", min=1, help="Undo so many transactions.")] = None,
-    table: Table = _TABLE,
+    table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -66,15 +66,15 @@ def revert(
         raise ConfigError("say how far to go back", fix="either --to CHANGE_ID or --last N")
     done = replica.revert(file, to=to, last=last, table=table)
     value = {"changes": done.changes, "to": done.to}
-    tell(f"{done.changes} changes undone, back at {done.to}", value, as_json=as_json)
+    print_result(f"{done.changes} changes undone, back at {done.to}", value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape show app.db --after 1200")
 @reported
 def show(
-    file: File,
+    file: TapeFile,
     after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this change.")] = 0,
-    table: Table = _TABLE,
+    table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -92,7 +92,7 @@ def show(
             _print_diff(connection, list(groups))
 
 
-def _describe(connection: Connection, group: Transaction, names: dict[str, list[str]]) -> dict[str, Any]:
+def _describe(connection: CaptureConnection, group: TapeTransaction, names: dict[str, list[str]]) -> dict[str, Any]:
     return {
         "txn_id": group.txn_id,
         "time": group.time,
@@ -111,7 +111,7 @@ def _describe(connection: Connection, group: Transaction, names: dict[str, list[
     }
 
 
-def _print_diff(connection: Connection, groups: list[Transaction]) -> None:
+def _print_diff(connection: CaptureConnection, groups: list[TapeTransaction]) -> None:
     names: dict[str, list[str]] = {}
     for group in groups:
         when = datetime.fromtimestamp(group.time or 0, UTC).isoformat(sep=" ", timespec="seconds")
@@ -130,7 +130,9 @@ def _difference(before: dict[str, str] | None, after: dict[str, str] | None) -> 
     )
 
 
-def _named(connection: Connection, change: Change, image: str, names: dict[str, list[str]]) -> dict[str, str] | None:
+def _named(
+    connection: CaptureConnection, change: CapturedChange, image: str, names: dict[str, list[str]]
+) -> dict[str, str] | None:
     row = change.row(image)
     if row is None:
         return None
@@ -139,7 +141,7 @@ def _named(connection: Connection, change: Change, image: str, names: dict[str, 
     return {label: _literal(value) for label, value in zip(labels, row, strict=False)}
 
 
-def _column_names(connection: Connection, table: str) -> list[str]:
+def _column_names(connection: CaptureConnection, table: str) -> list[str]:
     from tailrace.sqlite.layout import quoted
 
     return [str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()]

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.report import Debug, File, Json, colored, print_json, reported
+from tailrace.cli.report import Debug, Json, PipelineFile, colored, print_json, reported
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @reported
 def verify(
-    file: File,
+    file: PipelineFile,
     table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
     keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys of a table are listed.")] = 20,
     as_json: Json = False,

@@ -53,17 +53,17 @@ class Written:
     repeated: bool = False
 
 
-class Delivery(Protocol):
+class Committer(Protocol):
     """What a destination does on the driver beside the writing of tables, while the pipeline runs."""
 
-    def taking(self, batch: Batch) -> AbstractContextManager[None]:
+    def batch(self, batch: Batch) -> AbstractContextManager[None]:
         """Surrounds the writing of a batch's tables; what they wrote counts when it has ended well.
 
         Entered again for the same batch after a crash. Raises UnavailableError when nothing more can be taken now.
         """
         ...
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Look after what runs beside the pipeline. Called a few times a second; raises what nobody here can mend."""
         ...
 
@@ -74,28 +74,29 @@ class Delivery(Protocol):
         """
         ...
 
-    def drain(self, is_told: Callable[[], bool] = ...) -> None:
-        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `is_told` to end.
+    def drain(self, should_stop: Callable[[], bool] = ...) -> None:
+        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `should_stop` to
+        end.
 
         Raises UnavailableError when it does not; nothing is lost then.
         """
         ...
 
 
-class Direct:
+class DirectCommitter:
     """The delivery of a destination where a table that is written is all there is to it."""
 
     @contextmanager
-    def taking(self, batch: Batch) -> Iterator[None]:
+    def batch(self, batch: Batch) -> Iterator[None]:
         yield
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         pass
 
     def settled(self, position: Position | None) -> None:
         pass
 
-    def drain(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def drain(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         pass
 
 
@@ -148,8 +149,9 @@ class Destination(Protocol):
         """Housekeeping between batches (compaction, vacuum). Says what it did, None if nothing was due."""
         ...
 
-    def delivering(self) -> AbstractContextManager[Delivery]:
-        """Deliver what is written for as long as the context lasts, where that is apart from writing (else `Direct`).
+    def committer(self) -> AbstractContextManager[Committer]:
+        """Deliver what is written for as long as the context lasts, where that is apart from writing (else
+        `DirectCommitter`).
 
         The pipeline enters it once, on the driver, before the first batch.
         """

@@ -67,7 +67,7 @@ def weigh(splits: Iterable[Split]) -> Mapping[str, int]:
 
 
 @dataclass(frozen=True)
-class Errand(Split, ABC):
+class ScanSplit(Split, ABC):
     """A split that takes much reading to give few changes, such as the comparison of a stretch of keys.
 
     A pipeline runs each in a task of its own, and the task that writes the table reads what all of them found. Reading
@@ -106,7 +106,7 @@ class TableProgress:
 
 
 @dataclass(frozen=True)
-class Orders:
+class TableDirectives:
     """What errors and operators ask of a follower, by the tables' upstream ids.
 
     `stopped` tables are not read; their text position is where they will go on (None: with a new copy), and until then
@@ -120,11 +120,11 @@ class Orders:
     skips: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
-History = Sequence[tuple[Position, TableSchema]]
+SchemaHistory = Sequence[tuple[Position, TableSchema]]
 """A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
 
 
-class Versions(Protocol):
+class SchemaVersions(Protocol):
     """Which columns a table had at which position. Whoever runs the follower keeps them, durably if it needs to."""
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
@@ -138,7 +138,7 @@ class Versions(Protocol):
         """The version that holds at a position; without one, the newest."""
         ...
 
-    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> History:
+    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> SchemaHistory:
         """The version that holds at `after`, then those that begin in (after, upto], by position."""
         ...
 
@@ -150,7 +150,7 @@ class Follower(Protocol):
         """The offset before anything was read. Called once, on a pipeline's very first batch."""
         ...
 
-    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         """How far the next batch goes: a commit boundary, about `limit` past `start`.
 
         Returns `start` itself when there is nothing to do. Called many times a second; must be cheap when idle.
@@ -185,10 +185,10 @@ class Source(Protocol):
         """The tables this source would follow now, with their keys. Opens and closes its own connection."""
         ...
 
-    def prepare(self, is_told: Callable[[], bool] = ...) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = ...) -> None:
         """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise.
 
-        Who would wait for others upstream gives up, with UnavailableError, once it `is_told` to end.
+        Who would wait for others upstream gives up, with UnavailableError, once it `should_stop` to end.
         """
         ...
 
@@ -203,7 +203,7 @@ class Source(Protocol):
         """
         ...
 
-    def follow(self, versions: Versions | None = None) -> Follower:
+    def follow(self, versions: SchemaVersions | None = None) -> Follower:
         """Begin to follow, in the process that will call the follower.
 
         A new version of a table is put into `versions` before an offset is given away that reaches its rows. Who

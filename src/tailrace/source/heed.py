@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol, Self, TypeVar
 
-from tailrace.source import Orders, Phase
+from tailrace.source import Phase, TableDirectives
 
 
-class Standing(Protocol):
+class DirectedTable(Protocol):
     """Where one table stands, as its source writes it down."""
 
     @property
@@ -31,23 +31,28 @@ class Standing(Protocol):
         ...
 
 
-Table = TypeVar("Table", bound=Standing)
-Place = TypeVar("Place")
+Table = TypeVar("Table", bound=DirectedTable)
+LogPoint = TypeVar("LogPoint")
 
 
-def heed(
-    table: Table, upstream_id: str, orders: Orders, *, reached: Place, place_of: Callable[[str, Place], Place | None]
+def apply_directives(
+    table: Table,
+    upstream_id: str,
+    directives: TableDirectives,
+    *,
+    reached: LogPoint,
+    place_of: Callable[[str, LogPoint], LogPoint | None],
 ) -> Table:
     """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it then.
 
     A table in error or paused stays where it is, also while it waits for a new copy to begin: what it would read until
     then would be behind the changes that failed.
     """
-    if upstream_id in orders.stopped:
-        resume = orders.stopped[upstream_id]
+    if upstream_id in directives.stopped:
+        resume = directives.stopped[upstream_id]
         if table.phase != "stopped" or (resume is None and table.holds):
             return table.stop(place_of(resume, reached) if resume else None)
-    elif upstream_id in orders.paused:
+    elif upstream_id in directives.paused:
         if table.phase != "stopped":
             return table.stop(reached if table.phase != "init" else None)
     elif table.phase == "stopped":

@@ -8,12 +8,13 @@ from pathlib import Path
 
 from tailrace.change import Position
 from tailrace.schema import TableSchema
-from tailrace.source import History
+from tailrace.source import SchemaHistory
 from tailrace.wholefile import replace_durably
 
 
-class Remembered:
-    """The protocol `tailrace.source.Versions`, in memory and, with a `file`, on disk before `put_schema` returns."""
+class SchemaFile:
+    """The protocol `tailrace.source.SchemaVersions`, in memory and, with a `file`, on disk before `put_schema`
+    returns."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -40,7 +41,7 @@ class Remembered:
         index = len(known) if position is None else bisect_right(known, position, key=lambda pair: pair[0])
         return known[index - 1][1] if index else None
 
-    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> History:
+    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> SchemaHistory:
         known = self._versions.get(upstream_id, [])
         begin, end = (bisect_right(known, position, key=lambda pair: pair[0]) for position in (after, upto))
         return known[max(begin - 1, 0) : end]

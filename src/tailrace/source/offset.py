@@ -13,17 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Self, TypeVar
 
 from tailrace.change import Position
-from tailrace.source import Limit, Orders, Phase, TableProgress
+from tailrace.source import Limit, Phase, TableDirectives, TableProgress
 from tailrace.source.goal import bounded
-from tailrace.source.heed import heed
+from tailrace.source.heed import apply_directives
 
 Id = TypeVar("Id", int, str)
-Place = TypeVar("Place", bound=tuple[int, int])
-Table = TypeVar("Table", bound="Entry[Any]")
+LogPoint = TypeVar("LogPoint", bound=tuple[int, int])
+Table = TypeVar("Table", bound="TableOffset[Any]")
 
 
 @dataclass(frozen=True)
-class Entry(ABC, Generic[Place]):
+class TableOffset(ABC, Generic[LogPoint]):
     """One table. `copy` tells one copy of it from the next, whose first chunk not yet read is `next`.
 
     `at` is set while it stands apart from the log. `skips` are changes to be passed over.
@@ -32,13 +32,13 @@ class Entry(ABC, Generic[Place]):
     phase: Phase
     copy: int = 0
     next: int = 0
-    at: Place | None = None
+    at: LogPoint | None = None
     request: int = 0
     skips: tuple[Position, ...] = ()
 
     @property
     @abstractmethod
-    def x(self) -> Place:
+    def snapshot_position(self) -> LogPoint:
         """The place behind which the log has what its copy may not."""
 
     @property
@@ -46,18 +46,18 @@ class Entry(ABC, Generic[Place]):
     def chunks(self) -> int: ...
 
     @abstractmethod
-    def position(self, log: Place) -> Position:
+    def position(self, log: LogPoint) -> Position:
         """The position of its place."""
 
-    def place(self, log: Place) -> Place:
+    def place(self, log: LogPoint) -> LogPoint:
         """Up to here the destination has this table's log changes, or will have them from a copy still to begin."""
         if self.at is not None:
             return self.at
-        return self.x if self.phase == "copy" else log
+        return self.snapshot_position if self.phase == "copy" else log
 
-    def stop(self, at: Place | None) -> Self:
+    def stop(self, at: LogPoint | None) -> Self:
         """Not read from now on. Behind `at` it can go on; None: only a new copy helps, and nothing is kept for it."""
-        return replace(self.restart() if at is None else self, phase="stopped", at=at)
+        return replace(self.recopy() if at is None else self, phase="stopped", at=at)
 
     @property
     def holds(self) -> bool:
@@ -75,7 +75,7 @@ class Entry(ABC, Generic[Place]):
         """Level with the log."""
         return replace(self, phase="ready", at=None)
 
-    def restart(self) -> Self:
+    def recopy(self) -> Self:
         """Waiting for a new copy."""
         return type(self)("init", copy=self.copy, request=self.request)
 
@@ -85,16 +85,16 @@ class Entry(ABC, Generic[Place]):
 
 
 @dataclass(frozen=True)
-class LogOffset(Generic[Id, Table, Place]):
+class LogOffset(Generic[Id, Table, LogPoint]):
     """The whole offset."""
 
-    log: Place
+    log: LogPoint
     tables: Mapping[Id, Table] = field(default_factory=dict)
 
     @property
-    def low_water(self) -> Place:
+    def low_water(self) -> LogPoint:
         """Nothing at or before this place is needed again."""
-        lowest: Place = min((entry.place(self.log) for entry in self.tables.values()), default=self.log)
+        lowest: LogPoint = min((entry.place(self.log) for entry in self.tables.values()), default=self.log)
         return lowest
 
     def within(self, *phases: Phase) -> dict[Id, Table]:
@@ -106,8 +106,11 @@ class LogOffset(Generic[Id, Table, Place]):
     def only(self, names: Collection[Id]) -> Self:
         return replace(self, tables={name: entry for name, entry in self.tables.items() if name in names})
 
-    def heed(
-        self, orders: Orders, place_of: Callable[[str, Place], Place | None], id_of: Callable[[Id], str] = str
+    def apply_directives(
+        self,
+        directives: TableDirectives,
+        place_of: Callable[[str, LogPoint], LogPoint | None],
+        id_of: Callable[[Id], str] = str,
     ) -> Self:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew.
 
@@ -115,19 +118,21 @@ class LogOffset(Generic[Id, Table, Place]):
         """
         heeded: dict[Id, Table] = {}
         for name, entry in self.tables.items():
-            position, told = entry.position(self.log), orders.skips.get(id_of(name), ())
+            position, told = entry.position(self.log), directives.skips.get(id_of(name), ())
             skips = tuple(sorted(at for at in map(Position.parse, told) if at > position))
             known = entry if skips == entry.skips else replace(entry, skips=skips)
-            heeded[name] = heed(known, id_of(name), orders, reached=entry.place(self.log), place_of=place_of)
+            heeded[name] = apply_directives(
+                known, id_of(name), directives, reached=entry.place(self.log), place_of=place_of
+            )
         return self.with_tables(heeded)
 
-    def due(self, orders: Orders, id_of: Callable[[Id], str] = str) -> dict[Id, Table]:
+    def due(self, directives: TableDirectives, id_of: Callable[[Id], str] = str) -> dict[Id, Table]:
         """The tables whose copy is to begin, or to begin again by a request, which is noted in them."""
-        asked = {name: orders.resync.get(id_of(name), 0) for name in self.tables}
+        asked = {name: directives.resync.get(id_of(name), 0) for name in self.tables}
         return {
             name: replace(entry, request=max(entry.request, asked[name]))
             for name, entry in self.tables.items()
-            if (entry.phase == "init" and id_of(name) not in orders.paused) or entry.request < asked[name]
+            if (entry.phase == "init" and id_of(name) not in directives.paused) or entry.request < asked[name]
         }
 
     def copy_on(self, begun: Mapping[Id, Table], budget: int, chunk: int) -> Self:
@@ -140,15 +145,17 @@ class LogOffset(Generic[Id, Table, Place]):
             take = min(entry.chunks - entry.next, max(1, budget // chunk)) if budget > 0 else 0
             budget -= take * chunk
             entry = replace(entry, next=entry.next + take)
-            moved[name] = replace(entry, phase="catchup", at=entry.x) if entry.next == entry.chunks else entry
+            moved[name] = (
+                replace(entry, phase="catchup", at=entry.snapshot_position) if entry.next == entry.chunks else entry
+            )
         return self.with_tables(moved)
 
     def read_on(
         self,
-        head: Place,
-        goal: Place | None,
+        head: LogPoint,
+        goal: LogPoint | None,
         limit: Limit,
-        take: Callable[[Place, Place, frozenset[Id], Limit], Place],
+        take: Callable[[LogPoint, LogPoint, frozenset[Id], Limit], LogPoint],
     ) -> Self:
         """Ready tables move to the new common place; the tables behind it move towards it together.
 
@@ -183,7 +190,7 @@ class LogOffset(Generic[Id, Table, Place]):
                 entry.chunks,
                 entry.request,
                 entry.copy,
-                catching_up=entry.phase == "catchup" and entry.at != entry.x,
+                catching_up=entry.phase == "catchup" and entry.at != entry.snapshot_position,
             )
             for name, entry in self.tables.items()
         ]
@@ -195,14 +202,16 @@ def halved(limit: Limit) -> Limit:
 
 
 @dataclass(frozen=True)
-class Reading(Generic[Place]):
+class LogRange(Generic[LogPoint]):
     """What a batch takes from the log for one table: the changes in (after, upto]."""
 
-    after: Place
-    upto: Place
+    after: LogPoint
+    upto: LogPoint
 
 
-def readers(start: LogOffset[Id, Table, Place], end: LogOffset[Id, Table, Place]) -> Iterator[tuple[Id, Table, Table]]:
+def readers(
+    start: LogOffset[Id, Table, LogPoint], end: LogOffset[Id, Table, LogPoint]
+) -> Iterator[tuple[Id, Table, Table]]:
     """The tables that read the log between two offsets, as they are at each. Pure: `plan` relies on it."""
     for name, then in end.tables.items():
         now = start.tables.get(name)
@@ -213,7 +222,9 @@ def readers(start: LogOffset[Id, Table, Place], end: LogOffset[Id, Table, Place]
         yield name, now, then
 
 
-def readings(start: LogOffset[Id, Table, Place], end: LogOffset[Id, Table, Place]) -> dict[Id, Reading[Place]]:
+def log_ranges(
+    start: LogOffset[Id, Table, LogPoint], end: LogOffset[Id, Table, LogPoint]
+) -> dict[Id, LogRange[LogPoint]]:
     """Per table, the log range that lies between two offsets. Pure: `plan` relies on it."""
-    ranges = {name: Reading(now.place(start.log), then.place(end.log)) for name, now, then in readers(start, end)}
+    ranges = {name: LogRange(now.place(start.log), then.place(end.log)) for name, now, then in readers(start, end)}
     return {name: reading for name, reading in ranges.items() if reading.upto > reading.after}

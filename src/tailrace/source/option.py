@@ -6,11 +6,11 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from tailrace.option import FilePath, Options, Place, Size
+from tailrace.option import FilePath, OptionContext, Options, Size
 
 
 def _journal_path(value: object, info: ValidationInfo) -> object:
-    return Place.of(info).state / "journal" if value is None else value
+    return OptionContext.of(info).state / "journal" if value is None else value
 
 
 class JournalOptions(Options):

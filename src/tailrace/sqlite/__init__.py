@@ -6,14 +6,14 @@
 from __future__ import annotations
 
 from tailrace.sqlite.hook import capture, captured
-from tailrace.sqlite.mode import Captured
+from tailrace.sqlite.mode import CaptureState
 from tailrace.sqlite.record_json import bin_record_json_object, table_columns_json_array
 from tailrace.sqlite.sequence import check_sequence, purge
 from tailrace.sqlite.tape import Tape
 from tailrace.sqlite.trigger import disable, enable
 
 __all__ = [
-    "Captured",
+    "CaptureState",
     "Tape",
     "bin_record_json_object",
     "capture",

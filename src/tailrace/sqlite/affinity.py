@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.sqlite.cell import Cells, Kind
+from tailrace.sqlite.cell import CellKind, RecordCells
 
 _EXACT_INTEGER = 2**53
 _TEXTUAL_NUMERICS = ("DATE", "TIME")
@@ -62,7 +62,7 @@ def arrow_type(declared: str) -> pa.DataType:
             return pa.int64() if any(part in name for part in _WHOLE_NUMERICS) else pa.float64()
 
 
-class Column(NamedTuple):
+class DecodedColumn(NamedTuple):
     """A typed column. `unfit` holds, where the type cannot hold the value, its exact text; None if all fit.
 
     There the array is null. Blobs, and text that is not UTF-8, are written as SQLite writes them: X'00FF'.
@@ -72,7 +72,7 @@ class Column(NamedTuple):
     unfit: pa.Array[Any] | None
 
 
-def read_column(cells: Cells, type_: pa.DataType, initial: pa.Scalar[Any] | None = None) -> Column:
+def read_column(cells: RecordCells, type_: pa.DataType, initial: pa.Scalar[Any] | None = None) -> DecodedColumn:
     """The cells as `type_` (int64, float64, string or binary); absent ones hold `initial`, as rows before ADD COLUMN.
 
     Raises TypeError for another type.
@@ -84,37 +84,37 @@ def read_column(cells: Cells, type_: pa.DataType, initial: pa.Scalar[Any] | None
     elif pa.types.is_string(type_):
         values, fits = _texts(cells)
     elif pa.types.is_binary(type_):
-        fits = cells.are(Kind.BLOB)
+        fits = cells.are(CellKind.BLOB)
         values = cells.octets if cells.octets is not None else pa.nulls(len(fits), type_)
     else:
         raise TypeError(f"no SQLite column is kept as {type_}")
     array = values if fits.all() else pc.if_else(pa.array(fits), values, pa.scalar(None, type_))
-    if initial is not None and (absent := cells.are(Kind.ABSENT)).any():
+    if initial is not None and (absent := cells.are(CellKind.ABSENT)).any():
         array = pc.if_else(pa.array(absent), initial.cast(type_), array)
-    unfit = ~(fits | cells.are(Kind.NULL) | cells.are(Kind.ABSENT))
-    return Column(array, _exact_texts(cells, unfit) if unfit.any() else None)
+    unfit = ~(fits | cells.are(CellKind.NULL) | cells.are(CellKind.ABSENT))
+    return DecodedColumn(array, _exact_texts(cells, unfit) if unfit.any() else None)
 
 
 _Mask = npt.NDArray[np.bool_]
 
 
-def _integers(cells: Cells) -> tuple[pa.Array[Any], _Mask]:
-    fits = cells.are(Kind.INTEGER)
+def _integers(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.INTEGER)
     return (pa.nulls(len(fits), pa.int64()) if cells.integers is None else pa.array(cells.integers)), fits
 
 
-def _reals(cells: Cells) -> tuple[pa.Array[Any], _Mask]:
-    fits = cells.are(Kind.REAL)
+def _reals(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.REAL)
     values = np.zeros(len(fits)) if cells.reals is None else cells.reals
     if cells.integers is not None:
-        whole = cells.are(Kind.INTEGER) & (np.abs(cells.integers) <= _EXACT_INTEGER) & (cells.integers != -(2**63))
+        whole = cells.are(CellKind.INTEGER) & (np.abs(cells.integers) <= _EXACT_INTEGER) & (cells.integers != -(2**63))
         values = np.where(whole, cells.integers.astype(np.float64), values)
         fits = fits | whole
     return pa.array(values), fits
 
 
-def _texts(cells: Cells) -> tuple[pa.Array[Any], _Mask]:
-    fits = cells.are(Kind.TEXT)
+def _texts(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.TEXT)
     if cells.octets is None:
         return pa.nulls(len(fits), pa.string()), fits
     octets = cells.octets if fits.all() else pc.if_else(pa.array(fits), cells.octets, pa.scalar(b"", pa.binary()))
@@ -136,7 +136,7 @@ def _is_utf8(octets: bytes) -> bool:
     return True
 
 
-def _exact_texts(cells: Cells, unfit: _Mask) -> pa.Array[Any]:
+def _exact_texts(cells: RecordCells, unfit: _Mask) -> pa.Array[Any]:
     """The text of the values at `unfit`, null elsewhere. These are the exceptions, so a loop over them will do."""
     rows = np.flatnonzero(unfit)
     texts: list[str | None] = [None] * len(unfit)

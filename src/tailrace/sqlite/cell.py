@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from tailrace.sqlite.record import FIRST_LONG_SERIAL, SIZES, SURROGATE, Value
 
-Places = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _PAD = 16
 
 
-class Kind(IntEnum):
+class CellKind(IntEnum):
     """The storage class of one value. ABSENT: the record is older than the column and ends before it."""
 
     NULL = 0
@@ -36,7 +36,7 @@ class Kind(IntEnum):
 
 
 @dataclass(frozen=True)
-class Cells:
+class RecordCells:
     """One column of many records. Only the array that `kinds` names holds the cell; an array nobody needs is None.
 
     kinds       the storage class of each cell, as `Kind`
@@ -50,12 +50,12 @@ class Cells:
     reals: npt.NDArray[np.float64] | None
     octets: pa.Array[Any] | None
 
-    def are(self, kind: Kind) -> Mask:
+    def are(self, kind: CellKind) -> Mask:
         found: Mask = self.kinds == kind
         return found
 
-    def take(self, rows: Places) -> Cells:
-        return Cells(
+    def take(self, rows: Indexes) -> RecordCells:
+        return RecordCells(
             self.kinds[rows],
             None if self.integers is None else self.integers[rows],
             None if self.reals is None else self.reals[rows],
@@ -66,10 +66,10 @@ class Cells:
         """The cells as Python values, for tests and for rows that people look at."""
         octets = self.octets.to_pylist() if self.octets is not None else []
         read: dict[int, Callable[[int], Value]] = {
-            Kind.INTEGER: lambda row: int(self.integers[row]) if self.integers is not None else None,
-            Kind.REAL: lambda row: float(self.reals[row]) if self.reals is not None else None,
-            Kind.TEXT: lambda row: octets[row].decode("utf-8", SURROGATE),
-            Kind.BLOB: lambda row: octets[row],
+            CellKind.INTEGER: lambda row: int(self.integers[row]) if self.integers is not None else None,
+            CellKind.REAL: lambda row: float(self.reals[row]) if self.reals is not None else None,
+            CellKind.TEXT: lambda row: octets[row].decode("utf-8", SURROGATE),
+            CellKind.BLOB: lambda row: octets[row],
         }
         return [read[int(kind)](row) if int(kind) in read else None for row, kind in enumerate(self.kinds)]
 
@@ -78,7 +78,7 @@ class Cells:
 class Decoded:
     """Many records as columns. Rows that are `malformed` are ABSENT in every column; null records too."""
 
-    columns: list[Cells]
+    columns: list[RecordCells]
     malformed: Mask
 
 
@@ -97,15 +97,15 @@ def decode_records(records: pa.Array[Any], columns: int) -> Decoded:
     header_ends = np.where(malformed, starts, header_ends)
     at = np.where(malformed, starts, at)
     body = header_ends.copy()
-    cells: list[tuple[Places, npt.NDArray[np.uint8], Places, Places]] = []
+    cells: list[tuple[Indexes, npt.NDArray[np.uint8], Indexes, Indexes]] = []
     for _ in range(columns):
         present = at < header_ends
         serials, following = _read_varints(data, at)
         at = np.where(present, following, at)
         lengths, kinds = _measure(serials)
         if not present.all():
-            lengths, kinds = lengths * present, np.where(present, kinds, np.uint8(Kind.ABSENT))
-        wrong = (lengths > ends - body) | (kinds > Kind.ABSENT)
+            lengths, kinds = lengths * present, np.where(present, kinds, np.uint8(CellKind.ABSENT))
+        wrong = (lengths > ends - body) | (kinds > CellKind.ABSENT)
         if wrong.any():
             malformed |= wrong
             lengths = np.where(wrong, 0, lengths)
@@ -120,7 +120,7 @@ def decode_records(records: pa.Array[Any], columns: int) -> Decoded:
     return Decoded([_cells(words, buffer, spoiled, *cell) for cell in cells], malformed)
 
 
-def _frame(records: pa.Array[Any]) -> tuple[npt.NDArray[np.uint8], Places, Places]:
+def _frame(records: pa.Array[Any]) -> tuple[npt.NDArray[np.uint8], Indexes, Indexes]:
     """The bytes of all records with room behind them, and where each begins and ends."""
     if not len(records):
         return np.zeros(_PAD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
@@ -135,7 +135,7 @@ def _frame(records: pa.Array[Any]) -> tuple[npt.NDArray[np.uint8], Places, Place
     return data, bounds[:-1], bounds[1:]
 
 
-def _read_varints(data: npt.NDArray[np.uint8], at: Places) -> tuple[Places, Places]:
+def _read_varints(data: npt.NDArray[np.uint8], at: Indexes) -> tuple[Indexes, Indexes]:
     """The numbers at these places and the places behind them."""
     first = data[at]
     long = np.flatnonzero(first >= 0x80)
@@ -156,14 +156,24 @@ def _read_varints(data: npt.NDArray[np.uint8], at: Places) -> tuple[Places, Plac
 
 
 _LENGTHS = np.array([*SIZES, 0, 0], np.int64)
-_UNKNOWN = Kind.ABSENT + 1
+_UNKNOWN = CellKind.ABSENT + 1
 _KINDS = np.array(
-    [Kind.NULL, *[Kind.INTEGER] * 6, Kind.REAL, Kind.INTEGER, Kind.INTEGER, _UNKNOWN, _UNKNOWN, Kind.BLOB, Kind.TEXT],
+    [
+        CellKind.NULL,
+        *[CellKind.INTEGER] * 6,
+        CellKind.REAL,
+        CellKind.INTEGER,
+        CellKind.INTEGER,
+        _UNKNOWN,
+        _UNKNOWN,
+        CellKind.BLOB,
+        CellKind.TEXT,
+    ],
     np.uint8,
 )
 
 
-def _measure(serials: Places) -> tuple[Places, npt.NDArray[np.uint8]]:
+def _measure(serials: Indexes) -> tuple[Indexes, npt.NDArray[np.uint8]]:
     """The length and the storage class of each serial type."""
     # A varint of nine bytes may come out negative: no value is that long, and its length below says so.
     huge = serials < 0
@@ -181,30 +191,30 @@ def _cells(
     words: npt.NDArray[np.uint64],
     data: pa.Buffer,
     spoiled: Mask | None,
-    serials: Places,
+    serials: Indexes,
     kinds: npt.NDArray[np.uint8],
-    body: Places,
-    lengths: Places,
-) -> Cells:
+    body: Indexes,
+    lengths: Indexes,
+) -> RecordCells:
     if spoiled is not None:
-        kinds = np.where(spoiled, np.uint8(Kind.ABSENT), kinds)
+        kinds = np.where(spoiled, np.uint8(CellKind.ABSENT), kinds)
     held = np.bincount(kinds, minlength=_UNKNOWN + 1)
     integers = reals = octets = None
-    if held[Kind.INTEGER] or held[Kind.REAL]:
+    if held[CellKind.INTEGER] or held[CellKind.REAL]:
         # The last cells of a record may be empty and lie at its very end.
         raw = words[np.minimum(body, len(words) - 1)].astype(np.uint64)
-        if held[Kind.INTEGER]:
+        if held[CellKind.INTEGER]:
             bits = (64 - 8 * lengths).clip(0, 63)
             integers = np.where((serials == 8) | (serials == 9), serials - 8, raw.view(np.int64) >> bits)
-        if held[Kind.REAL]:
+        if held[CellKind.REAL]:
             reals = raw.view(np.float64)
-    if held[Kind.TEXT] or held[Kind.BLOB]:
-        is_long = (kinds == Kind.TEXT) | (kinds == Kind.BLOB)
+    if held[CellKind.TEXT] or held[CellKind.BLOB]:
+        is_long = (kinds == CellKind.TEXT) | (kinds == CellKind.BLOB)
         octets = _slices(data, body, lengths if is_long.all() else lengths * is_long)
-    return Cells(kinds, integers, reals, octets)
+    return RecordCells(kinds, integers, reals, octets)
 
 
-def _slices(data: pa.Buffer, starts: Places, lengths: Places) -> pa.Array[Any]:
+def _slices(data: pa.Buffer, starts: Indexes, lengths: Indexes) -> pa.Array[Any]:
     """The bytes at these ascending places as one array."""
     # Values and the gaps between them are, by turns, the values of one array over the untouched buffer: taking
     # every other one is a single native pass.

@@ -9,16 +9,16 @@ from tailrace.sqlite import layout
 from tailrace.sqlite.layout import COMMIT, DELETE, INSERT, SCHEMA_TABLE, UPDATE
 from tailrace.sqlite.record import MalformedRecordError, Value, decode, join, split
 
-Row = tuple[Value, ...]
-Part = tuple[int, bytes]
-_UNKNOWN: Part = (-1, b"")
+RecordRow = tuple[Value, ...]
+RecordPart = tuple[int, bytes]
+_UNKNOWN: RecordPart = (-1, b"")
 
 
 @dataclass(frozen=True)
 class Insert:
     table: str
     id: int
-    row: Row
+    row: RecordRow
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Update:
 
     table: str
     id: int
-    row: Row
+    row: RecordRow
     changed: tuple[bool, ...] | None
 
 
@@ -41,8 +41,8 @@ class Delete:
 class Schema:
     """A row of sqlite_schema (type, name, tbl_name, rootpage, sql) comes, goes or changes, by `statement` if known."""
 
-    before: Row | None
-    after: Row | None
+    before: RecordRow | None
+    after: RecordRow | None
     statement: str | None
 
 
@@ -55,7 +55,7 @@ Operation = Insert | Update | Delete | Schema | Commit
 
 
 @dataclass(frozen=True)
-class Change:
+class CapturedChange:
     """A row of the capture table, its images as records. `txn_id` is None where the capture knows no transactions."""
 
     change_id: int
@@ -72,7 +72,7 @@ class Change:
     def is_schema(self) -> bool:
         return self.table == SCHEMA_TABLE
 
-    def normal(self) -> Change:
+    def normal(self) -> CapturedChange:
         """The same change without two habits of Turso: the new row of a changed key lies in `before`; an upsert that
         updates has its new row in `before` too, and the old one nowhere."""
         if self.type == INSERT and self.after is None and self.before is not None:
@@ -81,7 +81,7 @@ class Change:
             return replace(self, before=None)
         return self
 
-    def reversed(self) -> Change:
+    def reversed(self) -> CapturedChange:
         """The change that undoes this one. Raises PreflightError if the tape does not hold what there was before."""
         match self.type:
             case layout.COMMIT:
@@ -122,7 +122,7 @@ class Change:
         """What undoes this change in a database that has it. Raises as `into_apply` and `reversed` do."""
         return self.reversed().into_apply()
 
-    def row(self, image: str) -> Row | None:
+    def row(self, image: str) -> RecordRow | None:
         """The values of `before`, `after` or `updates`. Raises DamagedError for bytes that are no record."""
         record: bytes | None = getattr(self, image)
         if record is None:
@@ -159,7 +159,7 @@ def compare_images(before: bytes | None, after: bytes | None) -> bytes | None:
     return describe_update(split(decode(before)), split(decode(after)))[2]
 
 
-def describe_update(old: list[Part], new: list[Part]) -> tuple[bytes, bytes, bytes]:
+def describe_update(old: list[RecordPart], new: list[RecordPart]) -> tuple[bytes, bytes, bytes]:
     """The three records of an update: before, after, and `updates`: which columns differ, then their new values."""
     known = [*old, *[_UNKNOWN] * (len(new) - len(old))]
     differs = [a != b for a, b in zip(known, new, strict=False)]

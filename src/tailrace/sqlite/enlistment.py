@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.sqlite.layout import quoted
-from tailrace.sqlite.note import Mark, Notes
+from tailrace.sqlite.note import ChangeBuffer, Savepoint
 
 if TYPE_CHECKING:
     import apsw
@@ -25,7 +25,7 @@ class Participant(Protocol):
     """Who takes part in the transaction: notes that grow, are cut back by savepoints, and are written at the end."""
 
     @property
-    def notes(self) -> Notes: ...
+    def notes(self) -> ChangeBuffer: ...
     def sync(self) -> None: ...
     def forget(self) -> None: ...
     def undo(self) -> None: ...
@@ -41,7 +41,7 @@ class Enlistment:
     def __init__(self, participant: Participant) -> None:
         self._participant = participant
         self._notes = participant.notes
-        self._marks: list[tuple[int, Mark]] = []
+        self._marks: list[tuple[int, Savepoint]] = []
 
     def Create(self, *_: Any) -> tuple[str, Enlistment]:  # noqa: N802
         return "CREATE TABLE x(y)", self

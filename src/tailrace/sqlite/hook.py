@@ -17,8 +17,8 @@ from tailrace.errors import ConfigError, PreflightError, TailraceError
 from tailrace.sqlite import layout
 from tailrace.sqlite.enlistment import ENLIST, MODULE, VIRTUAL_TABLE, Enlistment, TriggerSet
 from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, quoted
-from tailrace.sqlite.mode import OFF, Captured, Mode, parse_mode
-from tailrace.sqlite.note import LONG, Batch, Notes, Single
+from tailrace.sqlite.mode import OFF, CaptureState, Mode, parse_mode
+from tailrace.sqlite.note import LONG, ChangeBatch, ChangeBuffer, SingleChange
 from tailrace.sqlite.record import encode
 from tailrace.sqlite.schema_change import SchemaChange
 from tailrace.sqlite.statement import StatementWatch
@@ -60,10 +60,10 @@ def capture(connection: apsw.Connection, argument: str) -> None:
     _captures[connection] = replacement
 
 
-def captured(connection: apsw.Connection) -> Captured:
+def captured(connection: apsw.Connection) -> CaptureState:
     """What `capture` was asked for on this connection: (mode, table, version), or ('off', None, None)."""
     running = _captures.get(connection)
-    return OFF if running is None else Captured(running.mode.name, running.mode.table, running.version)
+    return OFF if running is None else CaptureState(running.mode.name, running.mode.table, running.version)
 
 
 def _require_apsw(connection: object) -> None:
@@ -89,7 +89,7 @@ class ConnectionCapture:
         self._connection = weakref.ref(connection)
         self._wanted: dict[str, bool] = {}
         self._refused: dict[str, PreflightError] = {}
-        self.notes = Notes(keeps_new=mode.has_after)
+        self.notes = ChangeBuffer(keeps_new=mode.has_after)
         self._triggers = TriggerSet()
         self._schema_version: Any = None
         self._statements: StatementWatch | None = None
@@ -108,7 +108,7 @@ class ConnectionCapture:
                 )
             self.version = layout.ensure(connection, self.mode.table)
             for table in layout.list_tables(connection):
-                require_hookable(layout.read_shape(connection, table))
+                require_hookable(layout.read_table_shape(connection, table))
         self._exclude()
 
     def start(self) -> None:
@@ -160,7 +160,7 @@ class ConnectionCapture:
         hookable = []
         for table in layout.list_tables(connection):
             try:
-                require_hookable(layout.read_shape(connection, table))
+                require_hookable(layout.read_table_shape(connection, table))
             except PreflightError as error:
                 self._refused[table] = error
             else:
@@ -194,7 +194,9 @@ class ConnectionCapture:
             return
         self.connection.execute(ENLIST)
         for change in changes:
-            self.notes.add_single(Single(change.type, layout.SCHEMA_TABLE, change.id, self._schema_images(change)))
+            self.notes.add_single(
+                SingleChange(change.type, layout.SCHEMA_TABLE, change.id, self._schema_images(change))
+            )
             if change.before is None and change.after is not None and change.after[0] == "table":
                 self._note_rows(str(change.after[1]))
         self._exclude()
@@ -208,7 +210,7 @@ class ConnectionCapture:
         # CREATE TABLE … AS SELECT fills the table unseen by the hook.
         if table not in layout.list_tables(self.connection):
             return
-        shape = layout.read_shape(self.connection, table)
+        shape = layout.read_table_shape(self.connection, table)
         require_hookable(shape)
         columns = ", ".join(quoted(field.name) for field in shape.fields)
         for rowid, *row in self.connection.execute(f"SELECT {shape.rowid}, {columns} FROM {quoted(table)}"):
@@ -284,7 +286,7 @@ class ConnectionCapture:
         self.notes.close()
         if self.notes.entries or self._first is not None:
             assert self._statements is not None
-            is_long = any(isinstance(entry, Batch) for entry in self.notes.entries)
+            is_long = any(isinstance(entry, ChangeBatch) for entry in self.notes.entries)
             with self._statements.rest(), self._unhooked() if is_long else nullcontext():
                 self._write()
         self._synced = len(self.notes)
@@ -326,7 +328,7 @@ class ConnectionCapture:
         return self._failure is not None or self._synced != len(self.notes)
 
 
-def require_hookable(shape: layout.Shape) -> None:
+def require_hookable(shape: layout.TableShape) -> None:
     """Raises PreflightError for a table that the hook cannot read in full."""
     layout.require_capturable(shape)
     if shape.generated:

@@ -54,7 +54,7 @@ _ROWID_NAMES = ("rowid", "_rowid_", "oid")
 _PLAIN, _GENERATED_VIRTUAL, _GENERATED_STORED = 0, 2, 3
 
 
-class Connection(Protocol):
+class CaptureConnection(Protocol):
     """What stdlib sqlite3, apsw and pyturso have in common, as far as it is needed here."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
@@ -73,7 +73,7 @@ def literal(text: str) -> str:
 
 
 @contextmanager
-def transaction(connection: Connection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+def transaction(connection: CaptureConnection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
     """All or nothing. Raises PreflightError where a transaction is open already: it is not ours to end."""
     if getattr(connection, "in_transaction", False):
         raise PreflightError("the connection has an open transaction", fix="commit or roll back first")
@@ -87,12 +87,12 @@ def transaction(connection: Connection, begin: str = "BEGIN IMMEDIATE") -> Itera
         raise
 
 
-def has_table(connection: Connection, table: str) -> bool:
+def has_table(connection: CaptureConnection, table: str) -> bool:
     sql = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
     return connection.execute(sql, (table,)).fetchone() is not None
 
 
-def ensure(connection: Connection, table: str) -> str:
+def ensure(connection: CaptureConnection, table: str) -> str:
     """Make the capture table and its version row where they are missing; the version it has. Repeating it is harmless.
 
     Called inside the caller's transaction. A table that was there without a version row is v1. Raises PreflightError
@@ -115,7 +115,7 @@ def _spelled(name: str) -> str:
     return quoted(name) if name in ("before", "after") else name
 
 
-def read_version(connection: Connection, table: str) -> str:
+def read_version(connection: CaptureConnection, table: str) -> str:
     """The layout of a capture table that exists; v1 where no row says otherwise. Raises PreflightError."""
     if not has_table(connection, table):
         raise PreflightError(f"there is no capture table {table}", fix="tailrace sqlite enable FILE", table=table)
@@ -150,7 +150,7 @@ class Field:
 
 
 @dataclass(frozen=True)
-class Shape:
+class TableShape:
     """A table as its records have it: the stored columns in order, and a name by which SQL reaches the rowid."""
 
     table: str
@@ -160,7 +160,7 @@ class Shape:
     without_rowid: bool
 
 
-def read_shape(connection: Connection, table: str) -> Shape:
+def read_table_shape(connection: CaptureConnection, table: str) -> TableShape:
     """How the table is laid out now. Raises PreflightError if there is none of that name."""
     rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
     if not rows:
@@ -173,7 +173,7 @@ def read_shape(connection: Connection, table: str) -> Shape:
     names = [str(row[1]) for row in rows]
     generated = any(row[6] in (_GENERATED_VIRTUAL, _GENERATED_STORED) for row in rows)
     rowid = rowid_name(names)
-    return Shape(table, fields, rowid, generated, _lacks_rowid(connection, table, rowid))
+    return TableShape(table, fields, rowid, generated, _lacks_rowid(connection, table, rowid))
 
 
 def rowid_name(columns: Iterable[str]) -> str:
@@ -182,32 +182,32 @@ def rowid_name(columns: Iterable[str]) -> str:
     return next((name for name in _ROWID_NAMES if name not in taken), "")
 
 
-def _lacks_rowid(connection: Connection, table: str, rowid: str) -> bool:
+def _lacks_rowid(connection: CaptureConnection, table: str, rowid: str) -> bool:
     sql = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
     row = connection.execute(sql, (table,)).fetchone()
     return bool(row[0]) if row else not rowid
 
 
-def list_tables(connection: Connection) -> list[str]:
+def list_tables(connection: CaptureConnection) -> list[str]:
     """The application's ordinary tables: no views, no virtual or shadow tables, nothing that captures keep."""
     sql = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name"
     own = own_tables(connection)
     return [name for (name,) in connection.execute(sql).fetchall() if not is_internal(name) and name not in own]
 
 
-def own_tables(connection: Connection) -> set[str]:
+def own_tables(connection: CaptureConnection) -> set[str]:
     """The tables that captures keep in this file."""
     tapes = _tapes(connection)
     sides = (side for tape in tapes for side in side_tables(tape))
     return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *tapes, *sides}
 
 
-def trigger_tapes(connection: Connection) -> list[str]:
+def trigger_tapes(connection: CaptureConnection) -> list[str]:
     """The capture tables that triggers fill, or filled until they were stopped."""
     return [tape for tape in _tapes(connection) if has_table(connection, side_tables(tape)[0])]
 
 
-def _tapes(connection: Connection) -> list[str]:
+def _tapes(connection: CaptureConnection) -> list[str]:
     if not has_table(connection, VERSION_TABLE):
         return []
     return [str(name) for (name,) in connection.execute(f"SELECT table_name FROM {VERSION_TABLE}").fetchall()]
@@ -222,7 +222,7 @@ def is_internal(name: str) -> bool:
     return name.lower().startswith("sqlite_") or name.startswith(TURSO_PREFIX)
 
 
-def require_capturable(shape: Shape) -> None:
+def require_capturable(shape: TableShape) -> None:
     """Raises PreflightError for a table whose rows have no rowid that a change could name."""
     if shape.without_rowid or not shape.rowid:
         raise PreflightError(
@@ -232,7 +232,7 @@ def require_capturable(shape: Shape) -> None:
         )
 
 
-def trigger_capture(connection: Connection) -> Mode | None:
+def trigger_capture(connection: CaptureConnection) -> Mode | None:
     """The capture by triggers that this file has; None without one."""
     if not has_table(connection, CAPTURE_TABLE):
         return None

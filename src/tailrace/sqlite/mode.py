@@ -34,7 +34,7 @@ class Mode:
         return f"{self.name},{self.table}"
 
 
-class Captured(NamedTuple):
+class CaptureState(NamedTuple):
     """What the pragma reads back: ('full', 'turso_cdc', 'v2'), or ('off', None, None)."""
 
     mode: str
@@ -45,7 +45,7 @@ class Captured(NamedTuple):
         return {"mode": self.mode, "table": self.table, "version": self.version}
 
 
-OFF = Captured("off", None, None)
+OFF = CaptureState("off", None, None)
 
 
 def parse_mode(argument: str) -> Mode | None:

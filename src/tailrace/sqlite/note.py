@@ -25,41 +25,43 @@ LONG = 4096
 WORTH = 512
 """Changes from which on it is worth it, when the transaction ends."""
 
-Mark = tuple[int, int]
-Image = bytes | None
-Columns = tuple[Iterable[int], Iterable[str], Iterable[int], Iterable[Image], Iterable[Image], Iterable[Image]]
+Savepoint = tuple[int, int]
+RecordImage = bytes | None
+ChangeColumns = tuple[
+    Iterable[int], Iterable[str], Iterable[int], Iterable[RecordImage], Iterable[RecordImage], Iterable[RecordImage]
+]
 """Types, tables, rowids, and the records before, after and updates. What is the same for all may not end."""
 
 
-class Loose(list[tuple[int, str, int, Sequence[Any] | None, Sequence[Any] | None]]):
+class LooseChanges(list[tuple[int, str, int, Sequence[Any] | None, Sequence[Any] | None]]):
     """Changes of any kind: type, table, rowid, the old values, the new ones."""
 
     def cut(self, length: int) -> None:
         del self[length:]
 
-    def columns(self) -> Columns:
+    def columns(self) -> ChangeColumns:
         kinds, tables, rowids, olds, news = zip(*self, strict=True)
         images = self._describe_by_table() if len(self) >= WORTH else map(_describe, olds, news)
         befores, afters, updates = zip(*images, strict=True)
         return kinds, tables, rowids, befores, afters, updates
 
-    def _describe_by_table(self) -> Iterable[tuple[Image, Image, Image]]:
-        runs: dict[tuple[int, str], Run] = {}
+    def _describe_by_table(self) -> Iterable[tuple[RecordImage, RecordImage, RecordImage]]:
+        runs: dict[tuple[int, str], ChangeRun] = {}
         for kind, table, rowid, old, new in self:
             if (run := runs.get((kind, table))) is None:
-                run = runs[kind, table] = Run(kind, table, keeps_new=False)
+                run = runs[kind, table] = ChangeRun(kind, table, keeps_new=False)
             run.add(rowid, old, new)
         described = {key: zip(*_shorten(run).columns()[3:], strict=False) for key, run in runs.items()}
         return (next(described[kind, table]) for kind, table, *_ in self)
 
 
-def _describe(old: Sequence[Any] | None, new: Sequence[Any] | None) -> tuple[Image, Image, Image]:
+def _describe(old: Sequence[Any] | None, new: Sequence[Any] | None) -> tuple[RecordImage, RecordImage, RecordImage]:
     if old is not None and new is not None:
         return describe_update(split(old), split(new))
     return None if old is None else encode(old), None if new is None else encode(new), None
 
 
-class Run:
+class ChangeRun:
     """Changes of one kind in one table. `old` and `new` are empty where the mode does not keep them."""
 
     __slots__ = ("inserts", "kind", "new", "old", "rowids", "table")
@@ -87,7 +89,7 @@ class Run:
             del values[length * (len(values) // len(self.rowids)) :]
         del self.rowids[length:]
 
-    def columns(self) -> Columns:
+    def columns(self) -> ChangeColumns:
         if self.old and self.new:
             befores, afters, updates = zip(*map(_describe, self._rows(self.old), self._rows(self.new)), strict=True)
             return repeat(self.kind), repeat(self.table), self.rowids, befores, afters, updates
@@ -110,10 +112,10 @@ class Run:
         return [values[place::width] for place in range(width)]
 
 
-class Batch:
+class ChangeBatch:
     """A run as records, in the same order."""
 
-    def __init__(self, run: Run, images: tuple[Records | None, Records | None, Records | None]) -> None:
+    def __init__(self, run: ChangeRun, images: tuple[Records | None, Records | None, Records | None]) -> None:
         self.kind, self.table, self.rowids = run.kind, run.table, run.rowids
         self.images = images
 
@@ -125,15 +127,15 @@ class Batch:
         before, after, updates = (None if image is None else image[:length] for image in self.images)
         self.images = before, after, updates
 
-    def columns(self) -> Columns:
+    def columns(self) -> ChangeColumns:
         before, after, updates = (repeat(None) if image is None else image.to_pylist() for image in self.images)
         return repeat(self.kind), repeat(self.table), self.rowids, before, after, updates
 
 
-class Single:
+class SingleChange:
     """One change whose records are there already."""
 
-    def __init__(self, kind: int, table: str, rowid: int, images: tuple[Image, Image, Image]) -> None:
+    def __init__(self, kind: int, table: str, rowid: int, images: tuple[RecordImage, RecordImage, RecordImage]) -> None:
         before, after, updates = images
         self._columns = [kind], [table], [rowid], [before], [after], [updates]
 
@@ -144,22 +146,22 @@ class Single:
         for column in self._columns:
             del column[length:]
 
-    def columns(self) -> Columns:
+    def columns(self) -> ChangeColumns:
         return self._columns
 
 
-Entry = Loose | Run | Batch | Single
+BufferedChange = LooseChanges | ChangeRun | ChangeBatch | SingleChange
 
 
-class Notes:
+class ChangeBuffer:
     """The changes of one transaction. `run` is the one that the next change may go on with."""
 
     def __init__(self, *, keeps_new: bool) -> None:
-        self.entries: list[Entry] = []
+        self.entries: list[BufferedChange] = []
         self._keeps_new = keeps_new
-        self._none = Run(0, "", keeps_new=False)
+        self._none = ChangeRun(0, "", keeps_new=False)
         self.run = self._none
-        self._loose: Loose | None = None
+        self._loose: LooseChanges | None = None
         self._last_table, self._last_kind, self._streak = "", 0, 0
 
     def __len__(self) -> int:
@@ -173,7 +175,7 @@ class Notes:
                 self._last_table, self._last_kind = table, kind
                 if self._loose is None:
                     self.close()
-                    self._loose = Loose()
+                    self._loose = LooseChanges()
                     self.entries.append(self._loose)
                 self._loose.append((kind, table, rowid, old, new))
                 if len(self._loose) >= LONG:
@@ -181,13 +183,13 @@ class Notes:
                     self._loose = None
                 return
             self.close()
-            run = self.run = Run(kind, table, keeps_new=self._keeps_new)
+            run = self.run = ChangeRun(kind, table, keeps_new=self._keeps_new)
             self.entries.append(run)
         run.add(rowid, old, new)
         if len(run.rowids) >= LONG:
             self.close()
 
-    def add_single(self, single: Single) -> None:
+    def add_single(self, single: SingleChange) -> None:
         self.close()
         self.entries.append(single)
 
@@ -197,12 +199,12 @@ class Notes:
         if run is not self._none:
             self.entries[-1] = _shorten(run)
 
-    def mark(self) -> Mark:
+    def mark(self) -> Savepoint:
         """Where the notes end now."""
         entries = self.entries
         return (len(entries), len(entries[-1])) if entries else (0, 0)
 
-    def cut(self, mark: Mark) -> None:
+    def cut(self, mark: Savepoint) -> None:
         """Forget what was noted after that mark."""
         count, length = mark
         self.run, self._loose, self._streak = self._none, None, 0
@@ -214,7 +216,7 @@ class Notes:
         self.cut((0, 0))
 
 
-def _shorten(run: Run) -> Run | Batch:
+def _shorten(run: ChangeRun) -> ChangeRun | ChangeBatch:
     """The run as records, if it is long enough to be worth it and nothing about it is unusual."""
     if len(run) < WORTH:
         return run
@@ -222,10 +224,10 @@ def _shorten(run: Run) -> Run | Batch:
 
     if run.old and run.new:
         images = describe_updates(run.values(run.old), run.values(run.new))
-        return run if images is None else Batch(run, images)
+        return run if images is None else ChangeBatch(run, images)
     if not run.old and not run.new:
-        return Batch(run, (None, None, None))
+        return ChangeBatch(run, (None, None, None))
     encoded = encode_columns(run.values(run.old or run.new))
     if encoded is None:
         return run
-    return Batch(run, (encoded, None, None) if run.old else (None, encoded, None))
+    return ChangeBatch(run, (encoded, None, None) if run.old else (None, encoded, None))

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from tailrace.sqlite.record import REAL_SERIAL, SIZES, Value, split
 
-Values = Sequence[Value]
+RecordValues = Sequence[Value]
 Serials = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Records: TypeAlias = "pa.Array[Any]"
@@ -40,7 +40,7 @@ class _Column:
     bodies: Records | None
 
 
-def encode_columns(columns: Sequence[Values]) -> Records | None:
+def encode_columns(columns: Sequence[RecordValues]) -> Records | None:
     """The record of each row. None for rows that are better encoded one by one, as they are very wide or long.
 
     Raises OverflowError as `encode` does.
@@ -49,7 +49,9 @@ def encode_columns(columns: Sequence[Values]) -> Records | None:
     return None if parts is None else _join(parts)
 
 
-def describe_updates(old: Sequence[Values], new: Sequence[Values]) -> tuple[Records, Records, Records] | None:
+def describe_updates(
+    old: Sequence[RecordValues], new: Sequence[RecordValues]
+) -> tuple[Records, Records, Records] | None:
     """The records before, after and `updates` of each update, as `change.describe_update` gives them; None likewise."""
     befores, afters = _split(old), _split(new)
     if befores is None or afters is None or len(befores) != len(afters):
@@ -66,7 +68,7 @@ def describe_updates(old: Sequence[Values], new: Sequence[Values]) -> tuple[Reco
     return None if before is None or after is None or updates is None else (before, after, updates)
 
 
-def _split(columns: Sequence[Values]) -> list[_Column] | None:
+def _split(columns: Sequence[RecordValues]) -> list[_Column] | None:
     found: list[_Column] = []
     room = _MOST_OCTETS
     for values in columns:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from tailrace.sqlite.layout import Connection, read_shape
+from tailrace.sqlite.layout import CaptureConnection, read_table_shape
 from tailrace.sqlite.record import Value, decode
 
 
-def table_columns_json_array(connection: Connection, table: str) -> str:
+def table_columns_json_array(connection: CaptureConnection, table: str) -> str:
     """The names of the table's columns as a JSON array. Raises PreflightError if there is no such table."""
-    names = [field.name for field in read_shape(connection, table).fields]
+    names = [field.name for field in read_table_shape(connection, table).fields]
     return json.dumps(names, ensure_ascii=False, separators=(",", ":"))
 
 

@@ -10,14 +10,14 @@ import sqlite3
 from typing import Any
 
 from tailrace.errors import SchemaChangedError, TableError
-from tailrace.sqlite.change import Commit, Delete, Insert, Operation, Row, Schema, Update
-from tailrace.sqlite.layout import Shape, quoted, read_shape
+from tailrace.sqlite.change import Commit, Delete, Insert, Operation, RecordRow, Schema, Update
+from tailrace.sqlite.layout import TableShape, quoted, read_table_shape
 from tailrace.sqlite.record import Value
 from tailrace.sqlite.schema_change import is_own_trigger
 from tailrace.sqlite.schema_replay import alter
 
 
-class Replay:
+class TapeReplay:
     """Runs operations in the caller's transaction, in order. `finish` must follow before it commits.
 
     Updates write only the columns that changed. Raises TableError if a row that an operation is about is not there,
@@ -27,7 +27,7 @@ class Replay:
 
     def __init__(self, connection: sqlite3.Connection) -> None:
         self._connection = connection
-        self._shapes: dict[str, Shape] = {}
+        self._shapes: dict[str, TableShape] = {}
         self._triggers: dict[str, str] = {}
         for kind, name, sql in connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall():
             if kind == "trigger" and not is_own_trigger(kind, name):
@@ -54,9 +54,9 @@ class Replay:
         for sql in self._triggers.values():
             self._connection.execute(sql)
 
-    def _shape(self, table: str, row: Row) -> Shape:
+    def _shape(self, table: str, row: RecordRow) -> TableShape:
         if table not in self._shapes:
-            self._shapes[table] = read_shape(self._connection, table)
+            self._shapes[table] = read_table_shape(self._connection, table)
         shape = self._shapes[table]
         if len(row) > len(shape.fields):
             raise SchemaChangedError(
@@ -66,7 +66,7 @@ class Replay:
             )
         return shape
 
-    def _insert(self, shape: Shape, rowid: int, row: Row) -> None:
+    def _insert(self, shape: TableShape, rowid: int, row: RecordRow) -> None:
         names = [shape.rowid, *(quoted(field.name) for field in shape.fields[: len(row)])]
         holders, values = _bind((rowid, *row))
         self._execute(
@@ -75,7 +75,7 @@ class Replay:
             values,
         )
 
-    def _update(self, shape: Shape, rowid: int, row: Row, changed: tuple[bool, ...] | None) -> None:
+    def _update(self, shape: TableShape, rowid: int, row: RecordRow, changed: tuple[bool, ...] | None) -> None:
         chosen = [place for place in range(len(row)) if changed is None or changed[place]]
         if not chosen:
             return
@@ -94,7 +94,7 @@ class Replay:
         if count != 1:
             raise _astray("the row of a change is not there", table)
 
-    def _change_schema(self, before: Row | None, after: Row | None, statement: str | None) -> None:
+    def _change_schema(self, before: RecordRow | None, after: RecordRow | None, statement: str | None) -> None:
         entry = after or before
         assert entry is not None
         if entry[0] == "trigger":

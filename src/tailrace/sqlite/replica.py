@@ -13,12 +13,12 @@ from pathlib import Path
 from tailrace import turso_lock
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
 from tailrace.sqlite import layout, trigger
-from tailrace.sqlite.change import Change, Schema
+from tailrace.sqlite.change import CapturedChange, Schema
 from tailrace.sqlite.layout import COMMIT, PROGRESS_TABLE, quoted, transaction
 from tailrace.sqlite.mode import DEFAULT_TABLE
-from tailrace.sqlite.replay import Replay
+from tailrace.sqlite.replay import TapeReplay
 from tailrace.sqlite.schema_replay import require_revertible
-from tailrace.sqlite.sequence import Mark, check_sequence, read_mark
+from tailrace.sqlite.sequence import TapeMark, check_sequence, read_tape_mark
 from tailrace.sqlite.tape import Tape
 
 _BUSY_SECONDS = 10.0
@@ -111,12 +111,12 @@ def _follow(
         last = mark.change_id
         for group in tape.transactions(last, ignore_schema_changes=False):
             with transaction(writer):
-                replay = Replay(writer)
+                replay = TapeReplay(writer)
                 for change in group.changes:
                     replay.run(change.into_apply())
                 replay.finish()
                 last = group.last
-                _write_progress(writer, name, table, read_mark(reader, table, last))
+                _write_progress(writer, name, table, read_tape_mark(reader, table, last))
             transactions, changes = transactions + 1, changes + len(group.changes)
     return Applied(transactions, changes, last, copied)
 
@@ -129,7 +129,7 @@ def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Pat
     reader.execute("VACUUM INTO ?", (str(partial),))
     with open_file(partial) as writer, transaction(writer):
         last = writer.execute(f"SELECT coalesce(max(change_id), 0) FROM {quoted(table)}").fetchone()[0]
-        mark = read_mark(writer, table, last)
+        mark = read_tape_mark(writer, table, last)
         trigger.suspend(writer)
         for (held,) in writer.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
             if held in layout.own_tables(writer) - {layout.VERSION_TABLE} or held.startswith(layout.TURSO_PREFIX):
@@ -141,11 +141,11 @@ def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Pat
 
 def _read_progress(
     writer: sqlite3.Connection, name: str, start: int | None, reader: sqlite3.Connection, table: str
-) -> Mark:
+) -> TapeMark:
     if layout.has_table(writer, PROGRESS_TABLE):
         sql = f"SELECT mark FROM {PROGRESS_TABLE} WHERE source = ? AND table_name = ?"
         if row := writer.execute(sql, (name, table)).fetchone():
-            return Mark.parse(row[0])
+            return TapeMark.parse(row[0])
     if start is None:
         raise PreflightError(
             "the destination exists and never followed this tape",
@@ -154,13 +154,13 @@ def _read_progress(
     return _mark_at(reader, table, start)
 
 
-def _mark_at(connection: sqlite3.Connection, table: str, change_id: int) -> Mark:
+def _mark_at(connection: sqlite3.Connection, table: str, change_id: int) -> TapeMark:
     """The mark of a change; of one that is not on the tape, a mark that `check_sequence` refuses."""
-    mark = read_mark(connection, table, change_id)
-    return mark if mark.is_on_tape or not change_id else Mark(change_id, {str(change_id): -1})
+    mark = read_tape_mark(connection, table, change_id)
+    return mark if mark.is_on_tape or not change_id else TapeMark(change_id, {str(change_id): -1})
 
 
-def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: Mark) -> None:
+def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: TapeMark) -> None:
     writer.execute(
         f"CREATE TABLE IF NOT EXISTS {PROGRESS_TABLE} "
         "(source TEXT, table_name TEXT, mark TEXT NOT NULL, PRIMARY KEY (source, table_name))"
@@ -186,7 +186,7 @@ def revert(path: Path, *, to: int | None = None, last: int | None = None, table:
             for change in group.changes
         ][::-1]
         running = trigger.suspend(connection)
-        replay = Replay(connection)
+        replay = TapeReplay(connection)
         for change in undone:
             operation = change.into_apply()
             if isinstance(operation, Schema):
@@ -206,7 +206,7 @@ def _bound(tape: Tape, last: int) -> int:
     return ends[max(len(ends) - 1 - last, 0)]
 
 
-def _append(connection: sqlite3.Connection, tape: Tape, changes: list[Change]) -> None:
+def _append(connection: sqlite3.Connection, tape: Tape, changes: list[CapturedChange]) -> None:
     if not changes:
         return
     now = int(time.time())

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, Connection, is_internal, own_tables, read_shape
+from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, CaptureConnection, is_internal, own_tables, read_table_shape
 from tailrace.sqlite.record import Value, encode
 
 SQL = 4
@@ -14,7 +14,7 @@ SQL = 4
 
 TRIGGER_PREFIX = "tailrace:"
 
-Entry = tuple[Value, ...]
+SchemaRow = tuple[Value, ...]
 _TABLES_FIRST = {"table": 0, "view": 1, "index": 2, "trigger": 3}
 
 
@@ -23,8 +23,8 @@ class SchemaChange:
     """One row of sqlite_schema that came (`before` None), went (`after` None) or is another now."""
 
     id: int
-    before: Entry | None
-    after: Entry | None
+    before: SchemaRow | None
+    after: SchemaRow | None
     statement: str | None = None
 
     @property
@@ -39,7 +39,7 @@ class SchemaChange:
         return encode((0, 0, 0, 0, 1, None, None, None, None, self.statement))
 
 
-def read_schema(connection: Connection) -> dict[int, Entry]:
+def read_schema(connection: CaptureConnection) -> dict[int, SchemaRow]:
     """The tables, indexes, views and triggers of the application, by their rowid in sqlite_schema."""
     own = own_tables(connection)
     sql = "SELECT rowid, type, name, tbl_name, rootpage, sql FROM sqlite_schema WHERE sql IS NOT NULL"
@@ -55,7 +55,7 @@ def is_own_trigger(kind: str, name: str) -> bool:
 
 
 def compare(
-    before: Mapping[int, Entry], after: Mapping[int, Entry], statement: str | None = None
+    before: Mapping[int, SchemaRow], after: Mapping[int, SchemaRow], statement: str | None = None
 ) -> list[SchemaChange]:
     """What became of one schema: first what went (tables last), then what changed, then what came (tables first)."""
     common = before.keys() & after.keys()
@@ -71,11 +71,11 @@ def compare(
     return [*_ordered(gone)[::-1], *changed, *_ordered(come)]
 
 
-def _related(before: Entry, after: Entry) -> bool:
+def _related(before: SchemaRow, after: SchemaRow) -> bool:
     return before[1] == after[1] or before[3] == after[3] != 0
 
 
-def _differ(before: Entry, after: Entry) -> bool:
+def _differ(before: SchemaRow, after: SchemaRow) -> bool:
     # A root page moves when SQLite shuffles pages; that is no change of the schema.
     return (before[1], before[2], before[SQL]) != (after[1], after[2], after[SQL])
 
@@ -95,6 +95,6 @@ def column_names(sql: str) -> list[str]:
     try:
         scratch.execute(sql)
         name = scratch.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchone()[0]
-        return [field.name for field in read_shape(scratch, name).fields]
+        return [field.name for field in read_table_shape(scratch, name).fields]
     finally:
         scratch.close()

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sqlite3
 
 from tailrace.errors import LostError, SchemaChangedError
-from tailrace.sqlite.change import Row
+from tailrace.sqlite.change import RecordRow
 from tailrace.sqlite.layout import quoted
 from tailrace.sqlite.schema_change import SQL, column_names
 
 
-def alter(connection: sqlite3.Connection, before: Row | None, after: Row | None, statement: str | None) -> None:
+def alter(
+    connection: sqlite3.Connection, before: RecordRow | None, after: RecordRow | None, statement: str | None
+) -> None:
     """Bring one table, index or view from `before` to `after`, inside the caller's transaction.
 
     `statement` is the one that did it on the other side. Raises SchemaChangedError where what it takes is not known.
@@ -30,7 +32,7 @@ def alter(connection: sqlite3.Connection, before: Row | None, after: Row | None,
         _settle(connection, after)
 
 
-def require_revertible(before: Row | None, after: Row | None) -> None:
+def require_revertible(before: RecordRow | None, after: RecordRow | None) -> None:
     """Raises LostError for DDL that took values with it: the tape holds the schema, not what was in it.
 
     `before` and `after` are those of the change as it was made.
@@ -47,14 +49,14 @@ def _gone(what: str) -> LostError:
     return LostError(f"this change of the schema cannot be undone: {what}", fix="restore the file from a copy")
 
 
-def _keyword(entry: Row) -> str:
+def _keyword(entry: RecordRow) -> str:
     kind = str(entry[0])
     if kind not in ("table", "index", "view"):
         raise SchemaChangedError(f"a schema entry of unknown kind {kind!r}")
     return kind.upper()
 
 
-def _derive(connection: sqlite3.Connection, before: Row, after: Row) -> None:
+def _derive(connection: sqlite3.Connection, before: RecordRow, after: RecordRow) -> None:
     """The ALTER statements between two versions of a table; anything else is made anew."""
     name = quoted(str(after[1]))
     if before[0] != "table":
@@ -81,7 +83,7 @@ def _derive(connection: sqlite3.Connection, before: Row, after: Row) -> None:
         )
 
 
-def _settle(connection: sqlite3.Connection, after: Row) -> None:
+def _settle(connection: sqlite3.Connection, after: RecordRow) -> None:
     """Give the entry the very text it has on the other side, if the same columns stand in it."""
     sql = "SELECT sql FROM sqlite_schema WHERE type = ? AND name = ?"
     found = connection.execute(sql, (after[0], after[1])).fetchone()
@@ -93,7 +95,7 @@ def _settle(connection: sqlite3.Connection, after: Row) -> None:
         _write_sql(connection, after)
 
 
-def _write_sql(connection: sqlite3.Connection, after: Row) -> None:
+def _write_sql(connection: sqlite3.Connection, after: RecordRow) -> None:
     version = connection.execute("PRAGMA schema_version").fetchone()[0]
     connection.execute("PRAGMA writable_schema = ON")
     connection.execute("UPDATE sqlite_schema SET sql = ? WHERE type = ? AND name = ?", (after[SQL], after[0], after[1]))

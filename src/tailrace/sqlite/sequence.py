@@ -13,14 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from tailrace.errors import LostError
-from tailrace.sqlite.layout import Connection, has_table, quoted, read_version, side_tables, transaction
+from tailrace.sqlite.layout import CaptureConnection, has_table, quoted, read_version, side_tables, transaction
 
 _ROWS = 8
 _BYTES = 64
 
 
 @dataclass(frozen=True)
-class Mark:
+class TapeMark:
     """How far a reader came: the last change it consumed, with checksums of the last rows up to it, by their ids.
 
     One row may look like another of the same second; several do not.
@@ -33,7 +33,7 @@ class Mark:
         return json.dumps([self.change_id, dict(self.rows)])
 
     @classmethod
-    def parse(cls, text: str) -> Mark:
+    def parse(cls, text: str) -> TapeMark:
         """The inverse of `str`. Raises ValueError for any other text."""
         change_id, rows = json.loads(text)
         return cls(int(change_id), {str(row): int(checksum) for row, checksum in rows.items()})
@@ -44,7 +44,7 @@ class Mark:
         return str(self.change_id) in self.rows
 
 
-def read_mark(connection: Connection, table: str, change_id: int) -> Mark:
+def read_tape_mark(connection: CaptureConnection, table: str, change_id: int) -> TapeMark:
     """The mark of a change, whether or not the tape holds it (any more)."""
     sql = (
         'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
@@ -52,11 +52,11 @@ def read_mark(connection: Connection, table: str, change_id: int) -> Mark:
         f"FROM {quoted(table)} WHERE change_id <= ? ORDER BY change_id DESC LIMIT {_ROWS}"
     )
     rows = connection.execute(sql, (change_id,)).fetchall()
-    return Mark(change_id, {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows})
+    return TapeMark(change_id, {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows})
 
 
 def check_sequence(
-    connection: Connection, table: str, mark: Mark, *, fix: str = "copy the tables again from nothing"
+    connection: CaptureConnection, table: str, mark: TapeMark, *, fix: str = "copy the tables again from nothing"
 ) -> None:
     """Raises LostError if the tape is not the one `mark` was read from, or no longer holds what comes after it.
 
@@ -70,7 +70,7 @@ def check_sequence(
     elif first is None or first > mark.change_id:
         why = "the last change that was read is not on it"
     else:
-        now = read_mark(connection, table, mark.change_id).rows
+        now = read_tape_mark(connection, table, mark.change_id).rows
         if any(now.get(row) != checksum for row, checksum in mark.rows.items() if int(row) >= first):
             why = "another change has the number of one that was read"
     if why is not None:
@@ -79,7 +79,7 @@ def check_sequence(
         )
 
 
-def purge(connection: Connection, upto: int, table: str) -> int:
+def purge(connection: CaptureConnection, upto: int, table: str) -> int:
     """Forget the changes before `upto`; how many went. Repeating it is harmless.
 
     The row `upto` itself stays, and so does the last row of the tape whatever is asked: with them stays the number

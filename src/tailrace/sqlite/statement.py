@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tailrace.errors import PreflightError
-from tailrace.sqlite.schema_change import Entry, SchemaChange, compare, read_schema
+from tailrace.sqlite.schema_change import SchemaChange, SchemaRow, compare, read_schema
 
 if TYPE_CHECKING:
     import apsw
@@ -50,7 +50,7 @@ class StatementWatch:
     def __init__(self, connection: apsw.Connection, listener: Listener) -> None:
         self._connection = weakref.ref(connection)
         self._listener = listener
-        self._pending: tuple[str, dict[int, Entry]] | None = None
+        self._pending: tuple[str, dict[int, SchemaRow]] | None = None
         self._depth = 0
         self._resting = False
         self._asking: apsw.Cursor | None = None

@@ -13,8 +13,8 @@ from typing import Any
 
 from tailrace.errors import DamagedError, SchemaChangedError
 from tailrace.sqlite import layout
-from tailrace.sqlite.change import Change, compare_images
-from tailrace.sqlite.layout import COMMIT, DELETE, INSERT, UPDATE, Connection, quoted
+from tailrace.sqlite.change import CapturedChange, compare_images
+from tailrace.sqlite.layout import COMMIT, DELETE, INSERT, UPDATE, CaptureConnection, quoted
 from tailrace.sqlite.mode import DEFAULT_TABLE
 from tailrace.sqlite.record import encode
 from tailrace.sqlite.trigger import read_status
@@ -24,11 +24,11 @@ _NAMES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
 
 @dataclass(frozen=True)
-class Transaction:
+class TapeTransaction:
     """The changes of one transaction without its commit; `last` is the id of the last row that belongs to it."""
 
     txn_id: int | None
-    changes: tuple[Change, ...]
+    changes: tuple[CapturedChange, ...]
     last: int
 
     @property
@@ -50,7 +50,7 @@ class Statistics:
 class Tape:
     """A capture table, for reading. Raises PreflightError if there is none or its version is not known."""
 
-    def __init__(self, connection: Connection, table: str = DEFAULT_TABLE) -> None:
+    def __init__(self, connection: CaptureConnection, table: str = DEFAULT_TABLE) -> None:
         self._connection = connection
         self.table = table
         self.version = layout.read_version(connection, table)
@@ -67,7 +67,7 @@ class Tape:
 
     def iterate(
         self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
-    ) -> Iterator[list[Change]]:
+    ) -> Iterator[list[CapturedChange]]:
         """The changes behind `after` in batches of at most `batch` rows, as often as asked from wherever asked.
 
         COMMIT records stay, also where schema changes are left out. Where the tape has none (v1, triggers) one is put
@@ -77,18 +77,18 @@ class Tape:
             after = rows[-1].change_id
             kept = [row for row in rows if not (ignore_schema_changes and row.is_schema)]
             if self.version == "v1" or self.by_triggers:
-                kept.append(Change(after, rows[-1].change_time, None, COMMIT, None, None, None, None, None))
+                kept.append(CapturedChange(after, rows[-1].change_time, None, COMMIT, None, None, None, None, None))
             yield kept
 
     def transactions(
         self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
-    ) -> Iterator[Transaction]:
+    ) -> Iterator[TapeTransaction]:
         """The transactions behind `after` that changed something and are complete.
 
         Rows belong together by their transaction id: triggers and cascades in Turso write a COMMIT row halfway. One
         that has no COMMIT row yet is open and is left for another time.
         """
-        group: list[Change] = []
+        group: list[CapturedChange] = []
         for rows in self.iterate(after, batch=batch, ignore_schema_changes=ignore_schema_changes):
             for row in rows:
                 # A statement that touched nothing commits under the id -1.
@@ -123,7 +123,7 @@ class Tape:
             transactions = int(self._connection.execute(sql).fetchone()[0])
         return Statistics(int(count), transactions, first, last, tables)
 
-    def _fetch(self, after: int, limit: int) -> list[Change]:
+    def _fetch(self, after: int, limit: int) -> list[CapturedChange]:
         names = [f"tape.{quoted(name)}" for name in layout.COLUMNS["v2"]]
         if self.version == "v1":
             names[2] = "NULL"
@@ -135,7 +135,7 @@ class Tape:
         sql = f"SELECT {', '.join(names)} FROM {source} WHERE tape.change_id > ? ORDER BY tape.change_id LIMIT ?"
         return [self._read(row) for row in self._connection.execute(sql, (after, limit)).fetchall()]
 
-    def _read(self, row: tuple[Any, ...]) -> Change:
+    def _read(self, row: tuple[Any, ...]) -> CapturedChange:
         change_id, change_time, txn_id, kind, table, rowid, before, after, updates, *image = row
         if kind not in (INSERT, UPDATE, DELETE, COMMIT):
             raise DamagedError(f"a change of unknown type {kind!r}", table=self.table, position=str(change_id))
@@ -150,7 +150,7 @@ class Tape:
             before, after, updates = _native_images(kind, image[1], image[2], image[3:])
         elif self.by_triggers and kind == UPDATE and table != layout.SCHEMA_TABLE:
             updates = compare_images(before, after)
-        return Change(change_id, change_time, txn_id, kind, table, rowid, before, after, updates).normal()
+        return CapturedChange(change_id, change_time, txn_id, kind, table, rowid, before, after, updates).normal()
 
 
 def _native_images(
@@ -162,7 +162,7 @@ def _native_images(
     return before, after, compare_images(before, after) if kind == UPDATE else None
 
 
-def _close(group: list[Change]) -> Iterator[Transaction]:
+def _close(group: list[CapturedChange]) -> Iterator[TapeTransaction]:
     changes = tuple(row for row in group if row.type != COMMIT)
     if changes and len(changes) < len(group):
-        yield Transaction(group[0].txn_id, changes, group[-1].change_id)
+        yield TapeTransaction(group[0].txn_id, changes, group[-1].change_id)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.sqlite import layout
 from tailrace.sqlite.layout import COMMIT, quoted
-from tailrace.sqlite.note import Batch, Entry
+from tailrace.sqlite.note import BufferedChange, ChangeBatch
 
 if TYPE_CHECKING:
     import apsw
@@ -65,7 +65,7 @@ class TapeWriter:
         """Take off the tape what was written from this change on."""
         self._connection.execute(f"DELETE FROM {quoted(self._table)} WHERE change_id >= ?", (first,))
 
-    def write(self, entries: Iterable[Entry], first: int) -> None:
+    def write(self, entries: Iterable[BufferedChange], first: int) -> None:
         """Write all changes, from change `first` on, and, where the tape knows transactions, the COMMIT."""
         self._first = self._next = first
         remaining = iter(entries)
@@ -74,12 +74,12 @@ class TapeWriter:
             self._connection.execute(*self._packed)
             self._connection.executemany(self._one, self._rows(remaining))
 
-    def _rows(self, entries: Iterator[Entry]) -> Iterator[tuple[Any, ...]]:
+    def _rows(self, entries: Iterator[BufferedChange]) -> Iterator[tuple[Any, ...]]:
         """What goes in one by one, up to a batch that does not: that one is packed."""
         self._packed = None
         same = (self._now, self._first) if self._has_transactions else (self._now,)
         for entry in entries:
-            if isinstance(entry, Batch) and (packed := self._pack(entry)) is not None:
+            if isinstance(entry, ChangeBatch) and (packed := self._pack(entry)) is not None:
                 self._packed = packed
                 return
             begin, self._next = self._next, self._next + len(entry)
@@ -87,7 +87,7 @@ class TapeWriter:
         if self._has_transactions:
             yield self._next, *same, COMMIT, None, None, None, None, None
 
-    def _pack(self, batch: Batch) -> tuple[str, dict[str, Any]] | None:
+    def _pack(self, batch: ChangeBatch) -> tuple[str, dict[str, Any]] | None:
         """The statement that writes this batch, and its bindings; None if it cannot be had."""
         if not _has_arrays() or (places := _place(batch)) is None or len(places["records"]) > self._longest:
             return None
@@ -118,7 +118,7 @@ def _has_arrays() -> bool:
     return hasattr(apsw, "carray") and "ENABLE_CARRAY" in apsw.compile_options
 
 
-def _place(batch: Batch) -> dict[str, Any] | None:
+def _place(batch: ChangeBatch) -> dict[str, Any] | None:
     """One number per change, in which are its rowid and the place of its record; None if they do not fit.
 
     From high to low: the rowid less the lowest one, where the record begins, how long it is.

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from tailrace.errors import PreflightError
 from tailrace.sqlite import layout
-from tailrace.sqlite.layout import INSERT, UPDATE, Connection, Shape, quoted, side_tables
-from tailrace.sqlite.mode import OFF, Captured, Mode, parse_mode
+from tailrace.sqlite.layout import INSERT, UPDATE, CaptureConnection, TableShape, quoted, side_tables
+from tailrace.sqlite.mode import OFF, CaptureState, Mode, parse_mode
 from tailrace.sqlite.record import Value, encode
-from tailrace.sqlite.schema_change import Entry, SchemaChange, column_names, compare, is_own_trigger, read_schema
+from tailrace.sqlite.schema_change import SchemaChange, SchemaRow, column_names, compare, is_own_trigger, read_schema
 from tailrace.sqlite.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
 
 WIDEST = 998
@@ -24,15 +24,15 @@ WIDEST = 998
 
 
 @dataclass(frozen=True)
-class Status:
+class CaptureStatus:
     """What captures a file. `pending` counts changes of the schema that `enable` has yet to write down."""
 
-    captured: Captured
+    captured: CaptureState
     tables: int
     pending: int
 
 
-def enable(connection: Connection, argument: str = "full") -> Captured:
+def enable(connection: CaptureConnection, argument: str = "full") -> CaptureState:
     """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
 
     Run again, it brings the triggers up to date with the schema and with this release, and writes the DDL since to the
@@ -56,7 +56,7 @@ def enable(connection: Connection, argument: str = "full") -> Captured:
     return read_captured(connection)
 
 
-def disable(connection: Connection, *, drop: bool = False) -> bool:
+def disable(connection: CaptureConnection, *, drop: bool = False) -> bool:
     """Stop capturing by triggers. The tape stays readable; with `drop` it goes too, also when it was stopped before.
 
     Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see. Whether a tape
@@ -73,35 +73,35 @@ def disable(connection: Connection, *, drop: bool = False) -> bool:
     return bool(tapes)
 
 
-def suspend(connection: Connection) -> Mode | None:
+def suspend(connection: CaptureConnection) -> Mode | None:
     """Take the triggers away for the rest of the transaction, whose caller writes the tape itself; for `resume`."""
     running = layout.trigger_capture(connection)
     _drop_triggers(connection)
     return running
 
 
-def resume(connection: Connection, running: Mode | None) -> None:
+def resume(connection: CaptureConnection, running: Mode | None) -> None:
     """Put the triggers back, made for the schema as it is now. Called in the transaction that suspended them."""
     if running is not None:
         _put_capture(connection, running, after=running)
 
 
-def read_captured(connection: Connection) -> Captured:
+def read_captured(connection: CaptureConnection) -> CaptureState:
     """What `enable` was asked for in this file: (mode, table, version), or ('off', None, None)."""
     running = layout.trigger_capture(connection)
     if running is None:
         return OFF
-    return Captured(running.name, running.table, layout.read_version(connection, running.table))
+    return CaptureState(running.name, running.table, layout.read_version(connection, running.table))
 
 
-def read_status(connection: Connection) -> Status:
+def read_status(connection: CaptureConnection) -> CaptureStatus:
     captured = read_captured(connection)
     running = layout.trigger_capture(connection)
     pending = len(_pending(connection, running)) if running is not None else 0
-    return Status(captured, len(layout.list_tables(connection)), pending)
+    return CaptureStatus(captured, len(layout.list_tables(connection)), pending)
 
 
-def _require_unclaimed(connection: Connection, mode: Mode, running: Mode | None) -> None:
+def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode | None) -> None:
     if running is not None:
         raise PreflightError(
             f"triggers capture this file into {running.table} already",
@@ -124,7 +124,7 @@ def _require_unclaimed(connection: Connection, mode: Mode, running: Mode | None)
         )
 
 
-def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None:
+def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) -> None:
     """Make the triggers for the schema as it is now, and remember it."""
     shapes = _shapes(connection)
     for shape in shapes:
@@ -151,28 +151,28 @@ def _put_capture(connection: Connection, mode: Mode, after: Mode | None) -> None
     connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
 
 
-def _shapes(connection: Connection) -> list[Shape]:
-    return [layout.read_shape(connection, table) for table in layout.list_tables(connection)]
+def _shapes(connection: CaptureConnection) -> list[TableShape]:
+    return [layout.read_table_shape(connection, table) for table in layout.list_tables(connection)]
 
 
-def _width(shapes: Sequence[Shape]) -> int:
+def _width(shapes: Sequence[TableShape]) -> int:
     return max((len(shape.fields) for shape in shapes), default=0)
 
 
-def _make_all(connection: Connection, mode: Mode, shapes: Sequence[Shape]) -> Iterator[str]:
+def _make_all(connection: CaptureConnection, mode: Mode, shapes: Sequence[TableShape]) -> Iterator[str]:
     yield make_replaced_trigger(mode, _width(shapes))
     for shape in shapes:
         yield from make_triggers(connection, mode, shape)
 
 
-def _is_current(connection: Connection, mode: Mode) -> bool:
+def _is_current(connection: CaptureConnection, mode: Mode) -> bool:
     """Whether the triggers are those that would be made now: an older release made others."""
     rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {sql for kind, name, sql in rows if is_own_trigger(kind, name)}
     return found == set(_make_all(connection, mode, _shapes(connection)))
 
 
-def _require_narrow(shape: Shape) -> None:
+def _require_narrow(shape: TableShape) -> None:
     if len(shape.fields) > WIDEST:
         raise PreflightError(
             f"{shape.table} has more than {WIDEST} columns, and triggers keep both images of a row in one other row",
@@ -181,7 +181,7 @@ def _require_narrow(shape: Shape) -> None:
         )
 
 
-def _widen(connection: Connection, mode: Mode, width: int) -> None:
+def _widen(connection: CaptureConnection, mode: Mode, width: int) -> None:
     for table in side_tables(mode.table)[:2]:
         held = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
         for index in range(2 * width):
@@ -189,23 +189,23 @@ def _widen(connection: Connection, mode: Mode, width: int) -> None:
                 connection.execute(f"ALTER TABLE {quoted(table)} ADD COLUMN c{index}")
 
 
-def _drop_triggers(connection: Connection) -> None:
+def _drop_triggers(connection: CaptureConnection) -> None:
     for kind, name in connection.execute("SELECT type, name FROM sqlite_schema").fetchall():
         if is_own_trigger(kind, name):
             connection.execute(f"DROP TRIGGER {quoted(name)}")
 
 
-def _pending(connection: Connection, mode: Mode) -> list[SchemaChange]:
+def _pending(connection: CaptureConnection, mode: Mode) -> list[SchemaChange]:
     return compare(_remembered(connection, mode), read_schema(connection))
 
 
-def _remembered(connection: Connection, mode: Mode) -> dict[int, Entry]:
+def _remembered(connection: CaptureConnection, mode: Mode) -> dict[int, SchemaRow]:
     schema = quoted(side_tables(mode.table)[2])
     rows = connection.execute(f"SELECT id, type, name, tbl_name, rootpage, sql FROM {schema}").fetchall()
     return {int(rowid): tuple(entry) for rowid, *entry in rows}
 
 
-def _write_schema_changes(connection: Connection, mode: Mode) -> None:
+def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
     """DDL since the triggers were made, each followed by the rows they could not see."""
     for change in _pending(connection, mode):
         before = encode(change.before) if change.before and mode.has_before else None
@@ -215,14 +215,14 @@ def _write_schema_changes(connection: Connection, mode: Mode) -> None:
             continue
         table = str(change.after[1])
         if table in layout.list_tables(connection):
-            shape = layout.read_shape(connection, table)
+            shape = layout.read_table_shape(connection, table)
             known = column_names(str(change.before[4])) if change.before is not None else []
             added = [field.name for field in shape.fields[len(known) :]]
             if change.before is None or added:
                 _write_unseen_rows(connection, mode, shape, added)
 
 
-def _write_unseen_rows(connection: Connection, mode: Mode, shape: Shape, added: Sequence[str]) -> None:
+def _write_unseen_rows(connection: CaptureConnection, mode: Mode, shape: TableShape, added: Sequence[str]) -> None:
     """All rows of a new table, or those that hold something in columns that were added; the rest is the default's."""
     is_new = len(added) == len(shape.fields)
     names = [quoted(field.name) for field in shape.fields]
@@ -237,7 +237,13 @@ def _write_unseen_rows(connection: Connection, mode: Mode, shape: Shape, added: 
 
 
 def _write_change(
-    connection: Connection, mode: Mode, kind: int, table: str, rowid: Value, before: bytes | None, after: bytes | None
+    connection: CaptureConnection,
+    mode: Mode,
+    kind: int,
+    table: str,
+    rowid: Value,
+    before: bytes | None,
+    after: bytes | None,
 ) -> None:
     connection.execute(
         f'INSERT INTO {quoted(mode.table)} (change_time, change_type, table_name, id, "before", "after") '

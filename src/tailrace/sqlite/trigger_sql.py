@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from tailrace.errors import PreflightError
-from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, Connection, Shape, literal, quoted, side_tables
+from tailrace.sqlite.layout import DELETE, INSERT, UPDATE, CaptureConnection, TableShape, literal, quoted, side_tables
 from tailrace.sqlite.mode import Mode
 from tailrace.sqlite.schema_change import TRIGGER_PREFIX, is_own_trigger
 
@@ -41,7 +41,7 @@ def make_replaced_trigger(mode: Mode, width: int) -> str:
     return f"CREATE TRIGGER {_name('replaced', '')} AFTER UPDATE OF confirmed ON {replaced} BEGIN {body} END"
 
 
-def make_triggers(connection: Connection, mode: Mode, shape: Shape) -> Iterator[str]:
+def make_triggers(connection: CaptureConnection, mode: Mode, shape: TableShape) -> Iterator[str]:
     """All triggers of one table. Raises PreflightError for a unique index on an expression."""
     table, name = quoted(shape.table), literal(shape.table)
     old = [f"OLD.{quoted(field.name)}" for field in shape.fields]
@@ -145,7 +145,7 @@ def _write(
     return f"{change} INSERT OR REPLACE INTO {image} ({', '.join(columns)}) VALUES ({', '.join(values)});"
 
 
-def _unique_keys(connection: Connection, shape: Shape) -> Iterator[list[tuple[str, str]]]:
+def _unique_keys(connection: CaptureConnection, shape: TableShape) -> Iterator[list[tuple[str, str]]]:
     """The columns, with their collations, of everything that can make two rows conflict; the rowid is left out."""
     for _, index, unique, *_ in connection.execute(f"PRAGMA index_list({quoted(shape.table)})").fetchall():
         if not unique:
@@ -165,21 +165,21 @@ def _unique_keys(connection: Connection, shape: Shape) -> Iterator[list[tuple[st
         yield key
 
 
-def _may_nest(connection: Connection, shape: Shape) -> bool:
+def _may_nest(connection: CaptureConnection, shape: TableShape) -> bool:
     """Whether a statement on the table can run within another one, by a trigger of the application or a foreign key."""
     names = connection.execute("SELECT type, name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
     keys = connection.execute(f"PRAGMA foreign_key_list({quoted(shape.table)})").fetchall()
     return bool(keys) or not all(is_own_trigger(kind, name) for kind, name in names)
 
 
-def _refers_to_itself(connection: Connection, shape: Shape) -> bool:
+def _refers_to_itself(connection: CaptureConnection, shape: TableShape) -> bool:
     keys = connection.execute(f"PRAGMA foreign_key_list({quoted(shape.table)})").fetchall()
     return any(
         target.lower() == shape.table.lower() and on_update == "CASCADE" for _, _, target, _, _, on_update, *_ in keys
     )
 
 
-def _stand_ins(connection: Connection, shape: Shape) -> dict[str, str]:
+def _stand_ins(connection: CaptureConnection, shape: TableShape) -> dict[str, str]:
     """The defaults of columns that are NOT NULL: REPLACE puts them in place of a null, behind what a trigger sees."""
     rows = connection.execute(f"PRAGMA table_info({quoted(shape.table)})").fetchall()
     found = {str(name): _constant(str(default)) for _, name, _, required, default, _ in rows if required and default}

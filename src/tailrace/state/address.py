@@ -41,18 +41,18 @@ class StoreAddress:
         """
         if self.kind == "sqlite":
             return StateStore.open(self.state_dir, name=self.name, fingerprint=fingerprint)
-        from tailrace.state.postgres import PostgresEngine  # the driver: only who uses this store pays for it
+        from tailrace.state.postgres import PostgresStateDatabase  # the driver: only who uses this store pays for it
 
-        engine = PostgresEngine.open_writing(self._dsn(), self.schema)
+        engine = PostgresStateDatabase.open_writing(self._dsn(), self.schema)
         return StateStore.begin(engine, self.name, self.state_dir, fingerprint)
 
     def open_reading(self) -> StateStore:
         """A store that only reads, beside any number of others. Raises ConfigError before the pipeline's first run."""
         if self.kind == "sqlite":
             return StateStore.open_reading(self.state_dir)
-        from tailrace.state.postgres import PostgresEngine
+        from tailrace.state.postgres import PostgresStateDatabase
 
-        engine = PostgresEngine.open_reading(self._dsn(), self.schema)
+        engine = PostgresStateDatabase.open_reading(self._dsn(), self.schema)
         with closed_on_error(engine):
             if not engine.read("SELECT 1 FROM pipeline WHERE name = :name", {"name": self.name}):
                 raise ConfigError(

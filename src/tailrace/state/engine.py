@@ -29,7 +29,7 @@ def closed_on_error(thing: Closable) -> Iterator[None]:
         raise
 
 
-class Cursor(Protocol):
+class StateCursor(Protocol):
     """Runs statements inside one transaction."""
 
     def run(self, statement: str, values: Values) -> list[Row]:
@@ -41,7 +41,7 @@ class Cursor(Protocol):
         ...
 
 
-class Engine(Protocol):
+class StateDatabase(Protocol):
     """One connection to where the state is. Used by one thread at a time.
 
     Everything that fails raises UnavailableError, DamagedError, PreflightError or another TailraceError; no message
@@ -64,7 +64,7 @@ class Engine(Protocol):
         """The rows of a SELECT, as they are committed now."""
         ...
 
-    def transaction(self) -> AbstractContextManager[Cursor]:
+    def transaction(self) -> AbstractContextManager[StateCursor]:
         """All or nothing: durable when the block ends, undone when it raises."""
         ...
 

@@ -8,15 +8,15 @@ from tailrace.errors import OwnedError
 from tailrace.state.lock import Owner
 from tailrace.state.record import PipelineRecord
 from tailrace.state.row import read_pipeline, text_of, time_of
-from tailrace.state.session import Session
+from tailrace.state.session import StateSession
 
 LEASE_SECONDS = 30.0
 
 
-class LeaseKeeper:
+class LeaseStore:
     """Implements `Lease` over a session."""
 
-    _session: Session
+    _session: StateSession
     _seconds: float = LEASE_SECONDS
 
     def pipeline(self) -> PipelineRecord:

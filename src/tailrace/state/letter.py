@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from tailrace.state.record import Letter, LetterStatus
-from tailrace.state.row import now, read_letter, storable, text_of
-from tailrace.state.session import Session
+from tailrace.state.record import DeadLetter, DeadLetterStatus
+from tailrace.state.row import now, read_dead_letter, storable, text_of
+from tailrace.state.session import StateSession
 
 
-class LetterKeeper:
+class DeadLetterStore:
     """Implements `DeadLetters` over a session."""
 
-    _session: Session
+    _session: StateSession
 
-    def keep_letter(
+    def put_dead_letter(
         self,
         upstream_id: str,
         table: str,
@@ -23,7 +23,7 @@ class LetterKeeper:
         fix: str | None = None,
         raw: bytes | None = None,
         version: int | None = None,
-    ) -> Letter:
+    ) -> DeadLetter:
         with self._session.write() as tx:
             rows = tx.run(
                 'INSERT INTO dead_letter (pipeline, id, upstream_id, "table", position, kind, reason, fix, raw,'
@@ -46,20 +46,20 @@ class LetterKeeper:
                 version=version,
                 at=text_of(now()),
             )
-        return read_letter(rows[0])
+        return read_dead_letter(rows[0])
 
-    def letters(self, table: str | None = None, status: LetterStatus | None = None) -> list[Letter]:
+    def dead_letters(self, table: str | None = None, status: DeadLetterStatus | None = None) -> list[DeadLetter]:
         wanted = "SELECT * FROM dead_letter WHERE pipeline = :pipeline"
         wanted += ' AND "table" = :table' if table is not None else ""
         wanted += " AND status = :status" if status is not None else ""
         rows = self._session.read(f"{wanted} ORDER BY id", table=table, status=status)
-        return [read_letter(row) for row in rows]
+        return [read_dead_letter(row) for row in rows]
 
-    def letter(self, letter_id: int) -> Letter | None:
+    def dead_letter(self, letter_id: int) -> DeadLetter | None:
         rows = self._session.read("SELECT * FROM dead_letter WHERE pipeline = :pipeline AND id = :id", id=letter_id)
-        return read_letter(rows[0]) if rows else None
+        return read_dead_letter(rows[0]) if rows else None
 
-    def settle_letter(self, letter_id: int, status: LetterStatus) -> None:
+    def settle_dead_letter(self, letter_id: int, status: DeadLetterStatus) -> None:
         with self._session.write() as tx:
             tx.run(
                 "UPDATE dead_letter SET status = :status WHERE pipeline = :pipeline AND id = :id",

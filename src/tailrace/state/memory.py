@@ -27,13 +27,13 @@ _SELECT_TABLES = (
 )
 
 
-class Run(Protocol):
+class RunStatement(Protocol):
     """Runs a statement for the pipeline, inside a transaction or outside of any."""
 
     def __call__(self, statement: str, **values: object) -> list[Row]: ...
 
 
-class Memory:
+class StateCache:
     """Table records, which versions each table has, and the versions themselves; each loaded when first needed."""
 
     def __init__(self) -> None:
@@ -41,19 +41,19 @@ class Memory:
         self._versions: dict[str, list[Version]] = {}
         self._schemas: dict[tuple[str, int], TableSchema] = {}
 
-    def tables(self, run: Run) -> dict[str, TableRecord]:
+    def tables(self, run: RunStatement) -> dict[str, TableRecord]:
         """All tables by their upstream's id. Not to be changed by the caller."""
         if self._tables is None:
             self._tables = {row["upstream_id"]: read_table(row) for row in run(_SELECT_TABLES)}
         return self._tables
 
-    def table(self, run: Run, upstream_id: str) -> TableRecord | None:
+    def table(self, run: RunStatement, upstream_id: str) -> TableRecord | None:
         if self._tables is not None:
             return self._tables.get(upstream_id)
         rows = run(_SELECT_TABLES + " AND t.upstream_id = :upstream_id", upstream_id=upstream_id)
         return read_table(rows[0]) if rows else None
 
-    def versions(self, run: Run, upstream_id: str) -> list[Version]:
+    def versions(self, run: RunStatement, upstream_id: str) -> list[Version]:
         """The versions of a table by position. Not to be changed by the caller."""
         if upstream_id not in self._versions:
             rows = run(
@@ -64,7 +64,7 @@ class Memory:
             self._versions[upstream_id] = [(row["position"], row["version"]) for row in rows]
         return self._versions[upstream_id]
 
-    def schema(self, run: Run, upstream_id: str, version: int) -> TableSchema | None:
+    def schema(self, run: RunStatement, upstream_id: str, version: int) -> TableSchema | None:
         """One version; asked of the store when it is not remembered, as another process may have added it."""
         from tailrace.schema import TableSchema  # pyarrow: only who asks for a schema pays for it
 
@@ -80,16 +80,16 @@ class Memory:
                 found = self._schemas[upstream_id, version] = TableSchema.from_json(rows[0]["schema"])
         return found
 
-    def keep_table(self, table: TableRecord) -> None:
+    def put_table(self, table: TableRecord) -> None:
         if self._tables is not None:
             self._tables[table.upstream_id] = table
 
-    def keep_schema(self, schema: TableSchema, versions: list[Version]) -> None:
+    def put_schema(self, schema: TableSchema, versions: list[Version]) -> None:
         """A version was added; `versions` are all the table has now."""
         self._schemas[schema.upstream_id, schema.version] = schema
-        self.keep_versions(schema.upstream_id, versions)
+        self.put_versions(schema.upstream_id, versions)
 
-    def keep_versions(self, upstream_id: str, versions: list[Version]) -> None:
+    def put_versions(self, upstream_id: str, versions: list[Version]) -> None:
         self._versions[upstream_id] = versions
         numbers = {number for _, number in versions}
         self._schemas = {key: s for key, s in self._schemas.items() if key[0] != upstream_id or key[1] in numbers}
@@ -99,7 +99,7 @@ class Memory:
     def drop_table(self, upstream_id: str) -> None:
         if self._tables is not None:
             self._tables.pop(upstream_id, None)
-        self.keep_versions(upstream_id, [])
+        self.put_versions(upstream_id, [])
 
 
 def holding(versions: list[Version], position: str) -> int:

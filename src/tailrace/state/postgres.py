@@ -39,7 +39,7 @@ _MAKING = 0x7461696C72616365  # an advisory lock, held while the tables are made
 _OLDEST = 2  # formats from here on only added tables, so who reads can read them all
 
 
-class PostgresEngine:
+class PostgresStateDatabase:
     """One connection, opened when first used and again when it was lost."""
 
     shared = True
@@ -53,7 +53,7 @@ class PostgresEngine:
         self.place = f"schema {schema} of the state database"
 
     @classmethod
-    def open_writing(cls, dsn: str, schema: str) -> PostgresEngine:
+    def open_writing(cls, dsn: str, schema: str) -> PostgresStateDatabase:
         """The schema and its tables are made on first use; those of an older format get what they lack."""
         engine = cls(dsn, schema)
         with closed_on_error(engine):
@@ -62,7 +62,7 @@ class PostgresEngine:
         return engine
 
     @classmethod
-    def open_reading(cls, dsn: str, schema: str) -> PostgresEngine:
+    def open_reading(cls, dsn: str, schema: str) -> PostgresStateDatabase:
         """Raises ConfigError when no pipeline has its state there yet."""
         engine = cls(dsn, schema)
         with closed_on_error(engine):
@@ -103,16 +103,16 @@ class PostgresEngine:
             return cursor.run(statement, values)
 
     @contextmanager
-    def transaction(self) -> Iterator[PostgresCursor]:
+    def transaction(self) -> Iterator[PostgresStateCursor]:
         with self._begun(_WRITE) as cursor:
             yield cursor
 
     @contextmanager
-    def _begun(self, access: sql.SQL) -> Iterator[PostgresCursor]:
+    def _begun(self, access: sql.SQL) -> Iterator[PostgresStateCursor]:
         try:
             connection = self._begin(_BEGIN.format(access=access, schema=sql.Identifier(self._schema)))
             try:
-                yield PostgresCursor(connection)
+                yield PostgresStateCursor(connection)
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(connection)
@@ -148,7 +148,7 @@ class PostgresEngine:
             self._connection = None
 
 
-class PostgresCursor:
+class PostgresStateCursor:
     """Runs the store's statements inside one transaction."""
 
     def __init__(self, connection: psycopg.Connection[DictRow]) -> None:

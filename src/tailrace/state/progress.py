@@ -9,8 +9,8 @@ from tailrace.errors import LostError
 from tailrace.state.machine import TableState
 from tailrace.state.record import BatchRecord, SourceStatus, TableRecord, TableUpdate
 from tailrace.state.row import STATUS_COLUMNS, now, read_batch, read_source_status, text_of, write_source_status
-from tailrace.state.session import Transaction
-from tailrace.state.table import TableKeeper
+from tailrace.state.session import StateTransaction
+from tailrace.state.table import TableStore
 from tailrace.state.transition import add_up
 
 _KEPT_BATCHES = 1000
@@ -21,7 +21,7 @@ _SAVE_STATUS = (
 )
 
 
-class ProgressKeeper(TableKeeper):
+class ProgressStore(TableStore):
     """Implements `Progress` over a session: a batch is recorded together with what it did to its tables."""
 
     def apply_batch(self, batch: BatchRecord, updates: Sequence[TableUpdate] = ()) -> bool:
@@ -56,7 +56,7 @@ class ProgressKeeper(TableKeeper):
             self._update(tx, updates)
         return True
 
-    def _update(self, tx: Transaction, updates: Sequence[TableUpdate]) -> None:
+    def _update(self, tx: StateTransaction, updates: Sequence[TableUpdate]) -> None:
         if len(updates) > 1:
             tx.memory.tables(tx.run)  # one question instead of one for each table
         changed: dict[str, TableRecord] = {}
@@ -64,7 +64,7 @@ class ProgressKeeper(TableKeeper):
             before = changed.get(update.upstream_id) or self._find(tx, update.upstream_id)
             changed[update.upstream_id] = add_up(before, update, now())
         self._save(tx, changed.values())
-        self._drop_letters(tx, [update.upstream_id for update in updates if TableState.INIT in update.steps])
+        self._drop_dead_letters(tx, [update.upstream_id for update in updates if TableState.INIT in update.steps])
 
     def last_batch(self) -> BatchRecord | None:
         batches = self.recent_batches(1)

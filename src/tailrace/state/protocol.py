@@ -16,10 +16,10 @@ from tailrace.state.lock import Owner
 from tailrace.state.machine import TableState
 from tailrace.state.record import (
     BatchRecord,
-    Letter,
-    LetterStatus,
+    DeadLetter,
+    DeadLetterStatus,
+    OperatorRequest,
     PipelineRecord,
-    Request,
     RequestKind,
     Retry,
     SourceStatus,
@@ -110,7 +110,7 @@ class TableLifecycle(Protocol):
         ...
 
 
-class SchemaVersions(Protocol):
+class SchemaVersionStates(Protocol):
     """Which columns a table had at a position. Versions are ordered by position; their numbers only tell them apart."""
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
@@ -175,18 +175,18 @@ class Progress(Protocol):
 class Requests(Protocol):
     """What operators ask of the runner."""
 
-    def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> Request:
+    def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> OperatorRequest:
         """Leave a request, also beside a runner. The same request again, while it is open, is the same one.
 
         A pause behind a resume is another than the one before it, and so the other way round: the last one counts.
         """
         ...
 
-    def open_requests(self) -> list[Request]:
+    def open_requests(self) -> list[OperatorRequest]:
         """What was asked and not done yet, oldest first."""
         ...
 
-    def request(self, request_id: int) -> Request | None: ...
+    def request(self, request_id: int) -> OperatorRequest | None: ...
 
     def finish_request(self, request_id: int, outcome: str | None = None) -> None:
         """The runner has done what was asked, and what came of it. A repeat changes nothing."""
@@ -196,7 +196,7 @@ class Requests(Protocol):
 class DeadLetters(Protocol):
     """Changes that could not be applied, as their upstream sent them."""
 
-    def keep_letter(
+    def put_dead_letter(
         self,
         upstream_id: str,
         table: str,
@@ -207,24 +207,24 @@ class DeadLetters(Protocol):
         fix: str | None = None,
         raw: bytes | None = None,
         version: int | None = None,
-    ) -> Letter:
+    ) -> DeadLetter:
         """Keep a change. The same one again, by table and position, counts a try and keeps the newest reason.
 
         A resolved one waits again; a skipped one stays skipped.
         """
         ...
 
-    def letters(self, table: str | None = None, status: LetterStatus | None = None) -> list[Letter]:
+    def dead_letters(self, table: str | None = None, status: DeadLetterStatus | None = None) -> list[DeadLetter]:
         """The oldest first; of one table, by its name, or of one status."""
         ...
 
-    def letter(self, letter_id: int) -> Letter | None: ...
+    def dead_letter(self, letter_id: int) -> DeadLetter | None: ...
 
-    def skip_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
+    def skip_dead_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
         """Pass over these changes of a table, and let it go on if it is in error: both or neither."""
         ...
 
-    def settle_letter(self, letter_id: int, status: LetterStatus) -> None:
+    def settle_dead_letter(self, letter_id: int, status: DeadLetterStatus) -> None:
         """Say what became of it. A repeat changes nothing."""
         ...
 

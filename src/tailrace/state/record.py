@@ -18,7 +18,7 @@ RETRIES: Mapping[Retry, str] = {
 }
 
 RequestKind = Literal["resync", "pause", "resume", "retry", "skip"]
-LetterStatus = Literal["waiting", "skipped", "resolved"]
+DeadLetterStatus = Literal["waiting", "skipped", "resolved"]
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class SourceStatus:
 
 
 @dataclass(frozen=True)
-class Request:
+class OperatorRequest:
     """Something an operator asked of the runner. `table` is its name, `outcome` what came of it."""
 
     id: int
@@ -138,7 +138,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Letter:
+class DeadLetter:
     """A change that could not be applied, kept as its upstream sent it. `version` is the schema it was read with.
 
     `raw` holds row values: it is stored and handed out, never shown.
@@ -156,4 +156,4 @@ class Letter:
     tries: int
     first_at: datetime
     last_at: datetime
-    status: LetterStatus = "waiting"
+    status: DeadLetterStatus = "waiting"

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from tailrace.state.record import Request, RequestKind
+from tailrace.state.record import OperatorRequest, RequestKind
 from tailrace.state.row import now, read_request, storable, text_of
-from tailrace.state.session import Session
+from tailrace.state.session import StateSession
 
 _UNDONE_BY: dict[RequestKind, RequestKind] = {"pause": "resume", "resume": "pause"}
 
 
-class RequestKeeper:
+class RequestStore:
     """Implements `Requests` over a session."""
 
-    _session: Session
+    _session: StateSession
 
-    def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> Request:
+    def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> OperatorRequest:
         # An operator's command is no runner: it must work beside one.
         with self._session.write(fenced=False) as tx:
             rows = tx.run(
@@ -39,11 +39,11 @@ class RequestKeeper:
             )[0]
         return read_request(row)
 
-    def open_requests(self) -> list[Request]:
+    def open_requests(self) -> list[OperatorRequest]:
         rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND done_at IS NULL ORDER BY id")
         return [read_request(row) for row in rows]
 
-    def request(self, request_id: int) -> Request | None:
+    def request(self, request_id: int) -> OperatorRequest | None:
         rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND id = :id", id=request_id)
         return read_request(rows[0]) if rows else None
 

@@ -9,7 +9,7 @@ from typing import Any
 from tailrace.state.engine import Row
 from tailrace.state.lock import Owner
 from tailrace.state.machine import TableState
-from tailrace.state.record import BatchRecord, Letter, PipelineRecord, Request, SourceStatus, TableRecord
+from tailrace.state.record import BatchRecord, DeadLetter, OperatorRequest, PipelineRecord, SourceStatus, TableRecord
 
 TABLE_COLUMNS = (
     "upstream_id",
@@ -133,8 +133,8 @@ def write_table(table: TableRecord) -> dict[str, Any]:
     }
 
 
-def read_request(row: Row) -> Request:
-    return Request(
+def read_request(row: Row) -> OperatorRequest:
+    return OperatorRequest(
         row["id"],
         row["kind"],
         row["table"],
@@ -145,8 +145,8 @@ def read_request(row: Row) -> Request:
     )
 
 
-def read_letter(row: Row) -> Letter:
-    return Letter(
+def read_dead_letter(row: Row) -> DeadLetter:
+    return DeadLetter(
         id=row["id"],
         upstream_id=row["upstream_id"],
         table=row["table"],

@@ -12,22 +12,22 @@ from contextlib import contextmanager
 from datetime import datetime
 
 from tailrace.errors import ConfigError, OwnedError, TailraceError
-from tailrace.state.engine import Cursor, Engine, Row, Values
+from tailrace.state.engine import Row, StateCursor, StateDatabase, Values
 from tailrace.state.machine import TableState
-from tailrace.state.memory import Memory
+from tailrace.state.memory import StateCache
 from tailrace.state.row import time_of
 
 _SELECT_RUN = "SELECT run, changed FROM pipeline WHERE name = :pipeline"
 
 
-class Transaction:
+class StateTransaction:
     """What a write may use. `then` is for memory: it happens once the transaction is durable."""
 
-    def __init__(self, cursor: Cursor, pipeline: str) -> None:
+    def __init__(self, cursor: StateCursor, pipeline: str) -> None:
         self._cursor = cursor
         self._pipeline = pipeline
         self._staged: list[Callable[[], None]] = []
-        self.memory = Memory()
+        self.memory = StateCache()
 
     def run(self, statement: str, **values: object) -> list[Row]:
         return self._cursor.run(statement, {"pipeline": self._pipeline, **values})
@@ -49,10 +49,10 @@ class Transaction:
             happen()
 
 
-class Session:
+class StateSession:
     """Shared by the parts of a store. Can be used from several threads."""
 
-    def __init__(self, engine: Engine, pipeline: str, *, writes: bool) -> None:
+    def __init__(self, engine: StateDatabase, pipeline: str, *, writes: bool) -> None:
         self.engine = engine
         self.pipeline = pipeline
         self.run: int | None = None
@@ -60,13 +60,13 @@ class Session:
         self.lock = threading.RLock()
         self._open = True
         self._writes = writes
-        self._kept: Memory | None = None
+        self._kept: StateCache | None = None
         self._changed = 0
 
     @property
-    def memory(self) -> Memory:
+    def cache(self) -> StateCache:
         """What is remembered: the runner's own, or nothing yet."""
-        return Memory() if self._kept is None else self._kept
+        return StateCache() if self._kept is None else self._kept
 
     def read(self, statement: str, **values: object) -> list[Row]:
         with self.lock:
@@ -88,7 +88,7 @@ class Session:
             raise TailraceError(f"the store in {self.engine.place} was closed", fix="open it again")
 
     @contextmanager
-    def write(self, *, fenced: bool = True) -> Iterator[Transaction]:
+    def write(self, *, fenced: bool = True) -> Iterator[StateTransaction]:
         """One transaction. Raises OwnedError when it is fenced and a later run has begun."""
         if not self._writes:
             raise TailraceError(f"the state in {self.engine.place} was opened read-only", fix="open it for writing")
@@ -96,23 +96,23 @@ class Session:
             self._require_open()
             try:
                 with self.engine.transaction() as cursor:
-                    transaction = Transaction(cursor, self.pipeline)
+                    transaction = StateTransaction(cursor, self.pipeline)
                     self._enter(transaction, fenced)
                     yield transaction
             except BaseException:
                 # Whether a commit that failed took place is not known; the next question goes to the database.
-                self._kept = None if self._kept is None else Memory()
+                self._kept = None if self._kept is None else StateCache()
                 raise
             transaction.finish()
 
-    def _enter(self, transaction: Transaction, fenced: bool) -> None:
+    def _enter(self, transaction: StateTransaction, fenced: bool) -> None:
         if self._kept is None:
             # Tells the runner, who reads this with each of its own writes, that its memory is no longer the truth.
             statement = "UPDATE pipeline SET changed = changed + 1 WHERE name = :pipeline RETURNING run, changed"
         else:
             statement = _SELECT_RUN + self.engine.locking
         self._check(transaction.run(statement), fenced)
-        transaction.memory = self.memory
+        transaction.memory = self.cache
 
     def require_run(self) -> None:
         """Raises OwnedError when a later run has begun; forgets what other processes have changed since."""
@@ -121,7 +121,7 @@ class Session:
 
     def become(self, run: int, changed: int) -> None:
         """This is the runner now: it may remember."""
-        self.run, self._changed, self._kept = run, changed, Memory()
+        self.run, self._changed, self._kept = run, changed, StateCache()
 
     def _check(self, rows: list[Row], fenced: bool) -> None:
         if not rows:
@@ -136,4 +136,4 @@ class Session:
                 fix="stop this process; `tailrace status FILE` names the one that runs",
             )
         if self._kept is not None and changed != self._changed:
-            self._changed, self._kept = changed, Memory()
+            self._changed, self._kept = changed, StateCache()

@@ -19,7 +19,7 @@ _BUSY_SECONDS = 10.0
 _DIALECT = Dialect("INTEGER", "REAL", "BLOB", "TEXT", " STRICT")
 
 
-class SqliteEngine:
+class SqliteStateDatabase:
     """One connection to `state.db`. A write is on disk when its transaction ends."""
 
     shared = False
@@ -32,7 +32,7 @@ class SqliteEngine:
         self.place = str(state_dir)
 
     @classmethod
-    def open_writing(cls, state_dir: Path) -> SqliteEngine:
+    def open_writing(cls, state_dir: Path) -> SqliteStateDatabase:
         """The folder and the file are made where they are missing; a file of an older format becomes a new one."""
         path = Path(state_dir).absolute() / FILE
         try:
@@ -51,7 +51,7 @@ class SqliteEngine:
         return cls(connection, state_dir)
 
     @classmethod
-    def open_reading(cls, state_dir: Path) -> SqliteEngine:
+    def open_reading(cls, state_dir: Path) -> SqliteStateDatabase:
         """Cannot write; works beside a running writer and in a folder that cannot be written.
 
         Raises ConfigError when the pipeline has no state yet.
@@ -80,7 +80,7 @@ class SqliteEngine:
             raise _unusable(self._state_dir, error) from error
 
     @contextmanager
-    def transaction(self) -> Iterator[SqliteEngine]:
+    def transaction(self) -> Iterator[SqliteStateDatabase]:
         try:
             with _transaction(self._connection):
                 yield self

@@ -13,38 +13,38 @@ from typing import Self
 
 from tailrace.errors import ConfigError
 from tailrace.state import layout
-from tailrace.state.engine import Engine, closed_on_error
-from tailrace.state.lease import LeaseKeeper
-from tailrace.state.letter import LetterKeeper
+from tailrace.state.engine import StateDatabase, closed_on_error
+from tailrace.state.lease import LeaseStore
+from tailrace.state.letter import DeadLetterStore
 from tailrace.state.lock import Owner, find_owner
-from tailrace.state.progress import ProgressKeeper
-from tailrace.state.request import RequestKeeper
+from tailrace.state.progress import ProgressStore
+from tailrace.state.request import RequestStore
 from tailrace.state.row import now, text_of
-from tailrace.state.session import Session
-from tailrace.state.sqlite import SqliteEngine
-from tailrace.state.version import VersionKeeper
+from tailrace.state.session import StateSession
+from tailrace.state.sqlite import SqliteStateDatabase
+from tailrace.state.version import VersionStore
 
 
-class StateStore(LeaseKeeper, ProgressKeeper, VersionKeeper, RequestKeeper, LetterKeeper):
+class StateStore(LeaseStore, ProgressStore, VersionStore, RequestStore, DeadLetterStore):
     """Everything a pipeline remembers. See the protocols in `tailrace.state.protocol`; made by a `StoreAddress`.
 
     `state_dir` is the pipeline's folder on this machine, whether or not the state is in it.
     """
 
-    def __init__(self, engine: Engine, name: str, state_dir: Path, *, writes: bool) -> None:
-        self._session = Session(engine, name, writes=writes)
+    def __init__(self, engine: StateDatabase, name: str, state_dir: Path, *, writes: bool) -> None:
+        self._session = StateSession(engine, name, writes=writes)
         self.state_dir = state_dir
 
     @classmethod
     def open(cls, state_dir: str | Path, *, name: str, fingerprint: str = "") -> StateStore:
         """The state in a folder, made for pipeline `name` if there is none. Raises ConfigError if it is another's."""
-        engine = SqliteEngine.open_writing(Path(state_dir))
+        engine = SqliteStateDatabase.open_writing(Path(state_dir))
         return cls.begin(engine, name, Path(state_dir), fingerprint)
 
     @classmethod
     def open_reading(cls, state_dir: str | Path) -> StateStore:
         """The same without the right to write, also while a runner writes. Raises ConfigError if there is no state."""
-        engine = SqliteEngine.open_reading(Path(state_dir))
+        engine = SqliteStateDatabase.open_reading(Path(state_dir))
         with closed_on_error(engine):
             rows = engine.read("SELECT name FROM pipeline", {})
             if not rows:  # a reader may come between the making of the file and its first row
@@ -52,7 +52,7 @@ class StateStore(LeaseKeeper, ProgressKeeper, VersionKeeper, RequestKeeper, Lett
         return cls(engine, rows[0]["name"], Path(state_dir), writes=False)
 
     @classmethod
-    def begin(cls, engine: Engine, name: str, state_dir: Path, fingerprint: str) -> StateStore:
+    def begin(cls, engine: StateDatabase, name: str, state_dir: Path, fingerprint: str) -> StateStore:
         """A store that writes, for a pipeline that becomes known by it. A repeat changes only the fingerprint."""
         values = {"name": name, "at": text_of(now()), "epoch": str(uuid.uuid4()), "fingerprint": fingerprint}
         with closed_on_error(engine), engine.transaction() as cursor:

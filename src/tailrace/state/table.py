@@ -9,7 +9,7 @@ from datetime import datetime
 from tailrace.state.machine import PASSING, TableState, TransitionError, durable
 from tailrace.state.record import Retry, TableRecord
 from tailrace.state.row import TABLE_COLUMNS, now, write_table
-from tailrace.state.session import Session, Transaction
+from tailrace.state.session import StateSession, StateTransaction
 from tailrace.state.transition import fail, recover, walk
 
 _SAVE = (
@@ -19,20 +19,20 @@ _SAVE = (
 )
 
 
-class TableKeeper:
+class TableStore:
     """Implements `TableStates` and `TableLifecycle` over a session."""
 
-    _session: Session
+    _session: StateSession
 
     def tables(self) -> list[TableRecord]:
         with self._session.lock:
-            known = self._session.memory.tables(self._session.read).values()
+            known = self._session.cache.tables(self._session.read).values()
             # By code points, in whatever order the database would have put the names.
             return sorted(map(self._shown, known), key=lambda table: (table.name, table.upstream_id))
 
     def table(self, upstream_id: str) -> TableRecord | None:
         with self._session.lock:
-            known = self._session.memory.table(self._session.read, upstream_id)
+            known = self._session.cache.table(self._session.read, upstream_id)
             return self._shown(known) if known else None
 
     def overlay(self, upstream_id: str, state: TableState | None) -> None:
@@ -73,7 +73,7 @@ class TableKeeper:
     def move_table(self, upstream_id: str, *steps: TableState) -> None:
         with self._session.write() as tx:
             self._save(tx, [walk(self._find(tx, upstream_id), steps, now())])
-            self._drop_letters(tx, [upstream_id] if TableState.INIT in steps else [])
+            self._drop_dead_letters(tx, [upstream_id] if TableState.INIT in steps else [])
 
     def fail_table(
         self,
@@ -97,7 +97,7 @@ class TableKeeper:
         with self._session.write() as tx:
             self._recover(tx, upstream_id)
 
-    def skip_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
+    def skip_dead_letters(self, upstream_id: str, letter_ids: Sequence[int]) -> None:
         """Pass over these changes, and go on if the table is in error: both or neither."""
         with self._session.write() as tx:
             tx.run_many(
@@ -106,12 +106,12 @@ class TableKeeper:
             )
             self._recover(tx, upstream_id)
 
-    def _recover(self, tx: Transaction, upstream_id: str) -> None:
+    def _recover(self, tx: StateTransaction, upstream_id: str) -> None:
         before = self._find(tx, upstream_id)
         after = recover(before, now())
         if after != before:
             self._save(tx, [after])
-            self._drop_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
+            self._drop_dead_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
 
     def pause_table(self, upstream_id: str) -> None:
         self._change(upstream_id, lambda table: replace(table, paused_at=table.paused_at or now()))
@@ -124,7 +124,7 @@ class TableKeeper:
             table = self._find(tx, upstream_id)
             if table.state is not TableState.INIT:
                 self._save(tx, [walk(table, (TableState.INIT,), now())])
-            self._drop_letters(tx, [upstream_id])
+            self._drop_dead_letters(tx, [upstream_id])
 
     def forget_table(self, upstream_id: str) -> None:
         with self._session.write() as tx:
@@ -133,7 +133,7 @@ class TableKeeper:
                     f"DELETE FROM {table} WHERE pipeline = :pipeline AND upstream_id = :upstream_id",  # noqa: S608
                     upstream_id=upstream_id,
                 )
-            self._drop_letters(tx, [upstream_id])
+            self._drop_dead_letters(tx, [upstream_id])
             tx.then(lambda: tx.memory.drop_table(upstream_id))
             tx.then(lambda: self.overlay(upstream_id, None))
 
@@ -144,7 +144,7 @@ class TableKeeper:
             if after != before:
                 self._save(tx, [after])
 
-    def _find(self, tx: Transaction, upstream_id: str) -> TableRecord:
+    def _find(self, tx: StateTransaction, upstream_id: str) -> TableRecord:
         found = tx.memory.table(tx.run, upstream_id)
         if found is None:
             raise TransitionError(f"table {upstream_id} is not known; add_table comes first")
@@ -157,7 +157,7 @@ class TableKeeper:
         state, at = passing
         return replace(table, state=state, since={**table.since, state: at})
 
-    def _save(self, tx: Transaction, tables: Iterable[TableRecord]) -> None:
+    def _save(self, tx: StateTransaction, tables: Iterable[TableRecord]) -> None:
         """Store the records; a state that only passes stays in memory, and shows over the stored one."""
         tables = list(tables)
         stored = [replace(table, state=durable(table.state)) for table in tables]
@@ -165,12 +165,12 @@ class TableKeeper:
 
         def remember() -> None:
             for table, kept in zip(tables, stored, strict=True):
-                tx.memory.keep_table(kept)
+                tx.memory.put_table(kept)
                 self.overlay(table.upstream_id, table.state if table.state in PASSING else None)
 
         tx.then(remember)
 
-    def _drop_letters(self, tx: Transaction, upstream_ids: Sequence[str]) -> None:
+    def _drop_dead_letters(self, tx: StateTransaction, upstream_ids: Sequence[str]) -> None:
         # What waited belongs to a copy that is thrown away: the new one holds the rows as they are.
         tx.run_many(
             "DELETE FROM dead_letter WHERE pipeline = :pipeline AND upstream_id = :upstream_id AND status = 'waiting'",

@@ -7,17 +7,17 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from tailrace.state.memory import Version, holding
-from tailrace.state.session import Session
+from tailrace.state.session import StateSession
 
 if TYPE_CHECKING:
     from tailrace.change import Position
     from tailrace.schema import TableSchema
 
 
-class VersionKeeper:
-    """Implements `SchemaVersions` over a session."""
+class VersionStore:
+    """Implements `SchemaVersionStates` over a session."""
 
-    _session: Session
+    _session: StateSession
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
         upstream_id, begin = schema.upstream_id, str(position)
@@ -40,12 +40,12 @@ class VersionKeeper:
                 schema=added.to_json(),
             )
             rest = [version for version in versions if version[0] != begin]
-            tx.then(lambda: tx.memory.keep_schema(added, sorted([*rest, (begin, added.version)])))
+            tx.then(lambda: tx.memory.put_schema(added, sorted([*rest, (begin, added.version)])))
         return added
 
     def schema(self, upstream_id: str, version: int) -> TableSchema | None:
         with self._session.lock:
-            return self._session.memory.schema(self._session.read, upstream_id, version)
+            return self._session.cache.schema(self._session.read, upstream_id, version)
 
     def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
         with self._session.lock:
@@ -75,7 +75,7 @@ class VersionKeeper:
                 kept = versions if upstream_id in keep else _keep(versions, str(upto))
                 dropped += [{"upstream_id": upstream_id, "version": v[1]} for v in versions if v not in kept]
                 if len(kept) < len(versions):
-                    tx.then(lambda table=upstream_id, kept=kept: tx.memory.keep_versions(table, kept))  # type: ignore[misc]
+                    tx.then(lambda table=upstream_id, kept=kept: tx.memory.put_versions(table, kept))  # type: ignore[misc]
             tx.run_many(
                 "DELETE FROM schema_version WHERE pipeline = :pipeline AND upstream_id = :upstream_id"
                 " AND version = :version",
@@ -84,7 +84,7 @@ class VersionKeeper:
         return len(dropped)
 
     def _versions(self, upstream_id: str) -> list[Version]:
-        return self._session.memory.versions(self._session.read, upstream_id)
+        return self._session.cache.versions(self._session.read, upstream_id)
 
     def _load(self, upstream_id: str, versions: list[Version]) -> list[tuple[Position, TableSchema]]:
         from tailrace.change import Position  # pyarrow: only who asks for a schema pays for it

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tailrace.selection import TableOptions
-from tailrace.state import Request, StateStore, TableRecord, TableState
+from tailrace.state import OperatorRequest, StateStore, TableRecord, TableState
 
 
-class Attendant:
+class Supervisor:
     """`tend` is called a few times a second while the pipeline runs. All it does is in the state store, where the
     follower finds it before the next batch.
 
@@ -29,7 +29,7 @@ class Attendant:
         self._is_stopped = is_stopped
         self._clock = clock
 
-    def tend(self, *, is_full: bool = False) -> None:
+    def poll(self, *, is_full: bool = False) -> None:
         """Do what is asked and what is due. With `is_full` the log cannot be kept for stopped tables any longer."""
         for request in self._store.open_requests():
             if (outcome := self._answer(request)) is not None:
@@ -67,7 +67,7 @@ class Attendant:
             attempts=table.attempts,
         )
 
-    def _answer(self, request: Request) -> str | None:
+    def _answer(self, request: OperatorRequest) -> str | None:
         """What came of the request; None when it has to wait."""
         table = next((one for one in self._store.tables() if one.name == request.table), None)
         if table is None:
@@ -98,9 +98,9 @@ class Attendant:
         """Pass over one dead letter, or over those the table waits for now."""
         if table.state is TableState.ERRORED and not self._is_stopped(table.upstream_id):
             return None
-        waiting = self._store.letters(table.name, "waiting")
+        waiting = self._store.dead_letters(table.name, "waiting")
         chosen = [letter for letter in waiting if argument is None or letter.id == int(argument)]
         if not chosen:
             return "no change of it waits to be skipped"
-        self._store.skip_letters(table.upstream_id, [letter.id for letter in chosen])
+        self._store.skip_dead_letters(table.upstream_id, [letter.id for letter in chosen])
         return f"skipped {len(chosen)}"

@@ -35,7 +35,7 @@ SCHEMA = "lane INT, table STRING, kind INT, first STRING, payload BINARY"
 
 
 @dataclass(frozen=True)
-class Receipt:
+class CopyReceipt:
     """Copied rows of a table, staged at the destination, and whether their batch starts or completes its copy."""
 
     table: TableSchema
@@ -59,11 +59,11 @@ class BlockRow:
         assert isinstance(split, Split)
         return split
 
-    def receipt(self) -> Receipt:
+    def receipt(self) -> CopyReceipt:
         """The receipt of a copied chunk."""
         raw = json.loads(self.payload.to_pybytes())
         table, staged = TableSchema.from_json(raw["table"]), Staged(**raw["staged"])
-        return Receipt(table, staged, raw["starts"], raw["completes"])
+        return CopyReceipt(table, staged, raw["starts"], raw["completes"])
 
     def error(self) -> tuple[str, TableError]:
         """The error that stopped the copy of a table, and the table's upstream id."""
@@ -78,7 +78,7 @@ def log_row(split: Split, number: int, lane: int) -> pa.RecordBatch:
     return _row(lane, "", LOG, f"{number:08}", pickle.dumps(split))
 
 
-def staged_row(receipt: Receipt, lane: int) -> pa.RecordBatch:
+def staged_row(receipt: CopyReceipt, lane: int) -> pa.RecordBatch:
     raw = {
         "table": receipt.table.to_json(),
         "staged": asdict(receipt.staged),

@@ -20,11 +20,11 @@ from pyspark.sql.types import StructType
 from tailrace.destination import Destination
 from tailrace.errors import TableError
 from tailrace.failpoint import reach
-from tailrace.source import Errand, Follower, Limit, Offset, Orders, Source, Split, weigh
+from tailrace.source import Follower, Limit, Offset, ScanSplit, Source, Split, TableDirectives, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
-from tailrace.stream.block import SCHEMA, Receipt, error_row, log_row, staged_row
+from tailrace.stream.block import SCHEMA, CopyReceipt, error_row, log_row, staged_row
 from tailrace.stream.failure import portable_errors
-from tailrace.stream.sealed import Sealed
+from tailrace.stream.sealed import Pickled
 from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quietly
 
 POLL_SECONDS = 0.02
@@ -39,7 +39,7 @@ class Feed:
     source: Source
     limit: Limit
     lanes: int
-    destination: Sealed[Destination] | None = None
+    destination: Pickled[Destination] | None = None
     state: StoreAddress | None = None
     run: int = 0
 
@@ -53,15 +53,15 @@ class BlockPartition(InputPartition):
 
 
 @dataclass
-class ErrandPartition(InputPartition):
+class ScanPartition(InputPartition):
     """An errand, run by a task of its own; the lane of its table reads what it found. `number` keeps their order."""
 
-    errand: Errand
+    scan: ScanSplit
     number: int
     lanes: Mapping[str, int]
 
     def rows(self, source: Source) -> Iterator[pa.RecordBatch]:
-        found = self.errand.run(source.read)
+        found = self.scan.run(source.read)
         give_back_memory()
         reach("stream.found")
         [table] = found.weights
@@ -124,19 +124,19 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
                 return start
-            end = self.follower.latest(start, self.feed.limit, self._orders())
+            end = self.follower.latest(start, self.feed.limit, self._directives())
             if end != start or self._target is None or self.follower.done(start, self._target):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
 
-    def _orders(self) -> Orders:
+    def _directives(self) -> TableDirectives:
         store = self._open_store()
         if store is None:
-            return Orders()
+            return TableDirectives()
         tables = store.tables()
         ids = {table.name: table.upstream_id for table in tables}
-        return Orders(
+        return TableDirectives(
             stopped={table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
             paused=[table.upstream_id for table in tables if table.paused_at is not None],
             resync={
@@ -154,9 +154,9 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self.feed.destination is None:
             return [BlockPartition(split, lanes) for split in splits]
         errands = [
-            ErrandPartition(split, number, lanes) for number, split in enumerate(splits) if isinstance(split, Errand)
+            ScanPartition(split, number, lanes) for number, split in enumerate(splits) if isinstance(split, ScanSplit)
         ]
-        log = [split for split in splits if split.copies is None and not isinstance(split, Errand)]
+        log = [split for split in splits if split.copies is None and not isinstance(split, ScanSplit)]
         copies = [BlockPartition(split, lanes) for split in splits if split.copies is not None]
         return [*copies, *errands, *([LogPartition(log, lanes)] if log else [])]
 
@@ -169,7 +169,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, LogPartition):
             yield from partition.rows()
             return
-        if isinstance(partition, ErrandPartition):
+        if isinstance(partition, ScanPartition):
             yield from partition.rows(self.feed.source)
             return
         assert isinstance(partition, BlockPartition)
@@ -181,7 +181,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             staged = destination.open().write_rows(split.copies, self.feed.source.read(split))
             give_back_memory()
             reach("stream.staged")
-            yield staged_row(Receipt(split.copies, staged, split.starts, split.completes), lane)
+            yield staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)
         except TableError as error:
             yield error_row(split.copies, error, lane)
 

@@ -16,8 +16,8 @@ from tailrace.selection import TableOptions
 from tailrace.source import Offset, Source, TableProgress
 from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState, TableUpdate
 from tailrace.state.machine import WAY
-from tailrace.status import Status
-from tailrace.stream.microbatch import Result
+from tailrace.status import PipelineStatus
+from tailrace.stream.microbatch import TableResult
 
 EVENT_SECONDS = 10.0
 PRUNE_BATCHES = 50
@@ -33,7 +33,7 @@ _STATE_OF = {
 }
 
 
-class Ledger:
+class ProgressRecorder:
     """`applied` is called when a batch is durable at the destination, `committed` once Spark has logged it."""
 
     def __init__(
@@ -48,8 +48,8 @@ class Ledger:
         self._source = source
         self._tables = tables
         self._lock = threading.Lock()
-        self._results: dict[int, list[Result]] = {}
-        self._previous: Status | None = None
+        self._results: dict[int, list[TableResult]] = {}
+        self._previous: PipelineStatus | None = None
         self._passed: Sequence[str] | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
@@ -96,7 +96,7 @@ class Ledger:
         """Raises OwnedError when another runner has taken the pipeline over."""
         self._store.require_owner()
 
-    def applied(self, batch_id: int, results: list[Result]) -> None:
+    def applied(self, batch_id: int, results: list[TableResult]) -> None:
         """Remember what a batch did. A table that failed in it is stored as such before Spark may go on.
 
         Called again for a batch that was broken off, it may find that a table did better this time, or worse.
@@ -122,7 +122,7 @@ class Ledger:
                 raise UnavailableError(f"Spark does not say that batch {batch_id} is done; the next one is done again")
             time.sleep(0.01)
 
-    def _fail(self, results: Sequence[Result]) -> None:
+    def _fail(self, results: Sequence[TableResult]) -> None:
         for result in results:
             error = revive(result.error or {"kind": "TableError", "message": "it could not be applied"})
             # One that joins with this very batch is not known yet.
@@ -134,12 +134,12 @@ class Ledger:
         # The first batch of a copy that somebody asked for begins the series anew.
         attempts = 1 if copying and self._is_asked(table) else table.attempts + 1
         retry = advice.retry if settings.retry == "timed" else settings.retry
-        if retry == "timed" and not advice.anew and attempts >= settings.attempts:
+        if retry == "timed" and not advice.recopies and attempts >= settings.attempts:
             retry = "manual"
         backoff = Backoff((settings.backoff,), LONGEST_WAIT_SECONDS, factor=2.0)
-        wait = 0.0 if advice.anew else backoff.delay(attempts)
+        wait = 0.0 if advice.recopies else backoff.delay(attempts)
         if error.raw is not None and error.position is not None:
-            self._store.keep_letter(
+            self._store.put_dead_letter(
                 table.upstream_id,
                 table.name,
                 error.position,
@@ -154,7 +154,7 @@ class Ledger:
             error.message,
             fix=error.fix or advice.text,
             retry=retry,
-            resume=None if copying or advice.anew or retry == "none" else self._reached(table.upstream_id),
+            resume=None if copying or advice.recopies or retry == "none" else self._reached(table.upstream_id),
             attempts=attempts,
             next_try=self._clock() + timedelta(seconds=wait) if retry == "timed" else None,
         )
@@ -179,7 +179,7 @@ class Ledger:
         known = self._meet(standing)
         begun = {request.id for request in self._store.open_requests() if request.kind == "resync"}
         begun &= {table.request for table in standing.values()}
-        anew = {each for each, now in standing.items() if self._is_anew(now, begun)}
+        anew = {each for each, now in standing.items() if self._needs_recopy(now, begun)}
         failed = {result.upstream_id for result in results if result.error is not None}
         # Failed in this batch or before a restart: the next offset says where it goes on, and this one must not. A new
         # copy takes an error back, but not that of its own first batch; what a batch did is not known after a restart,
@@ -234,13 +234,13 @@ class Ledger:
 
     def _resolve_letters(self, standing: Mapping[str, TableProgress]) -> None:
         """A change that waited and was passed without an error has been applied after all."""
-        for letter in self._store.letters(status="waiting"):
+        for letter in self._store.dead_letters(status="waiting"):
             now = standing.get(letter.upstream_id)
             table = self._store.table(letter.upstream_id)
             if now is None or table is None or table.state is TableState.ERRORED:
                 continue
             if now.phase in ("catchup", "ready") and str(now.position) >= letter.position:
-                self._store.settle_letter(letter.id, "resolved")
+                self._store.settle_dead_letter(letter.id, "resolved")
 
     def _meet(self, standing: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
         """The records of the tables, made for those that joined and renamed for those that were."""
@@ -251,7 +251,7 @@ class Ledger:
                 known[upstream_id] = self._store.add_table(upstream_id, str(schema.table))
         return known
 
-    def _is_anew(self, now: TableProgress, begun: set[int]) -> bool:
+    def _needs_recopy(self, now: TableProgress, begun: set[int]) -> bool:
         """Whether a new copy of the table began with this batch, or waits to begin."""
         before = self._standing.get(now.upstream_id)
         if now.request in begun:
@@ -298,8 +298,8 @@ class Ledger:
         told = {**self._source.status(), "gear": "waiting", "error": error.message, "fix": error.fix}
         self._store.put_source_status(SourceStatus.of(told))
 
-    def status(self) -> Status:
-        self._previous = Status.read(self._store, previous=self._previous)
+    def status(self) -> PipelineStatus:
+        self._previous = PipelineStatus.read(self._store, previous=self._previous)
         return self._previous
 
 
@@ -312,7 +312,7 @@ def _furthest(standing: Mapping[str, TableProgress]) -> str | None:
 
 
 def _update(
-    known: TableRecord, now: TableProgress, result: Result | None, *, anew: bool, asked: bool, failed: bool
+    known: TableRecord, now: TableProgress, result: TableResult | None, *, anew: bool, asked: bool, failed: bool
 ) -> TableUpdate:
     counted = result is not None and not result.repeated and result.error is None
     committed_at = result.committed_at if result is not None else None

@@ -39,7 +39,7 @@ class CommitListener(StreamingQueryListener):
             self._java = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_Ear(self))  # type: ignore[union-attr]
         return self._java
 
-    def heard(self, progress: Mapping[str, Any]) -> None:
+    def record(self, progress: Mapping[str, Any]) -> None:
         """A batch's progress, as Spark writes it in JSON."""
         if progress["name"] != self._query:
             return  # another query of the same session
@@ -55,7 +55,7 @@ class CommitListener(StreamingQueryListener):
         pass
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:
-        self.heard(json.loads(event.progress.json))
+        self.record(json.loads(event.progress.json))
 
     def onQueryIdle(self, event: QueryIdleEvent) -> None:
         pass
@@ -75,7 +75,7 @@ class _Ear:
         pass
 
     def onQueryProgress(self, event: Any) -> None:
-        self._listener.heard(json.loads(event.progress().json()))
+        self._listener.record(json.loads(event.progress().json()))
 
     def onQueryIdle(self, event: Any) -> None:
         pass

@@ -56,7 +56,7 @@ _RESULT_LAYOUT = pa.schema(
 
 
 @dataclass(frozen=True)
-class Result:
+class TableResult:
     """What a batch did to one table: it was `copying` rows, or it applied changes of the log.
 
     `committed_at` is the upstream's time of its last change, in microseconds.
@@ -83,7 +83,7 @@ class Applier:
     destination: Destination
     lanes: int
 
-    def apply(self, blocks: DataFrame, batch: Batch) -> list[Result]:
+    def apply(self, blocks: DataFrame, batch: Batch) -> list[TableResult]:
         """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
         lane = self
 
@@ -92,7 +92,9 @@ class Applier:
                 yield from lane.run(batches, batch)
 
         rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
-        return [Result(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows]
+        return [
+            TableResult(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows
+        ]
 
     def run(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table leaves the others going."""
@@ -103,7 +105,7 @@ class Applier:
         splits = [row.log() for row in rows if row.kind == LOG]
         schemas = {name: schema for split in splits for name, schema in split.schemas.items()}
         weights = weigh(splits)
-        for tables in sittings(weights):
+        for tables in group_tables(weights):
             read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
             for table, flow in _flows(tables, read):
                 yield self._apply(table, _Work(schemas[table], flow, weights[table]), batch)
@@ -188,7 +190,7 @@ def _due(table: str, batch: Batch) -> bool:
     return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
 
 
-def sittings(weights: Mapping[str, int]) -> list[frozenset[str]]:
+def group_tables(weights: Mapping[str, int]) -> list[frozenset[str]]:
     """Tables to be read together: the small ones in one go, a large one alone, so that it can flow. Pure."""
     found: list[frozenset[str]] = []
     together: list[str] = []

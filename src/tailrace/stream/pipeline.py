@@ -21,22 +21,22 @@ from tailrace import config as configuration
 from tailrace import trace
 from tailrace.backoff import Backoff, wait
 from tailrace.config import PipelineConfig
-from tailrace.destination import Batch, Delivery
+from tailrace.destination import Batch, Committer
 from tailrace.errors import Finding, UnavailableError, require
 from tailrace.failpoint import reach
 from tailrace.preflight import check
 from tailrace.registry import open_destination, open_source
 from tailrace.source import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
-from tailrace.status import Status
-from tailrace.stream.attendant import Attendant
+from tailrace.status import PipelineStatus
+from tailrace.stream.attendant import Supervisor
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.datasource import Feed, bound, drain_file
 from tailrace.stream.failure import passed_on, portable_errors, recognise
-from tailrace.stream.ledger import EVENT_SECONDS, Ledger
+from tailrace.stream.ledger import EVENT_SECONDS, ProgressRecorder
 from tailrace.stream.listener import CommitListener
 from tailrace.stream.microbatch import Applier
-from tailrace.stream.sealed import Sealed
+from tailrace.stream.sealed import Pickled
 from tailrace.stream.session import build_session
 from tailrace.ticker import Ticker
 
@@ -48,40 +48,40 @@ QUIET_SECONDS = 0.5
 
 _log = logging.getLogger(__name__)
 
-OnProgress = Callable[[Status], None]
+OnProgress = Callable[[PipelineStatus], None]
 
 
 @dataclass(frozen=True)
-class Run:
+class PipelineRun:
     """What one call of `Pipeline.run` works with."""
 
     session: SparkSession
     store: StateStore
     number: int
-    ledger: Ledger
-    attendant: Attendant
+    recorder: ProgressRecorder
+    supervisor: Supervisor
     listener: CommitListener
-    delivery: Delivery
+    committer: Committer
     once: bool
     on_progress: OnProgress | None
 
     def show(self) -> None:
         if self.on_progress is not None:
-            self.on_progress(self.ledger.status())
+            self.on_progress(self.recorder.status())
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         """Between batches: look after the tables, say how things stand."""
-        self.delivery.tend()
-        gear = self.ledger.note_source()
-        self.attendant.tend(is_full=gear == "full")
+        self.committer.poll()
+        gear = self.recorder.note_source()
+        self.supervisor.poll(is_full=gear == "full")
         self.show()
 
     def is_done(self) -> bool:
         """Whether the query's end is the run's. A single one goes on for a table that may, and was left out at last."""
         if not self.once:
             return True
-        self.tend()
-        return not self.ledger.has_freed()
+        self.poll()
+        return not self.recorder.has_freed()
 
 
 class Pipeline:
@@ -117,10 +117,10 @@ class Pipeline:
         """Everything that stands in the way, without changing anything."""
         return check(self.source, self.destination)
 
-    def status(self) -> Status:
+    def status(self) -> PipelineStatus:
         """What the state store says; needs neither Spark nor the upstream."""
         with self.config.store_address.open_reading() as store:
-            return Status.read(store)
+            return PipelineStatus.read(store)
 
     def drain(self) -> None:
         """Finish the batch in hand, then end `run`, or the next one when none is under way.
@@ -153,7 +153,7 @@ class Pipeline:
             # When a later run has begun the ticking ends: the runner hears of it from its own next write.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
             self._checkpoint.require(store)
-            self._tell_of_destination(store)
+            self._note_destination(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
             try:
                 self.source.prepare(self._draining.is_set)
@@ -163,21 +163,21 @@ class Pipeline:
                 raise
             reach("pipeline.prepared")
             stack.enter_context(self.source.receiving())
-            delivery = stack.enter_context(self.destination.delivering())
-            ledger = Ledger(store, self.source, self.config.tables)
-            ledger.open_tables(self.source.tables())
-            self._hear_of_last_batch(ledger)
-            attendant = Attendant(store, self.config.tables, ledger.is_stopped)
-            attendant.tend()
+            committer = stack.enter_context(self.destination.committer())
+            recorder = ProgressRecorder(store, self.source, self.config.tables)
+            recorder.open_tables(self.source.tables())
+            self._record_last_batch(recorder)
+            supervisor = Supervisor(store, self.config.tables, recorder.is_stopped)
+            supervisor.poll()
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
-            listener = CommitListener(self.config.name, partial(self._committed, ledger, delivery))
+            listener = CommitListener(self.config.name, partial(self._committed, recorder, committer))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
-            run = Run(session, store, number, ledger, attendant, listener, delivery, once, on_progress)
+            run = PipelineRun(session, store, number, recorder, supervisor, listener, committer, once, on_progress)
             self._keep_running(run)
             if once:
-                delivery.drain(self._draining.is_set)
+                committer.drain(self._draining.is_set)
 
     # -- before the first batch ---------------------------------------------------------------------------
 
@@ -185,7 +185,7 @@ class Pipeline:
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
 
-    def _tell_of_destination(self, store: StateStore) -> None:
+    def _note_destination(self, store: StateStore) -> None:
         """A table that is not at a new destination stops with its next change; people hear of it before."""
         name = self.destination.name
         before = self._checkpoint.note_destination(name)
@@ -197,49 +197,49 @@ class Pipeline:
                 name,
             )
 
-    def _hear_of_last_batch(self, ledger: Ledger) -> None:
+    def _record_last_batch(self, recorder: ProgressRecorder) -> None:
         """Record the last batch in Spark's log if nobody was there to hear of it."""
         last = self._checkpoint.last_commit()
-        if last is not None and last[0] > ledger.last_batch:
+        if last is not None and last[0] > recorder.last_batch:
             self._checkpoint.sync("commits", last[0])
-            ledger.committed(*last, seconds=0.0)
+            recorder.committed(*last, seconds=0.0)
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def _keep_running(self, run: Run) -> None:
+    def _keep_running(self, run: PipelineRun) -> None:
         attempt = 0
         while not self._draining.is_set():
-            applied = run.ledger.last_batch
+            applied = run.recorder.last_batch
             try:
                 self._run_query(run)
                 if run.is_done():
                     return
             except UnavailableError as error:
                 # A batch that went through shows that things were well in between.
-                attempt = 0 if run.ledger.last_batch != applied else attempt + 1
+                attempt = 0 if run.recorder.last_batch != applied else attempt + 1
                 if run.once and attempt >= ONCE_ATTEMPTS:
                     raise
                 self._wait(run, error, BACKOFF.delay(attempt + 1))
 
-    def _wait(self, run: Run, error: UnavailableError, seconds: float) -> None:
+    def _wait(self, run: PipelineRun, error: UnavailableError, seconds: float) -> None:
         """Before the next attempt: say what it waits for, and look after the rest."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._draining.is_set():
-            run.delivery.tend()
+            run.committer.poll()
             # What is out of reach may be the store itself.
             with suppress(UnavailableError):
-                run.ledger.waiting(error)
+                run.recorder.waiting(error)
                 run.show()
             wait(min(left, STATUS_SECONDS), self._draining.is_set)
 
-    def _run_query(self, run: Run) -> None:
-        config, session, ledger = self.config, run.session, run.ledger
-        self._hear_of_last_batch(ledger)
+    def _run_query(self, run: PipelineRun) -> None:
+        config, session, recorder = self.config, run.session, run.recorder
+        self._record_last_batch(recorder)
         lanes = max(2, session.sparkContext.defaultParallelism)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
-        feed = Feed(self.source, limit, lanes, Sealed.of(self.destination), config.store_address, run.number)
+        feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), config.store_address, run.number)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes)
         # Another life of the same pipeline counts its batches anew.
@@ -249,13 +249,13 @@ class Pipeline:
         def apply(blocks: DataFrame, batch_id: int) -> None:
             self._in_batch.set()
             try:
-                ledger.require_owner()
+                recorder.require_owner()
                 self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
-                batch = Batch(life, batch_id, ledger.written())
-                with run.delivery.taking(batch):
+                batch = Batch(life, batch_id, recorder.written())
+                with run.committer.batch(batch):
                     results = applier.apply(blocks, batch)
-                ledger.applied(batch_id, results)
+                recorder.applied(batch_id, results)
                 reach("pipeline.applied")
             except Py4JJavaError as error:
                 raise passed_on(error) from None
@@ -284,13 +284,13 @@ class Pipeline:
                 self._query = None
             run.show()
 
-    def _watch(self, query: StreamingQuery, run: Run) -> None:
+    def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Until the query ends by itself, fails, or is drained."""
         shown = 0.0
         while query.isActive and not self._draining.wait(0.05):
             run.listener.raise_failure()
             if time.monotonic() - shown > STATUS_SECONDS:
-                run.tend()
+                run.poll()
                 shown = time.monotonic()
         if self._draining.is_set():
             self._settle(query, run)
@@ -298,26 +298,28 @@ class Pipeline:
             raise failure
         # The last batch's progress event may arrive after the query has ended.
         deadline = time.monotonic() + EVENT_SECONDS
-        while run.ledger.unconfirmed and time.monotonic() < deadline:
+        while run.recorder.unconfirmed and time.monotonic() < deadline:
             time.sleep(0.02)
         run.listener.raise_failure()
 
-    def _committed(self, ledger: Ledger, delivery: Delivery, batch_id: int, offset: Offset, seconds: float) -> None:
+    def _committed(
+        self, recorder: ProgressRecorder, committer: Committer, batch_id: int, offset: Offset, seconds: float
+    ) -> None:
         """Spark has logged the batch: make the log entry durable, then let the upstream forget."""
         reach("pipeline.before_release")
         self._checkpoint.sync("commits", batch_id)
-        ledger.committed(batch_id, offset, seconds)
-        delivery.settled(ledger.level)
+        recorder.committed(batch_id, offset, seconds)
+        committer.settled(recorder.level)
         reach("pipeline.released")
 
-    def _settle(self, query: StreamingQuery, run: Run) -> None:
+    def _settle(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Let the batch in hand end and be committed. Stopping within one is safe, but then it is done again."""
         flag = drain_file(Path(self.config.state))
         flag.touch()
         quiet_since = time.monotonic()
         while query.isActive and time.monotonic() - quiet_since < QUIET_SECONDS:
             run.listener.raise_failure()
-            if self._in_batch.is_set() or run.ledger.unconfirmed or _is_planning(query):
+            if self._in_batch.is_set() or run.recorder.unconfirmed or _is_planning(query):
                 quiet_since = time.monotonic()
             time.sleep(0.02)
 

@@ -12,14 +12,14 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Sealed(Generic[T]):
+class Pickled(Generic[T]):
     """A value on its way to a task. Processes that only pass it on are spared its imports, which take them longer and
     more memory than all else they do."""
 
     content: bytes
 
     @classmethod
-    def of(cls, value: T) -> Sealed[T]:
+    def of(cls, value: T) -> Pickled[T]:
         return cls(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
     def open(self) -> T:

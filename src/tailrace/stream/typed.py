@@ -51,7 +51,7 @@ _EVERY = pa.schema(
 
 
 @dataclass(frozen=True)
-class Request:
+class StreamRequest:
     """What the options of a stream ask for."""
 
     source: Source
@@ -59,7 +59,7 @@ class Request:
     limit: Limit
 
     @classmethod
-    def of(cls, options: Mapping[str, str]) -> Request:
+    def of(cls, options: Mapping[str, str]) -> StreamRequest:
         for word in options:
             if word.lower() not in _OPTIONS:
                 raise ConfigError(f"a stream has no option {word}{suggest(word, _OPTIONS)}", fix=f'leave out "{word}"')
@@ -96,7 +96,7 @@ class Request:
 class ChangeReader(BlockReader):
     """Reads like the pipeline's reader, but yields changes instead of blocks."""
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: StreamRequest) -> None:
         super().__init__(Feed(request.source, request.limit, lanes=1))
         self.request = request
 

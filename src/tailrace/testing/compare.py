@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from psycopg import sql
 
 from tailrace.change import EXACT
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.destination.part import DELETED_AT, OP, POSITION
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.connection import bulk
@@ -64,7 +64,7 @@ def compare(dsn: str, tables: Iterable[TableSchema], lake: str | Path) -> list[D
 
 def count_lake(table: TableSchema, lake: str | Path) -> int:
     """How many rows a table has in the lake now, of whatever kind; 0 while there is no such table."""
-    uri = Place.of(str(lake), table.table, {}).uri
+    uri = TablePath.of(str(lake), table.table, {}).uri
     return DeltaTable(uri).to_pyarrow_dataset().count_rows() if DeltaTable.is_deltatable(uri) else 0
 
 
@@ -178,7 +178,7 @@ def _moment(value: sql.Composable, kind: pa.DataType) -> sql.Composed:
 
 
 def _lake_rows(table: TableSchema, lake: str) -> pa.RecordBatchReader:
-    dataset = DeltaTable(Place.of(lake, table.table, {}).uri).to_pyarrow_dataset()
+    dataset = DeltaTable(TablePath.of(lake, table.table, {}).uri).to_pyarrow_dataset()
     layout = pa.schema(
         [
             *(pa.field(f"c{index}", _carried_type(column.type)) for index, column in enumerate(table.columns)),

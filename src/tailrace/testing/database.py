@@ -14,7 +14,7 @@ from tailrace.testing.wait import PATIENCE_SECONDS
 
 
 @dataclass(frozen=True)
-class Database:
+class PostgresDatabase:
     """A database that exists while the `with` block runs. It goes with its slots and whoever is connected to it."""
 
     server: EmbeddedPostgres

@@ -26,18 +26,18 @@ from tailrace.destination import Batch, Destination, Staged
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.schema import Column, TableName, TableSchema
 
-Row = dict[str, Any]
+RowDict = dict[str, Any]
 
 
-class Change(NamedTuple):
+class RowChange(NamedTuple):
     """One change of a test: columns that `row` does not name were left out by the upstream, or are null in a delete."""
 
     op: Op
-    row: Row
+    row: RowDict
     ordinal: int = 0
 
 
-def changes_of(table: TableSchema, *changes: Change, commit: int = 1) -> list[Changes]:
+def changes_of(table: TableSchema, *changes: RowChange, commit: int = 1) -> list[Changes]:
     """The changes as one chunk, each a commit of its own unless its ordinal is past 0."""
     if not changes:
         return []
@@ -59,28 +59,28 @@ def changes_of(table: TableSchema, *changes: Change, commit: int = 1) -> list[Ch
     ]
 
 
-def insert(**row: Any) -> Change:
-    return Change(Op.INSERT, row)
+def insert(**row: Any) -> RowChange:
+    return RowChange(Op.INSERT, row)
 
 
-def update(**row: Any) -> Change:
-    return Change(Op.UPDATE, row)
+def update(**row: Any) -> RowChange:
+    return RowChange(Op.UPDATE, row)
 
 
-def delete(**key: Any) -> Change:
-    return Change(Op.DELETE, key)
+def delete(**key: Any) -> RowChange:
+    return RowChange(Op.DELETE, key)
 
 
-def read(**row: Any) -> Change:
-    return Change(Op.READ, row)
+def read(**row: Any) -> RowChange:
+    return RowChange(Op.READ, row)
 
 
-def moved(**row: Any) -> Change:
+def moved(**row: Any) -> RowChange:
     """The insert half of a changed key; the delete of the old key stands right before it."""
-    return Change(Op.INSERT, row, 1)
+    return RowChange(Op.INSERT, row, 1)
 
 
-TRUNCATE = Change(Op.TRUNCATE, {})
+TRUNCATE = RowChange(Op.TRUNCATE, {})
 ITEMS = TableSchema(
     TableName("shop", "items"),
     (
@@ -108,17 +108,17 @@ def altered(table: TableSchema, **columns: Column | None) -> TableSchema:
 class DestinationContract:
     """Inherit it, give a `destination` fixture and `read`, and pass."""
 
-    def read(self, destination: Destination, table: TableSchema) -> list[Row]:
+    def read(self, destination: Destination, table: TableSchema) -> list[RowDict]:
         """The upstream's columns of every row the table holds now; empty when there is no table."""
         raise AssertionError("a contract suite says how its destination is read")
 
-    def rows(self, destination: Destination, table: TableSchema = ITEMS) -> list[Row]:
+    def rows(self, destination: Destination, table: TableSchema = ITEMS) -> list[RowDict]:
         names = table.arrow.names
         found = [{name: row[name] for name in names} for row in self.read(destination, table)]
         return sorted(found, key=lambda row: str([row[name] for name in table.key or names]))
 
     def write(
-        self, destination: Destination, number: int, *changes: Change, table: TableSchema = ITEMS, **more: Any
+        self, destination: Destination, number: int, *changes: RowChange, table: TableSchema = ITEMS, **more: Any
     ) -> Any:
         return destination.write_changes(table, changes_of(table, *changes), Batch("contract", number), **more)
 
@@ -172,7 +172,7 @@ class DestinationContract:
 
     def test_a_row_the_destination_lacks_is_fetched_again(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1))
-        asked: list[Row] = []
+        asked: list[RowDict] = []
 
         def refetch(table: TableSchema, keys: pa.Table) -> pa.Table:
             asked.extend(keys.to_pylist())
@@ -409,7 +409,7 @@ class DestinationContract:
 
     def test_every_value_comes_back_as_it_was(self, destination: Destination) -> None:
         table, rows = values_of_every_type()
-        self.write(destination, 0, *(Change(Op.INSERT, row) for row in rows), table=table)
+        self.write(destination, 0, *(RowChange(Op.INSERT, row) for row in rows), table=table)
         assert self.rows(destination, table) == rows
 
     def test_tables_of_any_name_are_kept_apart(self, destination: Destination) -> None:
@@ -455,7 +455,7 @@ class DestinationContract:
         there.shutdown()
 
 
-def values_of_every_type() -> tuple[TableSchema, list[Row]]:
+def values_of_every_type() -> tuple[TableSchema, list[RowDict]]:
     """A table with a column of each type that sources give, and rows at the edges of each."""
     utc = datetime.UTC
     instants = [datetime.datetime(1, 1, 1, tzinfo=utc), datetime.datetime(2024, 2, 29, 0, 0, 0, 4, utc), None]

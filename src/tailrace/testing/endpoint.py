@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # only an endpoint with TLS needs what that module needs
 
 
 @dataclass(frozen=True)
-class Request:
+class ReceivedRequest:
     """What arrived. Names of headers are in lower case."""
 
     path: str
@@ -54,15 +54,15 @@ class Reply:
         return 200 <= self.status < 300 and not self.cut if self.takes is None else self.takes
 
 
-Rule = Callable[[Request], Reply]
+ReplyRule = Callable[[ReceivedRequest], Reply]
 
 
-def always(reply: Reply) -> Rule:
+def always(reply: Reply) -> ReplyRule:
     """The same answer for every request."""
     return lambda request: reply
 
 
-def failing(rate: float, *, seed: int, status: int = 500, takes: bool = False) -> Rule:
+def failing(rate: float, *, seed: int, status: int = 500, takes: bool = False) -> ReplyRule:
     """Some requests fail, by chance; with `takes` after their events were taken."""
     chance = random.Random(seed)
     return lambda request: Reply(status, takes=takes) if chance.random() < rate else Reply()
@@ -73,7 +73,7 @@ def ids_of_list(body: bytes) -> list[str]:
     return [event["id"] for event in json.loads(body)]
 
 
-class Endpoint:
+class WebhookEndpoint:
     """Serves until the `with` block ends; each connection in a thread of its own, requests recorded in order.
 
     `tls` makes it HTTPS, with the authority's certificate or an `expired` one; `mutual` asks clients for theirs. A free
@@ -89,9 +89,9 @@ class Endpoint:
         port: int = 0,
         ids: Callable[[bytes], list[str]] = ids_of_list,
     ) -> None:
-        self.rule: Rule = always(Reply())
-        self.requests: list[Request] = []
-        self.taken: list[Request] = []
+        self.rule: ReplyRule = always(Reply())
+        self.requests: list[ReceivedRequest] = []
+        self.taken: list[ReceivedRequest] = []
         self._ids = ids
         self._known: list[str] = []
         self._parsed = 0
@@ -148,7 +148,7 @@ class Endpoint:
     ) -> None:
         self.stop()
 
-    def decide(self, request: Request) -> Reply:
+    def decide(self, request: ReceivedRequest) -> Reply:
         """Record a request and say how to answer it. Called by the server's threads."""
         with self._lock:
             self.requests.append(request)
@@ -171,7 +171,7 @@ class _Server(ThreadingHTTPServer):
     block_on_close = False
     request_queue_size = 64
 
-    def __init__(self, endpoint: Endpoint, port: int, context: ssl.SSLContext | None) -> None:
+    def __init__(self, endpoint: WebhookEndpoint, port: int, context: ssl.SSLContext | None) -> None:
         self.endpoint = endpoint
         self.context = context
         super().__init__(("127.0.0.1", port), _Exchange)
@@ -206,7 +206,7 @@ class _Exchange(BaseHTTPRequestHandler):
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
         endpoint = self.server.endpoint
-        reply = endpoint.decide(Request(self.path, headers, body, time.monotonic()))
+        reply = endpoint.decide(ReceivedRequest(self.path, headers, body, time.monotonic()))
         endpoint.wait(reply.hold_seconds)
         if reply.cut:
             self.close_connection = True

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from tailrace.change import Changes
-from tailrace.destination import Batch, Delivery, Destination, Refetch, Staged, Written
+from tailrace.destination import Batch, Committer, Destination, Refetch, Staged, Written
 from tailrace.errors import Finding, UnavailableError
 from tailrace.schema import TableName, TableSchema
 
@@ -129,8 +129,8 @@ class FaultyDestination:
     def maintain(self, table: TableName) -> str | None:
         return self.inner.maintain(table)
 
-    def delivering(self) -> AbstractContextManager[Delivery]:
-        return self.inner.delivering()
+    def committer(self) -> AbstractContextManager[Committer]:
+        return self.inner.committer()
 
     def shutdown(self) -> None:
         self.inner.shutdown()

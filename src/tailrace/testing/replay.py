@@ -18,12 +18,12 @@ import pyarrow as pa
 from tailrace.change import Changes, Op
 from tailrace.errors import StaleCopyError
 from tailrace.schema import TableSchema
-from tailrace.source import Follower, Limit, Offset, Orders, Source, Split
-from tailrace.source.history import Remembered
+from tailrace.source import Follower, Limit, Offset, Source, Split, TableDirectives
+from tailrace.source.history import SchemaFile
 from tailrace.testing.wait import PATIENCE_SECONDS
 
 Key = tuple[Any, ...]
-Row = dict[str, Any]
+RowDict = dict[str, Any]
 
 
 class MemoryTable:
@@ -31,7 +31,7 @@ class MemoryTable:
 
     def __init__(self, schema: TableSchema) -> None:
         self.schema = schema
-        self.rows: dict[Key, Row] = {}
+        self.rows: dict[Key, RowDict] = {}
         self.bag: Counter[tuple[Any, ...]] = Counter()
 
     def contents(self) -> Counter[tuple[Any, ...]]:
@@ -47,7 +47,7 @@ class MemoryTable:
             return
         old = {column.number: column.name for column in self.schema.columns}
 
-        def fitted(row: Row) -> Row:
+        def fitted(row: RowDict) -> RowDict:
             return {
                 column.name: row[old[column.number]]
                 if column.number in old
@@ -66,7 +66,7 @@ class MemoryTable:
     def apply(self, changes: Changes, source: Source) -> None:
         self.evolve(changes.table)
         mask = changes.unchanged_mask()
-        moved: Row = {}
+        moved: RowDict = {}
         names = [column.name for column in self.schema.columns]
         for index, change in enumerate(changes.batch.to_pylist()):
             op, row = Op(change["op"]), change["row"]
@@ -85,23 +85,23 @@ class MemoryTable:
                         continue  # gone upstream since; its delete follows
                 self.rows[self._key(row)] = {**row, **{name: old[name] for name in kept}}
 
-    def _key(self, row: Row) -> Key:
+    def _key(self, row: RowDict) -> Key:
         return tuple(row[name] for name in self.schema.key)
 
-    def _refetch(self, row: Row, source: Source) -> Row:
+    def _refetch(self, row: RowDict, source: Source) -> RowDict:
         keys = pa.Table.from_pylist(
             [{name: row[name] for name in self.schema.key}],
             pa.schema([(name, self.schema.column(name).type) for name in self.schema.key]),
         )
-        found: list[Row] = source.refetch(self.schema, keys).to_pylist()
+        found: list[RowDict] = source.refetch(self.schema, keys).to_pylist()
         return found[0] if found else {}
 
 
-def _frozen(row: Row) -> tuple[Any, ...]:
+def _frozen(row: RowDict) -> tuple[Any, ...]:
     return tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
 
 
-class Replay:
+class SourceReplay:
     """Runs batches. `offset` and `planned` are what Spark's logs hold, `tables` what the destination holds."""
 
     def __init__(self, source: Source, limit: Limit) -> None:
@@ -111,10 +111,10 @@ class Replay:
         self.planned: Offset | None = None
         self.tables: dict[str, MemoryTable] = {}
         self.copies: dict[str, MemoryTable] = {}
-        self.versions = Remembered()
+        self.versions = SchemaFile()
         self.applied: set[tuple[int, str]] = set()
         self.batch = 0
-        self.orders = Orders()
+        self.directives = TableDirectives()
         self.stale: dict[str, bool] = {}
         self._follower: Follower | None = None
         self._receiving = ExitStack()
@@ -146,8 +146,8 @@ class Replay:
             self.offset = self.follower.start()
         if self.planned is None:
             # A copy that failed because its table changed is stopped by one batch and begins again with the next.
-            stopped = {**self.orders.stopped, **dict.fromkeys(self.stale)}
-            end = self.follower.latest(self.offset, self.limit, replace(self.orders, stopped=stopped))
+            stopped = {**self.directives.stopped, **dict.fromkeys(self.stale)}
+            end = self.follower.latest(self.offset, self.limit, replace(self.directives, stopped=stopped))
             self.stale = dict.fromkeys(self.stale, True) if end != self.offset else self.stale
             if end == self.offset:
                 return False

@@ -40,7 +40,7 @@ _TEXTUAL = ("text", "json", "varchar", "nchar", "nvarchar", "clob")
 
 
 @dataclass(frozen=True)
-class Entry:
+class NodeEntry:
     """The events of one commit. `index` is 0 for one that shares its request with an earlier commit."""
 
     index: int
@@ -94,7 +94,7 @@ class RqliteNode:
         self._epoch = 0
         self._paused = self._closed = False
         self._index = FIRST_INDEX
-        self._log: list[Entry] = []
+        self._log: list[NodeEntry] = []
         self._sent = 0
         self._seen: list[_Seen] = []
         self._columns: dict[str, list[str]] = {}
@@ -160,7 +160,7 @@ class RqliteNode:
                 first -= 1
             for at in range(first, len(self._log)):
                 entry = self._log[at]
-                self._log[at] = Entry(entry.index, entry.at + 7, entry.events)
+                self._log[at] = NodeEntry(entry.index, entry.at + 7, entry.events)
             self._sent = first
             self._epoch += 1
             self._wakes.notify_all()
@@ -249,7 +249,7 @@ class RqliteNode:
         events = [self._event(seen, stale[seen.table], *layouts[seen.table]) for seen in self._seen]
         self._columns |= {table: names for table, (names, _) in layouts.items()}
         self._seen = []
-        self._log.append(Entry(index, int(time.time() * 1000), events))
+        self._log.append(NodeEntry(index, int(time.time() * 1000), events))
         self._wakes.notify_all()
         return 0
 
@@ -306,7 +306,7 @@ class RqliteNode:
     def _has_work(self) -> bool:
         return self._closed or (not self._paused and self._sent < len(self._log))
 
-    def _body(self, entries: Sequence[Entry]) -> bytes:
+    def _body(self, entries: Sequence[NodeEntry]) -> bytes:
         payload = [{"index": one.index, "commit_timestamp": one.at, "events": one.events} for one in entries]
         service = {"service_id": self.service} if self.service else {}
         return json.dumps({**service, "node_id": self.node_id, "payload": payload}, separators=(",", ":")).encode()

@@ -16,16 +16,16 @@ from tailrace.config import load
 from tailrace.errors import TailraceError
 from tailrace.failpoint import DIRECTORY_VARIABLE, VARIABLE
 from tailrace.state import TableState
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 from tailrace.testing.process import command_line, descendants, is_ended, is_paused, processes, send, stat
 from tailrace.testing.wait import PATIENCE_SECONDS
 
 _POLL_SECONDS = 0.05
 
-Condition = Callable[[Status], bool]
+Condition = Callable[[PipelineStatus], bool]
 
 
-class Run:
+class RunningPipeline:
     """One `tailrace run FILE`, in a session of its own: Spark's JVM, its workers and the receiver are all below it.
 
     `failpoints` are orders of `tailrace.failpoint`; marks of those that acted are left beside the file. What the
@@ -76,7 +76,7 @@ class Run:
         _end(below, self.pid)
         return code
 
-    def wait_until(self, condition: Condition, seconds: float = PATIENCE_SECONDS) -> Status:
+    def wait_until(self, condition: Condition, seconds: float = PATIENCE_SECONDS) -> PipelineStatus:
         """The first status that meets the condition. AssertionError when the process ends or the time is over."""
         assert self._process is not None
         deadline = time.monotonic() + seconds
@@ -92,11 +92,11 @@ class Run:
                 raise AssertionError(f"not so after {seconds:.0f} s: {status}\nit said last:\n{self.log_tail()}")
             time.sleep(_POLL_SECONDS)
 
-    def status(self) -> Status | None:
+    def status(self) -> PipelineStatus | None:
         """What the state store says now; None before there is one."""
         try:
             with self._store.open_reading() as store:
-                return Status.read(store)
+                return PipelineStatus.read(store)
         except TailraceError:
             return None
 
@@ -151,7 +151,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-c", "from tailrace.cli import main; main()", *arguments]
 
 
-def all_ready(status: Status) -> bool:
+def all_ready(status: PipelineStatus) -> bool:
     """Whether every table follows the log."""
     return bool(status.tables) and all(table.state is TableState.READY for table in status.tables)
 

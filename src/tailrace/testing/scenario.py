@@ -13,13 +13,13 @@ import psycopg
 import yaml
 
 from tailrace.config import load
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.registry import open_source
 from tailrace.schema import TableName, TableSchema
 from tailrace.source.postgres.lsn import parse_lsn
-from tailrace.status import Status
+from tailrace.status import PipelineStatus
 from tailrace.testing.compare import Difference, compare
-from tailrace.testing.runner import Run, all_ready, command
+from tailrace.testing.runner import RunningPipeline, all_ready, command
 from tailrace.testing.wait import PATIENCE_SECONDS
 
 # A short-lived JVM spends more on its second compiler than it gets back.
@@ -73,9 +73,9 @@ class Scenario:
             row = connection.execute(query.encode()).fetchone()
         return None if row is None else row[0]
 
-    def run(self, *, once: bool = False, failpoints: str = "", environment: Mapping[str, str] = {}) -> Run:
+    def run(self, *, once: bool = False, failpoints: str = "", environment: Mapping[str, str] = {}) -> RunningPipeline:
         """The pipeline as a process, not started yet."""
-        return Run(self.file, once=once, failpoints=failpoints, environment=environment)
+        return RunningPipeline(self.file, once=once, failpoints=failpoints, environment=environment)
 
     def run_once(self, *, failpoints: str = "", environment: Mapping[str, str] = {}) -> int:
         """`tailrace run --once` to its end; the exit code."""
@@ -90,11 +90,13 @@ class Scenario:
         assert row is not None
         return parse_lsn(row[0])
 
-    def catch_up(self, run: Run, seconds: float = PATIENCE_SECONDS, *, without: Collection[str] = ()) -> None:
+    def catch_up(
+        self, run: RunningPipeline, seconds: float = PATIENCE_SECONDS, *, without: Collection[str] = ()
+    ) -> None:
         """Wait until everything committed so far is in the lake and every table is Ready, but for those `without`."""
         lsn = self.fence()
 
-        def caught_up(status: Status) -> bool:
+        def caught_up(status: PipelineStatus) -> bool:
             others = tuple(table for table in status.tables if table.name not in without)
             reached = status.position is not None and int(status.position[:16], 16) >= lsn
             return reached and all_ready(replace(status, tables=others))
@@ -128,7 +130,7 @@ class Scenario:
         return sum(json.loads(add["stats"])["numRecords"] for add in adds)
 
     def _history(self, table: TableName) -> Iterator[dict[str, Any]]:
-        log = Path(Place.of(str(self.lake), table, {}).base) / "_delta_log"
+        log = Path(TablePath.of(str(self.lake), table, {}).base) / "_delta_log"
         for commit in sorted(log.glob("*.json")):
             yield from map(json.loads, commit.read_text().splitlines())
 

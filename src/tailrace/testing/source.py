@@ -22,9 +22,9 @@ import pytest
 
 from tailrace.change import Changes, Op, Position
 from tailrace.schema import TableSchema
-from tailrace.source import Errand, Limit, Offset, Orders, Source, Split, TableProgress
+from tailrace.source import Limit, Offset, ScanSplit, Source, Split, TableDirectives, TableProgress
 from tailrace.state import SourceStatus
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 
 PLENTY = Limit(rows=100_000, bytes=1 << 30)
@@ -66,13 +66,13 @@ def table_of(source: Source) -> TableSchema:
     return table
 
 
-def standing(replay: Replay) -> TableProgress:
+def table_progress(replay: SourceReplay) -> TableProgress:
     assert replay.offset is not None
     [table] = replay.source.progress(replay.offset)
     return table
 
 
-def held(replay: Replay) -> dict[int, str]:
+def held(replay: SourceReplay) -> dict[int, str]:
     """The rows that have arrived."""
     found: dict[int, str] = {}
     for table in replay.tables.values():
@@ -81,7 +81,7 @@ def held(replay: Replay) -> dict[int, str]:
     return found
 
 
-def planned(replay: Replay) -> list[Split]:
+def planned(replay: SourceReplay) -> list[Split]:
     """The splits of the next batch with any change, which is waited for."""
     wait_until(replay.plan)
     assert replay.offset is not None
@@ -113,13 +113,13 @@ def files_below(folder: Path) -> set[Path]:
 class SourceContract:
     """Inherit it, give an `upstream` fixture, and pass."""
 
-    def equal(self, replay: Replay, upstream: Upstream) -> None:
+    def equal(self, replay: SourceReplay, upstream: Upstream) -> None:
         replay.catch_up()
         assert held(replay) == upstream.rows()
 
-    def following(self, upstream: Upstream, limit: Limit = PLENTY) -> Replay:
+    def following(self, upstream: Upstream, limit: Limit = PLENTY) -> SourceReplay:
         """A pipeline that has copied what there is, to be entered as a context."""
-        replay = Replay(upstream.source, limit)
+        replay = SourceReplay(upstream.source, limit)
         try:
             self.equal(replay, upstream)
         except BaseException:
@@ -150,7 +150,7 @@ class SourceContract:
         there: Source = pickle.loads(pickle.dumps(upstream.source))  # noqa: S301
         assert there == upstream.source
         upstream.put(texts(range(3), "copied"))
-        with Replay(there, PLENTY) as replay:
+        with SourceReplay(there, PLENTY) as replay:
             self.equal(replay, upstream)
 
     # -- copy and changes ---------------------------------------------------------------------------------
@@ -171,7 +171,7 @@ class SourceContract:
 
     def test_an_empty_table_is_ready_and_followed(self, upstream: Upstream) -> None:
         with self.following(upstream) as replay:
-            assert (standing(replay).phase, held(replay)) == ("ready", {})
+            assert (table_progress(replay).phase, held(replay)) == ("ready", {})
             upstream.put({1: "first"})
             self.equal(replay, upstream)
 
@@ -203,7 +203,7 @@ class SourceContract:
 
     def test_offsets_survive_as_text(self, upstream: Upstream) -> None:
         upstream.put(texts(range(30), "copied"))
-        with Replay(upstream.source, LITTLE) as replay:
+        with SourceReplay(upstream.source, LITTLE) as replay:
             for number in range(6):
                 wait_until(replay.plan)
                 assert through_text(replay.planned) == replay.planned
@@ -216,33 +216,33 @@ class SourceContract:
 
     def test_what_is_planned_reads_the_same_again(self, upstream: Upstream) -> None:
         upstream.put(texts(range(30), "copied"))
-        with Replay(upstream.source, LITTLE) as replay:
+        with SourceReplay(upstream.source, LITTLE) as replay:
             for number in range(10):
                 splits = planned(replay)
                 self.reads_again(replay, splits)
                 self.is_placed(replay, splits)
                 replay.write()
                 replay.commit()
-                if standing(replay).phase == "ready":
+                if table_progress(replay).phase == "ready":
                     upstream.put({number: "changed", 100 + number: "new"})
                     upstream.remove(20 + number)
             self.equal(replay, upstream)
 
-    def reads_again(self, replay: Replay, splits: list[Split]) -> None:
+    def reads_again(self, replay: SourceReplay, splits: list[Split]) -> None:
         assert replay.offset is not None
         assert replay.planned is not None
         blocks = read(replay.source, splits)
         assert read(replay.source, replay.follower.plan(replay.offset, replay.planned)) == blocks
         there: tuple[Source, list[Split]] = pickle.loads(pickle.dumps((replay.source, splits)))  # noqa: S301
         assert read(*there) == blocks
-        run = [split.run(replay.source.read) if isinstance(split, Errand) else split for split in splits]
+        run = [split.run(replay.source.read) if isinstance(split, ScanSplit) else split for split in splits]
         assert read(replay.source, run) == blocks
         name = str(table_of(replay.source).table)
         log = [split for split in splits if split.copies is None]
         assert all(split.weights.keys() == split.schemas.keys() == {name} for split in log)
         assert read(replay.source, [split.only([name]) for split in log]) == read(replay.source, log)
 
-    def is_placed(self, replay: Replay, splits: list[Split]) -> None:
+    def is_placed(self, replay: SourceReplay, splits: list[Split]) -> None:
         """Copied rows are reads. Other changes come in their order, behind where the table stands now."""
         assert replay.planned is not None
         reads = read(replay.source, [split for split in splits if split.copies is not None])
@@ -254,7 +254,7 @@ class SourceContract:
             places = [Position(change["commit"], change["ordinal"]) for change in changes]
             [then] = replay.source.progress(replay.planned)
             assert places == sorted(set(places))
-            assert standing(replay).position < places[0]
+            assert table_progress(replay).position < places[0]
             assert places[-1] <= then.position
 
     # -- crashes and restarts -----------------------------------------------------------------------------
@@ -262,7 +262,7 @@ class SourceContract:
     @pytest.mark.parametrize("place", ["plan", "half", "write", "commit"])
     def test_a_crash_loses_nothing(self, upstream: Upstream, place: str) -> None:
         upstream.put(texts(range(40), "copied"))
-        with Replay(upstream.source, LITTLE) as replay:
+        with SourceReplay(upstream.source, LITTLE) as replay:
             for number in range(4):
                 upstream.put({number: "changed", 100 + number: "new"})
                 upstream.remove(39 - number)
@@ -278,7 +278,7 @@ class SourceContract:
 
     def test_who_crashes_before_the_first_batch_begins_again(self, upstream: Upstream) -> None:
         upstream.put({1: "copied", 2: "removed"})
-        with Replay(upstream.source, PLENTY) as replay:
+        with SourceReplay(upstream.source, PLENTY) as replay:
             replay.follower.start()
             upstream.put({3: "new"})
             replay.crash()
@@ -315,7 +315,9 @@ class SourceContract:
     def test_another_reader_has_a_place_of_its_own(self, upstream: Upstream) -> None:
         upstream.put(texts(range(5), "copied"))
         with self.following(upstream) as replay:
-            other = Replay(upstream.source.for_reader("another: one", str(table_of(upstream.source).table)), PLENTY)
+            other = SourceReplay(
+                upstream.source.for_reader("another: one", str(table_of(upstream.source).table)), PLENTY
+            )
             with other:
                 self.equal(other, upstream)
                 upstream.put({1: "changed"})
@@ -333,7 +335,7 @@ class SourceContract:
         """A run that copies, then one that follows."""
         upstream.put(texts(range(30), "copied"))
         numbers = itertools.count(1_000)
-        with Replay(upstream.source, limit) as replay:
+        with SourceReplay(upstream.source, limit) as replay:
             for number in range(2):
                 upstream.put({number: "changed"})
                 upstream.remove(10 + number)
@@ -343,7 +345,7 @@ class SourceContract:
                 assert not {10, 10 + number} & held(replay).keys()
             self.equal(replay, upstream)
 
-    def run_once(self, replay: Replay, upstream: Upstream, numbers: Iterator[int]) -> None:
+    def run_once(self, replay: SourceReplay, upstream: Upstream, numbers: Iterator[int]) -> None:
         target = replay.follower.target()
 
         def ends() -> bool:
@@ -366,7 +368,7 @@ class SourceContract:
                 seen.extend(replay.source.progress(replay.offset or {}))
             return bool(seen) and seen[-1].phase == "ready"
 
-        with Replay(upstream.source, LITTLE) as replay:
+        with SourceReplay(upstream.source, LITTLE) as replay:
             wait_until(is_ready)
             assert {one.upstream_id for one in seen} == {table_of(upstream.source).upstream_id}
             assert [one.phase for one in seen] == sorted((one.phase for one in seen), key=WAY.index)
@@ -376,22 +378,22 @@ class SourceContract:
             assert all(0 < one.chunks_done <= one.chunks_total for one in seen if one.phase in ("copy", "catchup"))
             assert [one.position for one in copies] == sorted(one.position for one in copies)
             upstream.put({1: "changed"})
-            at = standing(replay).position
+            at = table_progress(replay).position
             self.equal(replay, upstream)
-            assert standing(replay).position > at
-            assert standing(replay).phase == "ready"
+            assert table_progress(replay).position > at
+            assert table_progress(replay).phase == "ready"
             assert SourceStatus.of(upstream.source.status()).gear
 
-    def stop(self, replay: Replay, upstream: Upstream) -> TableProgress:
+    def stop(self, replay: SourceReplay, upstream: Upstream) -> TableProgress:
         """Some changes that fail. Where the table stood before, and is told to stand until it may go on."""
-        before = standing(replay)
+        before = table_progress(replay)
         upstream.put({1: "fails", 50: "fails too"})
         upstream.remove(2)
         wait_until(replay.plan)
         replay.fail()
-        replay.orders = Orders(stopped={before.upstream_id: str(before.position)})
+        replay.directives = TableDirectives(stopped={before.upstream_id: str(before.position)})
         wait_until(replay.step)
-        assert standing(replay).phase == "stopped"
+        assert table_progress(replay).phase == "stopped"
         return before
 
     def test_a_stopped_table_goes_on_behind_its_place(self, upstream: Upstream) -> None:
@@ -404,60 +406,60 @@ class SourceContract:
             replay.crash()
             replay.catch_up()
             assert held(replay) == rows
-            assert standing(replay).position <= before.position
-            replay.orders = Orders()
+            assert table_progress(replay).position <= before.position
+            replay.directives = TableDirectives()
             self.equal(replay, upstream)
-            assert (standing(replay).phase, standing(replay).copy) == ("ready", before.copy)
+            assert (table_progress(replay).phase, table_progress(replay).copy) == ("ready", before.copy)
 
     def test_a_table_that_cannot_go_on_is_copied_anew(self, upstream: Upstream) -> None:
         upstream.put(texts(range(5), "copied"))
         with self.following(upstream) as replay:
             before = self.stop(replay, upstream)
-            replay.orders = Orders(stopped={before.upstream_id: None})
+            replay.directives = TableDirectives(stopped={before.upstream_id: None})
             replay.catch_up()
-            replay.orders = Orders()
+            replay.directives = TableDirectives()
             self.equal(replay, upstream)
-            assert standing(replay).phase == "ready"
-            assert standing(replay).copy != before.copy
+            assert table_progress(replay).phase == "ready"
+            assert table_progress(replay).copy != before.copy
 
     def test_a_paused_table_waits_and_goes_on(self, upstream: Upstream) -> None:
         upstream.put(texts(range(5), "copied"))
         with self.following(upstream) as replay:
-            before, rows = standing(replay), held(replay)
-            replay.orders = Orders(paused=[before.upstream_id])
+            before, rows = table_progress(replay), held(replay)
+            replay.directives = TableDirectives(paused=[before.upstream_id])
             wait_until(replay.step)
             upstream.put({1: "while it is paused"})
             upstream.remove(2)
             replay.catch_up()
             assert held(replay) == rows
-            replay.orders = Orders()
+            replay.directives = TableDirectives()
             self.equal(replay, upstream)
-            assert standing(replay).copy == before.copy
+            assert table_progress(replay).copy == before.copy
 
     def test_a_table_is_copied_anew_once_for_each_request(self, upstream: Upstream) -> None:
         upstream.put(texts(range(5), "copied"))
         with self.following(upstream) as replay:
-            copies = [standing(replay).copy]
+            copies = [table_progress(replay).copy]
             for request in (4, 9):
                 for table in replay.tables.values():
                     table.clear()
-                replay.orders = Orders(resync={standing(replay).upstream_id: request})
+                replay.directives = TableDirectives(resync={table_progress(replay).upstream_id: request})
                 upstream.put({request: "changed"})
                 for _ in range(2):
                     self.equal(replay, upstream)
-                assert standing(replay).request == request
-                copies.append(standing(replay).copy)
+                assert table_progress(replay).request == request
+                copies.append(table_progress(replay).copy)
             assert len(set(copies)) == 3
 
     def test_a_stopped_table_is_copied_anew_when_somebody_asks(self, upstream: Upstream) -> None:
         upstream.put(texts(range(5), "copied"))
         with self.following(upstream) as replay:
             before = self.stop(replay, upstream)
-            replay.orders = Orders(stopped=replay.orders.stopped, resync={before.upstream_id: 1})
-            wait_until(lambda: replay.step() and standing(replay).request == 1)
-            replay.orders = Orders()
+            replay.directives = TableDirectives(stopped=replay.directives.stopped, resync={before.upstream_id: 1})
+            wait_until(lambda: replay.step() and table_progress(replay).request == 1)
+            replay.directives = TableDirectives()
             self.equal(replay, upstream)
-            assert standing(replay).copy != before.copy
+            assert table_progress(replay).copy != before.copy
 
 
 class LogContract(SourceContract):

@@ -30,7 +30,7 @@ def known(store: StateStore, upstream_id: str = "1") -> TableRecord:
 
 
 def letter(store: StateStore, commit: int, *, upstream_id: str = "1", reason: str = "too long") -> int:
-    kept = store.keep_letter(
+    kept = store.put_dead_letter(
         upstream_id, "public.a", str(Position(commit, 0)), kind="UnfitError", reason=reason, raw=b"\0\xff", version=1
     )
     return kept.id
@@ -49,7 +49,7 @@ class Stores:
             opened.add_table("1", "public.a")
             yield opened
 
-    def kept(self, address: StoreAddress, upstream_id: str = "1") -> TableRecord:
+    def reread(self, address: StoreAddress, upstream_id: str = "1") -> TableRecord:
         """What another process sees of a table."""
         with address.open_reading() as reader:
             return known(reader, upstream_id)
@@ -91,17 +91,17 @@ class TableContract(Stores):
         assert known(store).state is TableState.SYNC_WAIT
         store.move_table("1", TableState.CATCHUP)
         assert [table.state for table in store.tables()] == [TableState.CATCHUP]
-        stored = self.kept(address)
+        stored = self.reread(address)
         assert stored.state is TableState.FINISHED_COPY
         assert {TableState.SYNC_WAIT, TableState.CATCHUP} <= set(stored.since)
         store.move_table("1", TableState.SYNC_DONE)
-        assert known(store).state is self.kept(address).state is TableState.SYNC_DONE
+        assert known(store).state is self.reread(address).state is TableState.SYNC_DONE
 
     def test_an_overlay_shows_until_the_table_goes_on(self, store: StateStore, address: StoreAddress) -> None:
         store.move_table("1", *WAY[1:3])
         store.overlay("1", TableState.CATCHUP)
         assert known(store).state is TableState.CATCHUP
-        assert self.kept(address).state is TableState.FINISHED_COPY
+        assert self.reread(address).state is TableState.FINISHED_COPY
         store.overlay("1", None)
         assert known(store).state is TableState.FINISHED_COPY
         store.overlay("1", TableState.SYNC_WAIT)
@@ -143,7 +143,7 @@ class TableContract(Stores):
         state = WAY[min(passed, 3) - 1]
         store.fail_table("1", "no")
         store.recover_table("1")
-        assert known(store).state is self.kept(address).state is state
+        assert known(store).state is self.reread(address).state is state
 
     def test_a_pause_leaves_the_state_and_outlives_a_reset(self, store: StateStore) -> None:
         store.pause_table("1")
@@ -175,7 +175,7 @@ class TableContract(Stores):
         store.forget_table("16400")
         store.forget_table("16400")
         assert [table.upstream_id for table in store.tables()] == ["1"]
-        assert (store.schema_at("16400"), store.letter(waiting)) == (None, None)
+        assert (store.schema_at("16400"), store.dead_letter(waiting)) == (None, None)
 
     def test_hostile_names_are_only_names(self, store: StateStore) -> None:
         for number, name in enumerate(['a."; DROP TABLE table_state; --', "a.%s", "a.:name", "a.{0}", "a.🐟 '\\"]):

@@ -99,7 +99,7 @@ class ProgressContract(Stores):
     def test_a_letter_is_kept_once_and_counts_its_tries(self, store: StateStore) -> None:
         first = letter(store, 5)
         assert letter(store, 5, reason="still too long") == first
-        kept = store.letter(first)
+        kept = store.dead_letter(first)
         assert kept is not None
         assert (kept.tries, kept.reason, kept.raw, kept.status) == (2, "still too long", b"\0\xff", "waiting")
         assert kept.first_at <= kept.last_at
@@ -107,22 +107,22 @@ class ProgressContract(Stores):
 
     def test_letters_are_listed_by_table_and_status(self, store: StateStore) -> None:
         one, two = letter(store, 1), letter(store, 2)
-        store.settle_letter(two, "skipped")
-        store.settle_letter(two, "skipped")
-        assert [kept.id for kept in store.letters()] == [one, two]
-        assert [kept.id for kept in store.letters("public.a", "waiting")] == [one]
-        assert [kept.id for kept in store.letters(status="skipped")] == [two]
-        assert store.letters("public.b") == []
+        store.settle_dead_letter(two, "skipped")
+        store.settle_dead_letter(two, "skipped")
+        assert [kept.id for kept in store.dead_letters()] == [one, two]
+        assert [kept.id for kept in store.dead_letters("public.a", "waiting")] == [one]
+        assert [kept.id for kept in store.dead_letters(status="skipped")] == [two]
+        assert store.dead_letters("public.b") == []
 
     def test_a_resolved_letter_that_fails_again_waits_and_a_skipped_one_stays_skipped(self, store: StateStore) -> None:
-        store.settle_letter(letter(store, 1), "resolved")
-        store.settle_letter(letter(store, 2), "skipped")
+        store.settle_dead_letter(letter(store, 1), "resolved")
+        store.settle_dead_letter(letter(store, 2), "skipped")
         letter(store, 1), letter(store, 2)
-        assert [(kept.status, kept.tries) for kept in store.letters()] == [("waiting", 2), ("skipped", 2)]
+        assert [(kept.status, kept.tries) for kept in store.dead_letters()] == [("waiting", 2), ("skipped", 2)]
 
     def test_what_is_skipped_is_what_the_table_has_not_passed(self, store: StateStore) -> None:
         for commit in (3, 1, 2):
-            store.settle_letter(letter(store, commit), "skipped")
+            store.settle_dead_letter(letter(store, commit), "skipped")
         letter(store, 4)
         positions = [str(Position(commit, 0)) for commit in (1, 2, 3)]
         assert store.skips() == {"1": positions}
@@ -133,14 +133,14 @@ class ProgressContract(Stores):
     def test_a_new_copy_drops_the_letters_that_wait(self, store: StateStore, way: str) -> None:
         store.move_table("1", TableState.DATA_SYNC)
         waiting, skipped = letter(store, 1), letter(store, 2)
-        store.settle_letter(skipped, "skipped")
+        store.settle_dead_letter(skipped, "skipped")
         if way == "reset":
             store.reset_table("1")
         elif way == "move":
             store.move_table("1", TableState.INIT)
         else:
             store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", WAY[:2])])
-        assert [kept.id for kept in store.letters()] == [skipped]
+        assert [kept.id for kept in store.dead_letters()] == [skipped]
         assert letter(store, 1) not in (waiting, skipped)
 
 

@@ -129,7 +129,7 @@ def create_zoo(conn: psycopg.Connection) -> None:
     )
 
 
-class Keeper:
+class ZooTraffic:
     """Random transactions on the zoo, the same ones for the same seed; `run` some, or `start` and `stop` a thread.
 
     Several may work on one zoo if their lanes differ: each keeps to keys of its own.

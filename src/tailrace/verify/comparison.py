@@ -25,9 +25,9 @@ from tailrace.config import PipelineConfig
 from tailrace.errors import ConfigError
 from tailrace.registry import open_destination, open_source
 from tailrace.schema import TableSchema
-from tailrace.verify.destination import keeps_changes, kept_rows
-from tailrace.verify.pile import DIGEST, RUN_ROWS, Pile, strides
-from tailrace.verify.source import Rows, source_rows
+from tailrace.verify.destination import destination_rows, keeps_changes
+from tailrace.verify.pile import DIGEST, RUN_ROWS, KeySpill, strides
+from tailrace.verify.source import RowBatches, source_rows
 
 KEYS_SHOWN = 20
 
@@ -83,7 +83,7 @@ def verify(
             f"a source of `type: {config.source.type}` cannot be read as a whole, so that nothing can be compared",
             fix="register a function for it: tailrace.verify.source.source_rows.register",
         )
-    if not _is_registered(kept_rows, destination):
+    if not _is_registered(destination_rows, destination):
         raise ConfigError(
             f"a destination of `type: {config.destination.type}` cannot be read back, so that nothing can be compared",
             fix="verify a pipeline whose destination has `type: delta` or `type: sqlite`",
@@ -102,7 +102,7 @@ def verify(
                 table=str(table.table),
             )
         with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as folder:
-            kept = kept_rows(destination, table)
+            kept = destination_rows(destination, table)
             there = _pile(Path(folder) / "destination", table, map(_ordered, kept.rows), run_rows)
             shaped = map(kept.shape, source_rows(source, table))
             here = _pile(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
@@ -122,20 +122,20 @@ def _ordered(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(at, EXACT, pa.array(texts, pa.string()))
 
 
-def _pile(folder: Path, table: TableSchema, rows: Rows, run_rows: int) -> Pile:
+def _pile(folder: Path, table: TableSchema, rows: RowBatches, run_rows: int) -> KeySpill:
     folder.mkdir()
-    pile: Pile | None = None
+    spill: KeySpill | None = None
     for batch in rows:
-        if pile is None:
-            pile = Pile(folder, pa.schema([batch.schema.field(name) for name in table.key]), run_rows)
-        pile.add(batch)
-    if pile is None:
-        pile = Pile(folder, pa.schema([(name, table.column(name).type) for name in table.key]), run_rows)
-    pile.finish()
-    return pile
+        if spill is None:
+            spill = KeySpill(folder, pa.schema([batch.schema.field(name) for name in table.key]), run_rows)
+        spill.add(batch)
+    if spill is None:
+        spill = KeySpill(folder, pa.schema([(name, table.column(name).type) for name in table.key]), run_rows)
+    spill.finish()
+    return spill
 
 
-def _compare(table: TableSchema, source: Pile, destination: Pile, shown: int, run_rows: int) -> Verdict:
+def _compare(table: TableSchema, source: KeySpill, destination: KeySpill, shown: int, run_rows: int) -> Verdict:
     missing = extra = different = 0
     listed: list[tuple[str, ...]] = []
     for first, last in strides([source, destination], run_rows):

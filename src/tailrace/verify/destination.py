@@ -23,7 +23,7 @@ from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.evolution import is_wider
 from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.log import reaching
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite import register
 from tailrace.destination.sqlite.destination import SqliteDestination
@@ -34,16 +34,16 @@ from tailrace.destination.sqlite.name import file_name, listed, quote
 from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import PreflightError
 from tailrace.schema import TableSchema
-from tailrace.verify.source import Rows
+from tailrace.verify.source import RowBatches
 
 _READ_ROWS = 50_000
 
 
 @dataclass(frozen=True)
-class Kept:
+class DestinationRows:
     """A destination's rows of one table, and what it makes of a source's rows: the same columns in its own types."""
 
-    rows: Rows
+    rows: RowBatches
     shape: Callable[[pa.RecordBatch], pa.RecordBatch]
 
 
@@ -53,20 +53,20 @@ def keeps_changes(destination: object, table: TableSchema) -> bool:
 
 
 @singledispatch
-def kept_rows(destination: object, table: TableSchema) -> Kept:
+def destination_rows(destination: object, table: TableSchema) -> DestinationRows:
     """What a destination keeps of a table. Only for one of a class that is registered."""
     raise NotImplementedError(type(destination).__name__)
 
 
-@kept_rows.register
-def _(destination: DeltaDestination, table: TableSchema) -> Kept:
+@destination_rows.register
+def _(destination: DeltaDestination, table: TableSchema) -> DestinationRows:
     from deltalake import DeltaTable
     from pyarrow.dataset import ParquetReadOptions
 
     place = destination.place(table.table)
     options = dict(place.options) or None
     types = {column.name: delta_type(column.type) for column in table.columns}
-    rows: Rows = iter(())
+    rows: RowBatches = iter(())
     with reaching(place, str(table.table)):
         if DeltaTable.is_deltatable(place.uri, storage_options=options):
             dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset(
@@ -81,15 +81,15 @@ def _(destination: DeltaDestination, table: TableSchema) -> Kept:
         arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
         return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], [*types, EXACT])
 
-    return Kept(rows, shape)
+    return DestinationRows(rows, shape)
 
 
-def _reached(rows: Rows, place: Place, table: str) -> Rows:
+def _reached(rows: RowBatches, place: TablePath, table: str) -> RowBatches:
     with reaching(place, table):
         yield from rows
 
 
-def _delta_rows(dataset: Any, columns: Mapping[str, pa.DataType]) -> Rows:
+def _delta_rows(dataset: Any, columns: Mapping[str, pa.DataType]) -> RowBatches:
     for batch in dataset.to_batches(batch_size=_READ_ROWS, batch_readahead=2, fragment_readahead=1):
         alive = batch
         if DELETED_AT in batch.schema.names:
@@ -106,8 +106,8 @@ def _delta_rows(dataset: Any, columns: Mapping[str, pa.DataType]) -> Rows:
 _STORED = {"INTEGER": pa.int64(), "REAL": pa.float64(), "TEXT": pa.string(), "BLOB": pa.binary()}
 
 
-@kept_rows.register
-def _(destination: SqliteDestination, table: TableSchema) -> Kept:
+@destination_rows.register
+def _(destination: SqliteDestination, table: TableSchema) -> DestinationRows:
     kept = _as_in_file(destination, table)
     types = {column.name: _STORED[declared(column.type)] for column in kept.columns}
     names = [*types, EXACT]
@@ -123,7 +123,7 @@ def _(destination: SqliteDestination, table: TableSchema) -> Kept:
             arrays.append(pa.array(plain, types[column.name], mask=nan))
         return pa.RecordBatch.from_arrays([*arrays, pa.array(exact, pa.string())], names)
 
-    def rows() -> Rows:
+    def rows() -> RowBatches:
         with closing(_opened(destination)) as file:
             place = quote(file_name(table.table))
             found = {row[1] for row in file.execute(f"PRAGMA table_info({place})")}
@@ -136,7 +136,7 @@ def _(destination: SqliteDestination, table: TableSchema) -> Kept:
                 columns = zip(zip(*some, strict=True), [*types.values(), pa.string()], strict=True)
                 yield pa.RecordBatch.from_arrays([pa.array(values, kind) for values, kind in columns], names)
 
-    return Kept(rows() if _has_file(destination) else iter(()), shape)
+    return DestinationRows(rows() if _has_file(destination) else iter(()), shape)
 
 
 def _as_in_file(destination: SqliteDestination, table: TableSchema) -> TableSchema:

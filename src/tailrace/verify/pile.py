@@ -21,10 +21,10 @@ PARTS: Final = 1024
 RUN_ROWS: Final = 500_000
 """How many rows of a side are in memory, and about as many are compared at a time."""
 
-Counts = npt.NDArray[np.int64]
+KeyCounts = npt.NDArray[np.int64]
 
 
-class Pile:
+class KeySpill:
     """One side. `add` every row, then `finish`, then take any parts any number of times."""
 
     def __init__(self, folder: Path, key: pa.Schema, run_rows: int) -> None:
@@ -35,7 +35,7 @@ class Pile:
         self._waits = 0
         self._files: list[Path] = []
         self._run: pa.Table = self._schema.empty_table()
-        self.counts: Counts = np.zeros(PARTS, np.int64)
+        self.counts: KeyCounts = np.zeros(PARTS, np.int64)
         """How many rows there are in each part."""
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Pile:
             self._run, sizes = self._sorted()
             self.counts = sizes
 
-    def _sorted(self) -> tuple[pa.Table, Counts]:
+    def _sorted(self) -> tuple[pa.Table, KeyCounts]:
         """The rows that wait, in the order of their parts, and how many are in each."""
         rows = pa.Table.from_batches(self._waiting, self._schema).combine_chunks()
         self._waiting, self._waits = [], 0
@@ -92,9 +92,9 @@ class Pile:
         return pa.Table.from_batches(found, self._schema)
 
 
-def strides(piles: Sequence[Pile], rows: int) -> Iterator[tuple[int, int]]:
+def strides(piles: Sequence[KeySpill], rows: int) -> Iterator[tuple[int, int]]:
     """Ranges of parts, all parts in turn, each of about so many rows on all sides together: never less than a part."""
-    sizes = np.sum([pile.counts for pile in piles], axis=0).tolist()
+    sizes = np.sum([spill.counts for spill in piles], axis=0).tolist()
     first, held = 0, 0
     for part, size in enumerate(sizes):
         if part > first and held + size > rows:

@@ -31,14 +31,14 @@ from tailrace.source.sqlite import copy as sqlite_copy
 from tailrace.source.sqlite.catalog import ROWID
 from tailrace.source.sqlite.source import SqliteSource
 
-Rows = Iterator[pa.RecordBatch]
+RowBatches = Iterator[pa.RecordBatch]
 """A table's columns, then EXACT: the values that their column's type cannot hold."""
 
 _LAST_ROWID = (1 << 63) - 1
 
 
 @singledispatch
-def source_rows(source: object, table: TableSchema) -> Rows:
+def source_rows(source: object, table: TableSchema) -> RowBatches:
     """The rows of a table as its upstream has them now, some at a time. Nothing upstream or in the state changes.
 
     Only for a source of a class that is registered.
@@ -47,7 +47,7 @@ def source_rows(source: object, table: TableSchema) -> Rows:
 
 
 @source_rows.register
-def _(source: PostgresSource, table: TableSchema) -> Rows:
+def _(source: PostgresSource, table: TableSchema) -> RowBatches:
     published = source.discover()[int(table.upstream_id)]
     converter = Converter(table)
     where = f" WHERE {published.row_filter}" if published.row_filter else ""
@@ -63,7 +63,7 @@ def _(source: PostgresSource, table: TableSchema) -> Rows:
 
 
 @source_rows.register
-def _(source: PollSource, table: TableSchema) -> Rows:
+def _(source: PollSource, table: TableSchema) -> RowBatches:
     settings = source.tables_wanted.settings_of(str(table.table))
     soft = settings.deletes.soft if settings.deletes is not None else None
     query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.page_rows)
@@ -73,31 +73,31 @@ def _(source: PollSource, table: TableSchema) -> Rows:
 
 
 @source_rows.register
-def _(source: SqliteSource, table: TableSchema) -> Rows:
-    return _copied(source.read(sqlite_copy.CopySplit(copies=table, high=_LAST_ROWID)))
+def _(source: SqliteSource, table: TableSchema) -> RowBatches:
+    return _copied(source.read(sqlite_copy.SqliteCopySplit(copies=table, high=_LAST_ROWID)))
 
 
 @source_rows.register
-def _(source: RqliteSource, table: TableSchema) -> Rows:
+def _(source: RqliteSource, table: TableSchema) -> RowBatches:
     by_key = all(table.column(name).upstream_type != ROWID for name in table.key)
-    split = rqlite_copy.CopySplit(copies=table, high=_LAST_ROWID, by_key=by_key, rows=source.chunk_rows)
+    split = rqlite_copy.RqliteCopySplit(copies=table, high=_LAST_ROWID, by_key=by_key, rows=source.chunk_rows)
     return _copied(source.read(split))
 
 
 @source_rows.register
-def _(source: SlateDbSource, table: TableSchema) -> Rows:
+def _(source: SlateDbSource, table: TableSchema) -> RowBatches:
     # What will expire is noted while rows are read: for a reader of our own, and forgotten with it.
     reader = source.for_reader(f"verify-{uuid.uuid4().hex}")
     low, high = slatedb_copy.range_of(reader.rule(table), (), 0)
     latest = cast(str, None)  # not a checkpoint, but what is durable now
-    split = slatedb_copy.CopySplit(copies=table, checkpoint=latest, low=low, high=high, clock=read_clock())
+    split = slatedb_copy.SlateDbCopySplit(copies=table, checkpoint=latest, low=low, high=high, clock=read_clock())
     try:
         yield from _copied(reader.read(split))
     finally:
         reader.reset()
 
 
-def _copied(read: Iterable[Changes]) -> Rows:
+def _copied(read: Iterable[Changes]) -> RowBatches:
     for changes in read:
         yield _with_exact(changes.row, changes.batch.column("exact"))
 

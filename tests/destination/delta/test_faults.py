@@ -18,7 +18,7 @@ from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.upkeep import Compaction
 from tailrace.errors import TableError, UnavailableError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.testing.destination import ITEMS, Change, changes_of, delete, insert, moved, read, update
+from tailrace.testing.destination import ITEMS, RowChange, changes_of, delete, insert, moved, read, update
 from tests.destination.writing import TREE, write
 
 BIG = '{"price": "99999999999"}'
@@ -39,7 +39,7 @@ def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: [row[name] for name in table.key])
 
 
-def copied(destination: DeltaDestination, number: int, *rows: Change) -> None:
+def copied(destination: DeltaDestination, number: int, *rows: RowChange) -> None:
     """What a resync does, in one batch."""
     staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
     write(destination, number, staged=[staged], starts=True, completes=True)

@@ -18,13 +18,13 @@ from tailrace.destination import Batch
 from tailrace.destination.webhook.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueWriter
 from tailrace.destination.webhook.report import STATUS
-from tailrace.destination.webhook.retry import Schedule
+from tailrace.destination.webhook.retry import RetrySchedule
 from tailrace.destination.webhook.sender import Sender
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.transport import Route, Tls
+from tailrace.destination.webhook.transport import Route, WebhookTls
 
 AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-HASTE = Schedule("exponential", 0.001, 0.01)
+HASTE = RetrySchedule("exponential", 0.001, 0.01)
 
 
 def row(table: str, commit: int, ordinal: int = 0, *, copied: bool = False, marker: bool = False) -> dict[str, Any]:
@@ -71,7 +71,7 @@ def fill(folder: Path, *batches: pa.Table) -> None:
 
 def options(folder: Path, url: str, lease: Path | str, **others: Any) -> SenderOptions:
     """Of a sender in a hurry."""
-    tls, timeout = others.pop("tls", Tls()), others.pop("timeout_seconds", 30.0)
+    tls, timeout = others.pop("tls", WebhookTls()), others.pop("timeout_seconds", 30.0)
     given: dict[str, Any] = {
         "schedule": HASTE,
         "max_events": 10,

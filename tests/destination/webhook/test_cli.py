@@ -12,7 +12,7 @@ import yaml
 
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.errors import DamagedError
-from tailrace.testing.endpoint import Endpoint, Reply, always
+from tailrace.testing.endpoint import Reply, WebhookEndpoint, always
 from tailrace.testing.runner import command
 from tests.destination.webhook.test_queue import batch, ids, numbered, opened
 
@@ -73,7 +73,7 @@ def test_status_of_a_queue_whose_place_is_not_known_is_refused(tmp_path: Path) -
 
 
 def test_drain_sends_what_waits_and_a_second_time_there_is_nothing_to_send(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         file = write_file(tmp_path, endpoint.url)
         fill(tmp_path, 1234)
         assert run("drain", str(file)) == (0, {"pending": 0})
@@ -85,7 +85,7 @@ def test_drain_sends_what_waits_and_a_second_time_there_is_nothing_to_send(tmp_p
 
 
 def test_drain_gives_up_in_time_and_loses_nothing(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(500))
         file = write_file(tmp_path, endpoint.url)
         fill(tmp_path, 10)
@@ -99,7 +99,7 @@ def test_drain_gives_up_in_time_and_loses_nothing(tmp_path: Path) -> None:
 
 
 def test_purge_gives_up_what_waits_but_knows_the_batches_it_held(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         file = write_file(tmp_path, endpoint.url)
         queue = fill(tmp_path, 10)
         assert run("purge", str(file), "--yes") == (0, {"given_up": 10})

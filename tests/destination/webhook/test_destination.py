@@ -18,7 +18,7 @@ from tailrace.change import Changes, Position
 from tailrace.child import read_status, write_status
 from tailrace.destination import Batch
 from tailrace.destination.webhook import destination as module
-from tailrace.destination.webhook.destination import WebhookDelivery, WebhookDestination
+from tailrace.destination.webhook.destination import WebhookCommitter, WebhookDestination
 from tailrace.destination.webhook.event import EVERY
 from tailrace.destination.webhook.ownership import claim_queue
 from tailrace.destination.webhook.queue import QueueReader
@@ -27,7 +27,7 @@ from tailrace.errors import UnavailableError
 from tailrace.registry import open_destination
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import changes_of, delete, insert, moved, read, update
-from tailrace.testing.endpoint import Endpoint, Reply, always
+from tailrace.testing.endpoint import Reply, WebhookEndpoint, always
 from tailrace.testing.wait import wait_until
 from tests.descriptor import open_below
 
@@ -65,7 +65,7 @@ def batch(number: int) -> Batch:
     return Batch("shop/1", number)
 
 
-def told(endpoint: Endpoint) -> list[tuple[str, str, Any]]:
+def told(endpoint: WebhookEndpoint) -> list[tuple[str, str, Any]]:
     """Table, kind and key of every event that arrived."""
     return [
         (event["subject"], event["type"].removeprefix("tailrace."), event["data"]["key"]["id"])
@@ -75,11 +75,11 @@ def told(endpoint: Endpoint) -> list[tuple[str, str, Any]]:
 
 
 def test_a_batch_arrives_once_in_the_order_of_its_commits_whatever_table_wrote_first(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = pickle.loads(pickle.dumps(make(tmp_path, endpoint.url)))
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             for _ in range(2):  # a crash between the queue and Spark's log
-                with delivery.taking(batch(0)):
+                with delivery.batch(batch(0)):
                     destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a"), commit=10), batch(0))
                     destination.write_changes(
                         ITEMS, changes_of(ITEMS, insert(id=7, note="b"), delete(id=7), commit=8), batch(0)
@@ -93,12 +93,12 @@ def test_a_batch_arrives_once_in_the_order_of_its_commits_whatever_table_wrote_f
 
 
 def test_copied_rows_come_before_the_log_and_a_batch_that_failed_brings_nothing(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             with pytest.raises(UnavailableError, match="a task died"):
                 _fail(destination, delivery)
-            with delivery.taking(batch(0)):
+            with delivery.batch(batch(0)):
                 staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, note="a"), read(id=2, note="b")))
                 assert staged.rows == 2
                 destination.write_changes(ORDERS, changes_of(ORDERS, update(id=5, note="u")), batch(0))
@@ -112,14 +112,14 @@ def test_copied_rows_come_before_the_log_and_a_batch_that_failed_brings_nothing(
 
 
 def test_only_what_changes_is_sent_where_copied_rows_are_not_wanted(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url, copied_rows=False)
         rows = iter(changes_of(ITEMS, read(id=1, note="a"), read(id=2, note="b")))
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
+        with destination.committer() as delivery:
+            with delivery.batch(batch(0)):
                 staged = destination.write_rows(ITEMS, rows)
                 destination.write_changes(ITEMS, [], batch(0), staged=[staged], starts=True, completes=True)
-            with delivery.taking(batch(1)):
+            with delivery.batch(batch(1)):
                 destination.write_changes(ITEMS, changes_of(ITEMS, update(id=2, note="c"), commit=5), batch(1))
             delivery.drain()
         assert told(endpoint) == [("public.items", "update", 2)]
@@ -127,18 +127,18 @@ def test_only_what_changes_is_sent_where_copied_rows_are_not_wanted(tmp_path: Pa
         assert next(rows, None) is None, "sources note which rows they gave"
 
 
-def _fail(destination: WebhookDestination, delivery: WebhookDelivery) -> None:
-    with delivery.taking(batch(0)):
+def _fail(destination: WebhookDestination, delivery: WebhookCommitter) -> None:
+    with delivery.batch(batch(0)):
         destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=99, note="lost")), batch(0))
         raise UnavailableError("a task died")
 
 
 def test_a_table_that_failed_before_a_crash_arrives_when_the_batch_comes_again(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
         for tables in ([ORDERS], [ORDERS, ITEMS], [ORDERS, ITEMS]):
-            with destination.delivering() as delivery:
-                with delivery.taking(batch(0)):
+            with destination.committer() as delivery:
+                with delivery.batch(batch(0)):
                     for table in tables:
                         destination.write_changes(table, changes_of(table, insert(id=1, note="a")), batch(0))
                 delivery.drain()
@@ -146,15 +146,15 @@ def test_a_table_that_failed_before_a_crash_arrives_when_the_batch_comes_again(t
 
 
 def test_what_failed_attempts_have_staged_goes_with_the_next_one(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
         staged = Path(destination.queue) / "staged"
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             for _ in range(3):
                 with pytest.raises(UnavailableError, match="a task died"):
                     _fail(destination, delivery)
                 assert len(list(staged.glob("*.arrow"))) == 1
-            with delivery.taking(batch(0)):
+            with delivery.batch(batch(0)):
                 pass
             assert not staged.exists()
         assert not endpoint.requests
@@ -163,10 +163,10 @@ def test_what_failed_attempts_have_staged_goes_with_the_next_one(tmp_path: Path)
 def test_a_changed_key_is_one_event_also_when_its_halves_come_in_two_chunks(tmp_path: Path) -> None:
     whole = changes_of(ORDERS, delete(id=1), moved(id=2, note="moved"))[0]
     halves = [Changes(ORDERS, whole.batch.slice(0, 1)), Changes(ORDERS, whole.batch.slice(1, 1))]
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
+        with destination.committer() as delivery:
+            with delivery.batch(batch(0)):
                 destination.write_changes(ORDERS, halves, batch(0))
             delivery.drain()
         [event] = json.loads(endpoint.taken[0].body)
@@ -178,26 +178,26 @@ def test_a_changed_key_is_one_event_also_when_its_halves_come_in_two_chunks(tmp_
 
 
 def test_what_waits_is_sent_by_the_next_run(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(500))
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery, delivery.taking(batch(0)):
+        with destination.committer() as delivery, delivery.batch(batch(0)):
             destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
         assert not endpoint.taken
         endpoint.rule = always(Reply())
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             delivery.drain()
         assert told(endpoint) == [("public.orders", "insert", 1)]
 
 
 @contextmanager
-def refused(tmp_path: Path) -> Iterator[tuple[Endpoint, WebhookDestination, WebhookDelivery]]:
+def refused(tmp_path: Path) -> Iterator[tuple[WebhookEndpoint, WebhookDestination, WebhookCommitter]]:
     """An endpoint that takes nothing, and a delivery with one event for it."""
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(500))
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
+        with destination.committer() as delivery:
+            with delivery.batch(batch(0)):
                 destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
             yield endpoint, destination, delivery
 
@@ -231,14 +231,14 @@ def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS", 1.0)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(500))
         destination = make(tmp_path, endpoint.url)
         folder = Path(destination.queue)
         folder.mkdir(parents=True)
         # Another process has the queue, and is not heard of.
-        with claim_queue(folder), destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
+        with claim_queue(folder), destination.committer() as delivery:
+            with delivery.batch(batch(0)):
                 destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
             write_status(folder, STATUS, {"at": time.time() - 60, "follows": True, "delivered_to": None})
             with pytest.raises(UnavailableError, match="1 events wait"):
@@ -246,15 +246,15 @@ def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
 
 
 def test_a_sender_that_was_killed_is_replaced(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             child = delivery._sender
             assert child._process is not None
             child._process.kill()
             child._process.wait()
             (Path(destination.queue) / "sender.log").write_text("why it ended")
-            with delivery.taking(batch(0)):
+            with delivery.batch(batch(0)):
                 destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
             delivery.drain()
         assert told(endpoint) == [("public.orders", "insert", 1)]
@@ -276,20 +276,20 @@ def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEVEL_SECONDS", 0.2)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         destination = make(tmp_path, endpoint.url)
-        with destination.delivering() as delivery:
+        with destination.committer() as delivery:
             delivery.settled(Position(5, 0))
             delivery.settled(None)
             delivery.settled(Position(7, 0))
-            with delivery.taking(batch(0)):
+            with delivery.batch(batch(0)):
                 pass
             reader = QueueReader(Path(destination.queue))
             number = 1
 
             def says() -> list[tuple[str, int]]:
                 nonlocal number
-                with delivery.taking(batch(number)):
+                with delivery.batch(batch(number)):
                     number += 1
                 frames = reader.read(reader.start, 100)
                 return [(row["table"], row["commit"]) for _, table in frames for row in table.to_pylist()]
@@ -299,16 +299,16 @@ def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(
 
 
 def test_what_was_dropped_is_counted_through_a_restart_of_the_sender(tmp_path: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(400), Reply(400))
         destination = make(tmp_path, endpoint.url, retry={"min": "5ms", "max": "20ms", "limit": 2})
         folder = Path(destination.queue)
-        with destination.delivering() as delivery:
-            with delivery.taking(batch(0)):
+        with destination.committer() as delivery:
+            with delivery.batch(batch(0)):
                 destination.write_changes(ORDERS, changes_of(ORDERS, insert(id=1, note="a")), batch(0))
             delivery.drain()
         first = read_status(folder, STATUS)
         assert first["dropped"] == 1
-        with destination.delivering():
+        with destination.committer():
             wait_until(lambda: read_status(folder, STATUS).get("pid") not in (None, first["pid"]))
             assert read_status(folder, STATUS)["dropped"] == 1

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.change import LAST_ORDINAL, START, Position
-from tailrace.destination.webhook.leader import Leadership, Standing, open_engine
+from tailrace.destination.webhook.leader import Leadership, LeaderState, open_engine
 from tailrace.errors import OwnedError
 from tailrace.state import Owner, StateStore, StoreAddress
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.wait import wait_until
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
@@ -29,7 +29,7 @@ Join = Callable[..., Leadership]
 def lease(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return str(tmp_path / "shared")
-    database: Database = request.getfixturevalue("database")
+    database: PostgresDatabase = request.getfixturevalue("database")
     return database.dsn
 
 
@@ -49,7 +49,7 @@ def join(lease: str) -> Iterator[Join]:
         yield make
 
 
-def claimed(leadership: Leadership) -> Standing:
+def claimed(leadership: Leadership) -> LeaderState:
     standing = leadership.claim()
     assert standing is not None
     return standing
@@ -59,7 +59,7 @@ def test_one_node_leads_until_it_lets_go(join: Join) -> None:
     a, b = join("a"), join("b")
     assert (a.leader(), claimed(a), b.claim(), a.holds(), b.holds()) == (
         None,
-        Standing(1, START, {}),
+        LeaderState(1, START, {}),
         None,
         True,
         False,
@@ -132,12 +132,12 @@ def test_who_sent_last_goes_on_at_its_own_place_and_another_by_the_watermarks(jo
     claimed(a)
     a.persist({"t": Position(5, 0)}, Position(3, 7))
     a.release()
-    assert claimed(a) == Standing(2, Position(3, 7), {})
+    assert claimed(a) == LeaderState(2, Position(3, 7), {})
     a.release()
-    assert claimed(b) == Standing(3, START, {"t": Position(5, 0)})
+    assert claimed(b) == LeaderState(3, START, {"t": Position(5, 0)})
     b.persist({"t": Position(6, 0)}, Position(1, 0))
     b.release()
-    assert claimed(a) == Standing(4, Position(3, 7), {"t": Position(6, 0)})
+    assert claimed(a) == LeaderState(4, Position(3, 7), {"t": Position(6, 0)})
 
 
 def test_what_an_operator_passes_over_is_behind_the_place(join: Join) -> None:
@@ -148,7 +148,7 @@ def test_what_an_operator_passes_over_is_behind_the_place(join: Join) -> None:
 
 def test_of_many_who_claim_at_once_one_gets_it(join: Join) -> None:
     nodes = [join(f"node {number}") for number in range(6)]
-    won: list[Standing | None] = []
+    won: list[LeaderState | None] = []
     threads = [threading.Thread(target=lambda node=node: won.append(node.claim())) for node in nodes]
     for thread in threads:
         thread.start()
@@ -169,5 +169,5 @@ def test_the_state_of_a_pipeline_holds_its_lease_and_a_new_life_of_it_begins_wit
         store.forget_pipeline()
         assert (a.watermarks(), a.places()) == ({}, {})
         a.release()
-        assert claimed(a) == Standing(2, START, {})
+        assert claimed(a) == LeaderState(2, START, {})
         a.close()

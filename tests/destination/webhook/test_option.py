@@ -12,21 +12,21 @@ from pydantic import ValidationError
 
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.option import Place
+from tailrace.option import OptionContext
 
 CANARY = "c4nary-Pa55"
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Place:
-    return Place("shop", tmp_path, tmp_path / "state")
+def place(tmp_path: Path) -> OptionContext:
+    return OptionContext("shop", tmp_path, tmp_path / "state")
 
 
-def read(place: Place, **keys: Any) -> WebhookOptions:
+def read(place: OptionContext, **keys: Any) -> WebhookOptions:
     return WebhookOptions.model_validate({"type": "webhook", "url": "https://example.com/hook", **keys}, context=place)
 
 
-def test_the_contract_of_the_file_is_understood(place: Place, tmp_path: Path) -> None:
+def test_the_contract_of_the_file_is_understood(place: OptionContext, tmp_path: Path) -> None:
     options = read(
         place,
         format="rqlite",
@@ -44,7 +44,7 @@ def test_the_contract_of_the_file_is_understood(place: Place, tmp_path: Path) ->
     assert SenderOptions.from_json(sender.to_json()) == sender
 
 
-def test_what_is_left_out_has_a_default(place: Place) -> None:
+def test_what_is_left_out_has_a_default(place: OptionContext) -> None:
     sender = SenderOptions.of(read(place), name="shop")
     assert sender.lease == str(place.state)
     assert sender.queue == str(place.state / "queue")
@@ -53,12 +53,12 @@ def test_what_is_left_out_has_a_default(place: Place) -> None:
     assert not sender.route.allow_private
 
 
-def test_a_lease_may_be_a_postgres_database(place: Place) -> None:
+def test_a_lease_may_be_a_postgres_database(place: OptionContext) -> None:
     for dsn in ("postgresql://me:secret@db/state", "host=db dbname=state"):
         assert SenderOptions.of(read(place, leader={"lease": dsn}), name="shop").lease == dsn
 
 
-def test_one_signing_secret_or_several_while_they_are_changed(place: Place) -> None:
+def test_one_signing_secret_or_several_while_they_are_changed(place: OptionContext) -> None:
     assert SenderOptions.of(read(place, secret="one"), name="shop").secrets == ("one",)
     assert SenderOptions.of(read(place, secret=["one", "two"]), name="shop").secrets == ("one", "two")
 
@@ -86,13 +86,13 @@ def test_one_signing_secret_or_several_while_they_are_changed(place: Place) -> N
         {"format": "xml"},
     ],
 )
-def test_what_cannot_work_is_refused_without_showing_it(place: Place, wrong: dict[str, Any]) -> None:
+def test_what_cannot_work_is_refused_without_showing_it(place: OptionContext, wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError) as refused:
         read(place, **wrong)
     assert CANARY not in str(refused.value)
 
 
-def test_secrets_show_nowhere_but_in_what_the_sender_is_told(place: Place) -> None:
+def test_secrets_show_nowhere_but_in_what_the_sender_is_told(place: OptionContext) -> None:
     options = read(
         place,
         url=f"https://me:{CANARY}@example.com/{CANARY}?key={CANARY}",
@@ -107,7 +107,7 @@ def test_secrets_show_nowhere_but_in_what_the_sender_is_told(place: Place) -> No
     assert json.loads(sender.to_json())["headers"] == {"Authorization": CANARY}
 
 
-def test_a_private_target_is_found_before_anything_is_sent(place: Place) -> None:
+def test_a_private_target_is_found_before_anything_is_sent(place: OptionContext) -> None:
     inside = SenderOptions.of(read(place, url="http://127.0.0.1:9/"), name="shop").check()
     allowed = SenderOptions.of(read(place, url="http://127.0.0.1:9/", allow_private=True), name="shop").check()
     unknown = SenderOptions.of(read(place, url="http://nowhere.invalid/"), name="shop").check()

@@ -22,13 +22,13 @@ from tailrace.destination.webhook.event import EVERY
 from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.destination.webhook.ownership import queue_id
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
-from tailrace.destination.webhook.retry import Schedule
+from tailrace.destination.webhook.retry import RetrySchedule
 from tailrace.destination.webhook.sender import Sender
 from tailrace.destination.webhook.signature import verify
 from tailrace.errors import DamagedError, OwnedError
 from tailrace.state import Owner
-from tailrace.testing.database import Database
-from tailrace.testing.endpoint import Endpoint, Reply, always
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.endpoint import Reply, WebhookEndpoint, always
 from tailrace.testing.wait import wait_until
 from tests.destination.webhook.sending import copied, drain, events, fill, numbered, options, row, sending, status
 
@@ -50,7 +50,7 @@ def another_node(tmp_path: Path, *, seconds: float = 60) -> Leadership:
 
 def test_events_are_posted_in_order_and_never_more_than_allowed_at_once(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 25), numbered(26, 2500))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         drain(options(queue, endpoint.url, tmp_path))
         assert endpoint.ids() == ids(1, 2525)
         sizes = [len(json.loads(request.body)) for request in endpoint.requests]
@@ -69,7 +69,7 @@ def test_requests_are_bounded_by_their_size_and_a_larger_event_goes_alone(
     for number, each in enumerate(rows):
         each["event"] = json.dumps({"id": each["id"], "pad": "x" * (9000 if number == 50 else 97 * number % 700)})
     fill(queue, events(rows[:70]), events(rows[70:]))
-    with Endpoint(ids=lambda body: re.findall(r"public\.a:\d+:0", body.decode())) as e:
+    with WebhookEndpoint(ids=lambda body: re.findall(r"public\.a:\d+:0", body.decode())) as e:
         drain(options(queue, e.url, tmp_path, max_events=1000, max_bytes=3000, format=format_name, node_id="n" * 60))
         sizes = [len(request.body) for request in e.requests]
         assert e.ids() == [str(each["id"]) for each in rows]
@@ -87,7 +87,7 @@ def test_a_follower_passes_the_frame_without_events_that_a_queue_keeps_when_it_i
     other.persist({f"public.{name}": Position(10, 0) for name in "abc"}, START)
     fill(queue, numbered(1, 10))
     reader = QueueReader(queue)
-    with Endpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
+    with WebhookEndpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
         wait_until(lambda: reader.released == reader.head)
         with QueueWriter(queue, segment_bytes=1 << 20, max_bytes=1 << 30) as writer:
             place = writer.give_up()
@@ -107,7 +107,7 @@ def test_a_follower_gives_up_what_it_copied_of_a_table_that_was_empty_for_the_le
     leader.claim()
     # What a marker without a row says, and then that all tables are level.
     leader.persist({"public.late": START, EVERY: Position(80, 0)}, START)
-    with Endpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
+    with WebhookEndpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
         wait_until(lambda: reader.released == Position(1, 0))
     leader.close()
     assert not endpoint.requests
@@ -120,7 +120,7 @@ def test_a_queue_whose_oldest_file_is_damaged_is_not_sent_without_it(tmp_path: P
     data = bytearray(oldest.read_bytes())
     data[20] ^= 1
     oldest.write_bytes(data)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         with pytest.raises(DamagedError, match="was not delivered"):
             drain(options(queue, endpoint.url, tmp_path))
         assert not endpoint.requests
@@ -128,12 +128,12 @@ def test_a_queue_whose_oldest_file_is_damaged_is_not_sent_without_it(tmp_path: P
 
 
 def test_a_full_disk_on_which_nothing_can_be_given_up_is_no_reason_to_send_nothing(
-    queue: Path, database: Database
+    queue: Path, database: PostgresDatabase
 ) -> None:
     fill(queue, numbered(1, 100))
     queue_id(queue)
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, database.dsn)
         resource.setrlimit(resource.RLIMIT_FSIZE, (0, before[1]))
         try:
@@ -149,7 +149,7 @@ def test_a_full_disk_on_which_nothing_can_be_given_up_is_no_reason_to_send_nothi
 
 def test_what_was_delivered_is_not_sent_again_after_a_restart_and_leaves_the_queue(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 3000))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         drain(chosen)
         drain(chosen)
@@ -162,7 +162,7 @@ def test_what_was_delivered_is_not_sent_again_after_a_restart_and_leaves_the_que
 
 def test_events_that_are_too_few_wait_for_others_but_not_for_long(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 3))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path, max_events=5, max_delay_seconds=600.0)
         with sending(chosen):
             wait_until(lambda: bool(status(queue).get("leader")))
@@ -177,7 +177,7 @@ def test_events_that_are_too_few_wait_for_others_but_not_for_long(tmp_path: Path
 
 def test_a_request_that_failed_comes_again_as_it_was_and_signed(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 20))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(*(Reply(code) for code in (500, 410, 302, 404)), Reply(cut=True), Reply(500, takes=True))
         drain(options(queue, endpoint.url, tmp_path, secrets=("one", "two"), headers={"X-Token": "t"}))
         first = endpoint.requests[0]
@@ -194,7 +194,7 @@ def test_a_request_that_failed_comes_again_as_it_was_and_signed(tmp_path: Path, 
 
 def test_an_endpoint_that_asks_for_nonsense_is_asked_again(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 1))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(503, {"Retry-After": "Wed, 21 Oct 99999999999 07:28:00 GMT"}))
         drain(options(queue, endpoint.url, tmp_path))
         assert endpoint.ids() == ids(1, 1)
@@ -202,7 +202,7 @@ def test_an_endpoint_that_asks_for_nonsense_is_asked_again(tmp_path: Path, queue
 
 def test_an_endpoint_that_asks_for_a_pause_gets_it(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 1))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(429, {"Retry-After": "1"}))
         drain(options(queue, endpoint.url, tmp_path))
         first, second = endpoint.requests
@@ -213,12 +213,12 @@ def test_events_are_dropped_only_as_configured_counted_and_named_without_their_c
     tmp_path: Path, queue: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(queue, numbered(1, 15))
-    with Endpoint() as endpoint, caplog.at_level(logging.WARNING):
+    with WebhookEndpoint() as endpoint, caplog.at_level(logging.WARNING):
         endpoint.script(Reply(400), Reply(400), Reply(400))
-        drain(options(queue, endpoint.url, tmp_path, schedule=Schedule("linear", 0.001, 0.01, limit=3)))
+        drain(options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.001, 0.01, limit=3)))
         assert endpoint.ids() == ids(11, 5)
     assert (status(queue)["dropped"], status(queue)["delivered"]) == (10, 5)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         drain(options(queue, endpoint.url, tmp_path))
     assert status(queue)["dropped"] == 10
     assert f"dropped: table public.b at {Position(1, 0)}, event public.b:1:0" in caplog.text
@@ -227,8 +227,8 @@ def test_events_are_dropped_only_as_configured_counted_and_named_without_their_c
 
 def test_a_private_target_is_no_reason_to_drop_anything(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 1))
-    with Endpoint() as endpoint:
-        chosen = options(queue, endpoint.url, tmp_path, schedule=Schedule("linear", 0.001, 0.01, limit=1))
+    with WebhookEndpoint() as endpoint:
+        chosen = options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.001, 0.01, limit=1))
         with sending(replace(chosen, route=replace(chosen.route, allow_private=False))):
             wait_until(lambda: status(queue).get("failures", 0) > 2)
             assert status(queue)["error"]["kind"] == "PreflightError"
@@ -240,7 +240,7 @@ def test_a_private_target_is_no_reason_to_drop_anything(tmp_path: Path, queue: P
 
 def test_a_marker_says_that_a_copy_was_delivered_and_copied_rows_alone_do_not(tmp_path: Path, queue: Path) -> None:
     rows = copied("public.a", 7, 3)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         fill(queue, events(rows[:2]))
         drain(chosen)
@@ -260,7 +260,7 @@ def test_a_new_leader_sends_only_what_no_other_node_delivered(tmp_path: Path, qu
     other.release()
     rows = [row("public.a", 3), row("public.a", 4), row("public.a", 5), *copied("public.b", 9, 4)]
     fill(queue, events([*rows, row("public.b", 10), *copied("public.c", 2, 1)]))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         drain(options(queue, endpoint.url, tmp_path))
         assert endpoint.ids() == ["public.a:5:0", "public.b:10:0", "public.c:copy 2:0"]
     assert other.watermarks()["public.b"] == Position(10, 0)
@@ -273,7 +273,7 @@ def test_who_follows_sends_nothing_and_gives_up_what_the_leader_delivered(tmp_pa
     batches = [numbered(first, 3) for first in (1, 4, 7, 10)]
     fill(queue, *batches, events(copied("public.d", 20, 2)), numbered(21, 3))
     reader = QueueReader(queue)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         with sending(options(queue, endpoint.url, tmp_path)):
             wait_until(lambda: bool(status(queue).get("follows")))
             assert (reader.released, status(queue)["pending"]) == (START, 18)
@@ -302,7 +302,7 @@ def test_who_follows_gives_up_its_copy_of_a_quiet_table_once_the_leader_is_past_
     leader.claim()
     # The leader copied the quiet table earlier, and has not sent a row of the new one.
     leader.persist({"public.quiet": Position(40, LAST_ORDINAL), "public.busy": Position(80, 0)}, START)
-    with Endpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
+    with WebhookEndpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
         wait_until(lambda: bool(status(queue).get("follows")))
         assert reader.released == START
         leader.persist({EVERY: Position(80, 0)}, START)
@@ -315,7 +315,7 @@ def test_who_follows_gives_up_its_copy_of_a_quiet_table_once_the_leader_is_past_
 
 def test_a_leader_whose_lease_was_taken_stops_and_stores_nothing(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 10))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path, lease_seconds=0.5)
         with sending(chosen):
             wait_until(lambda: bool(endpoint.requests))
@@ -339,9 +339,9 @@ def test_a_held_request_is_given_up_when_the_sender_has_to_stop_and_sent_by_the_
     tmp_path: Path, queue: Path
 ) -> None:
     fill(queue, numbered(1, 15))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(), Reply(500, hold_seconds=3600))
-        chosen = options(queue, endpoint.url, tmp_path, timeout_seconds=3600.0, schedule=Schedule(limit=1))
+        chosen = options(queue, endpoint.url, tmp_path, timeout_seconds=3600.0, schedule=RetrySchedule(limit=1))
         with sending(chosen):
             wait_until(lambda: len(endpoint.requests) == 2)
         assert status(queue)["dropped"] == 0
@@ -351,7 +351,7 @@ def test_a_held_request_is_given_up_when_the_sender_has_to_stop_and_sent_by_the_
 
 def test_a_place_within_a_frame_is_known_again(tmp_path: Path, queue: Path) -> None:
     fill(queue, events(copied("public.a", 1, 25)))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(), Reply(), Reply(500, hold_seconds=60))
         chosen = options(queue, endpoint.url, tmp_path)
         with sending(chosen):
@@ -363,7 +363,7 @@ def test_a_place_within_a_frame_is_known_again(tmp_path: Path, queue: Path) -> N
 
 
 def test_one_process_sends_from_a_queue(tmp_path: Path, queue: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         with sending(chosen), pytest.raises(OwnedError, match="another process sends"):
             Sender(chosen, lambda: False)
@@ -371,7 +371,7 @@ def test_one_process_sends_from_a_queue(tmp_path: Path, queue: Path) -> None:
 
 
 def test_a_queue_that_was_made_anew_is_sent_from_its_start(tmp_path: Path, queue: Path) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         fill(queue, numbered(1, 1500), numbered(1501, 1500))
         drain(chosen)
@@ -385,7 +385,7 @@ def test_a_queue_that_was_made_anew_is_sent_from_its_start(tmp_path: Path, queue
 
 def test_a_damaged_queue_is_sent_up_to_the_damage_and_no_further(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 2000), numbered(2001, 1000))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path, interval_seconds=60.0)
         segment = max(queue.glob("*.seg"), key=lambda file: file.stat().st_size)
         stored = bytearray(segment.read_bytes())
@@ -400,9 +400,9 @@ def test_a_damaged_queue_is_sent_up_to_the_damage_and_no_further(tmp_path: Path,
 
 def test_a_status_tells_what_waits_since_when_and_why(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 12))
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(503))
-        with sending(options(queue, endpoint.url, tmp_path, schedule=Schedule("linear", 0.3, 0.3))):
+        with sending(options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.3, 0.3))):
             wait_until(lambda: status(queue).get("attempts", 0) >= 2)
             said = status(queue)
             assert said["leader"]

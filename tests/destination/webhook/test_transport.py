@@ -10,11 +10,18 @@ from typing import Any
 
 import pytest
 
-from tailrace.destination.webhook.target import Target, is_public
-from tailrace.destination.webhook.transport import ANSWER_BYTES, Answer, HttpTransport, Route, Tls, open_transport
+from tailrace.destination.webhook.target import WebhookTarget, is_public
+from tailrace.destination.webhook.transport import (
+    ANSWER_BYTES,
+    Answer,
+    HttpTransport,
+    Route,
+    WebhookTls,
+    open_transport,
+)
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
 from tailrace.testing.certificate import Authority, make_authority
-from tailrace.testing.endpoint import Endpoint, Reply
+from tailrace.testing.endpoint import Reply, WebhookEndpoint
 from tailrace.testing.wait import wait_until
 
 CANARY = "c4nary-Pa55"
@@ -26,7 +33,7 @@ def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
 
 
 def route(url: str, timeout: float = 5.0, **tls: Any) -> Route:
-    return Route(url, timeout, Tls(**{key: str(value) for key, value in tls.items()}), allow_private=True)
+    return Route(url, timeout, WebhookTls(**{key: str(value) for key, value in tls.items()}), allow_private=True)
 
 
 def post(transport: HttpTransport, body: bytes = b"[]", **headers: str) -> Answer:
@@ -37,7 +44,7 @@ def post(transport: HttpTransport, body: bytes = b"[]", **headers: str) -> Answe
 
 
 def test_a_request_brings_its_body_and_headers_over_a_connection_that_is_kept() -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         transport = HttpTransport(route(endpoint.url + "?a=1"))
         for _ in range(3):
             assert transport.post(b'[{"id":"1"}]', {"Content-Type": "application/json"}) == Answer(200)
@@ -50,7 +57,7 @@ def test_a_request_brings_its_body_and_headers_over_a_connection_that_is_kept() 
 
 
 def test_a_login_in_the_url_is_sent_as_a_header_and_shown_to_nobody() -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         url = endpoint.url.replace("://", f"://me:{CANARY}%21@")
         transport = HttpTransport(route(url))
         post(transport)
@@ -64,7 +71,7 @@ def test_a_login_in_the_url_is_sent_as_a_header_and_shown_to_nobody() -> None:
 
 
 def test_an_endpoint_that_closed_its_connection_gets_a_new_one() -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         transport = HttpTransport(route(endpoint.url))
         endpoint.script(Reply(200, {"Connection": "close"}), Reply(cut=True))
         assert transport.post(b"[]", {}).status == 200
@@ -76,20 +83,20 @@ def test_an_endpoint_that_closed_its_connection_gets_a_new_one() -> None:
 
 @pytest.mark.parametrize("status", [301, 302, 307, 308])
 def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
-    with Endpoint() as endpoint, Endpoint() as other:
+    with WebhookEndpoint() as endpoint, WebhookEndpoint() as other:
         endpoint.script(Reply(status, {"Location": other.url}))
         assert post(HttpTransport(route(endpoint.url))).status == status
         assert other.requests == []
 
 
 def test_an_answer_tells_how_long_to_wait() -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(429, {"Retry-After": "17"}))
         assert post(HttpTransport(route(endpoint.url))) == Answer(429, "17")
 
 
 def test_an_endless_answer_is_read_no_further_than_it_may_go_on() -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         transport = HttpTransport(route(endpoint.url))
         endpoint.script(Reply(200, body=b"x" * (ANSWER_BYTES * 50)))
         assert transport.post(b"[]", {}).status == 200
@@ -100,7 +107,7 @@ def test_an_endless_answer_is_read_no_further_than_it_may_go_on() -> None:
 
 @pytest.mark.parametrize("reply", [Reply(hold_seconds=30), Reply(200, drip_seconds=1.0)])
 def test_one_deadline_holds_for_the_whole_exchange(reply: Reply) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(reply)
         transport, began = HttpTransport(route(endpoint.url, 2.0)), time.monotonic()
         with pytest.raises(UnavailableError, match="no answer within 2 s"):
@@ -120,7 +127,7 @@ def test_an_endpoint_that_takes_connections_and_says_nothing_holds_no_handshake_
 def test_an_exchange_can_be_aborted_by_another_thread() -> None:
     import threading
 
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(hold_seconds=30))
         transport = HttpTransport(route(endpoint.url, 30))
 
@@ -136,7 +143,7 @@ def test_an_exchange_can_be_aborted_by_another_thread() -> None:
 
 
 def test_tls_needs_a_certificate_that_the_authority_signed_for_this_name(authority: Authority, tmp_path: Path) -> None:
-    with Endpoint(tls=authority) as endpoint:
+    with WebhookEndpoint(tls=authority) as endpoint:
         assert post(HttpTransport(route(endpoint.url, ca=authority.ca_file))).status == 200
         by_address = endpoint.url.replace("localhost", "127.0.0.1")
         assert post(HttpTransport(route(by_address, ca=authority.ca_file))).status == 200
@@ -151,23 +158,23 @@ def test_tls_needs_a_certificate_that_the_authority_signed_for_this_name(authori
 
 
 def test_an_expired_certificate_is_not_accepted(authority: Authority) -> None:
-    with Endpoint(tls=authority, expired=True) as endpoint:
+    with WebhookEndpoint(tls=authority, expired=True) as endpoint:
         with pytest.raises(UnavailableError, match="certificate has expired"):
             post(HttpTransport(route(endpoint.url, ca=authority.ca_file)))
         assert endpoint.requests == []
 
 
 def test_mutual_tls_needs_our_certificate(authority: Authority) -> None:
-    with Endpoint(tls=authority, mutual=True) as endpoint:
+    with WebhookEndpoint(tls=authority, mutual=True) as endpoint:
         with pytest.raises(UnavailableError, match=r"TLS failed|connection was lost"):
             post(HttpTransport(route(endpoint.url, ca=authority.ca_file)))
         assert endpoint.requests == []
-        files = Tls(str(authority.ca_file), str(authority.client_cert_file), str(authority.client_key_file))
+        files = WebhookTls(str(authority.ca_file), str(authority.client_cert_file), str(authority.client_key_file))
         assert post(HttpTransport(Route(endpoint.url, tls=files, allow_private=True))).status == 200
 
 
 def test_plain_http_where_tls_is_wanted_and_the_other_way_round_fail(authority: Authority) -> None:
-    with Endpoint() as plain, Endpoint(tls=authority) as secure:
+    with WebhookEndpoint() as plain, WebhookEndpoint(tls=authority) as secure:
         for url in (plain.url.replace("http:", "https:"), secure.url.replace("https:", "http:")):
             with pytest.raises(UnavailableError):
                 post(HttpTransport(route(url, 2, ca=authority.ca_file)))
@@ -224,7 +231,7 @@ def test_addresses_of_the_internet_are_public(address: str) -> None:
 
 @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]", "2130706433", "0x7f.1", "0177.0.0.1", "127.1"])
 def test_a_private_target_is_refused_however_it_is_written(host: str) -> None:
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         transport = HttpTransport(Route(f"http://{host}:{endpoint.port}/{CANARY}", 2.0))
         with pytest.raises((PreflightError, UnavailableError)) as refused:
             transport.post(b"[]", {})
@@ -241,7 +248,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
         return real("127.0.0.1" if host == "hook.example" else host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with Endpoint() as endpoint:
+    with WebhookEndpoint() as endpoint:
         url = f"http://hook.example:{endpoint.port}/"
         with pytest.raises(PreflightError, match=r"hook\.example is at 127\.0\.0\.1"):
             post(HttpTransport(Route(url)))
@@ -252,10 +259,10 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
 
 
 def test_the_parts_of_a_url() -> None:
-    target = Target.of("https://me@[2606:4700::1]:444/a/b?c=d")
+    target = WebhookTarget.of("https://me@[2606:4700::1]:444/a/b?c=d")
     assert (target.host, target.port, target.path) == ("2606:4700::1", 444, "/a/b?c=d")
     assert (target.authority, target.shown) == ("[2606:4700::1]:444", "https://[2606:4700::1]:444")
-    assert Target.of("http://example.com").path == "/"
+    assert WebhookTarget.of("http://example.com").path == "/"
 
 
 def test_stdout_takes_every_body_as_a_line(capfdbinary: pytest.CaptureFixture[bytes]) -> None:

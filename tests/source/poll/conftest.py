@@ -10,11 +10,11 @@ import pytest
 
 from tailrace.selection import TableOptions
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 
 
 @pytest.fixture
-def make_source(database: Database, tmp_path: Path) -> Callable[..., PollSource]:
+def make_source(database: PostgresDatabase, tmp_path: Path) -> Callable[..., PollSource]:
     def make(deletes: dict[str, Any] | None = None, **options: Any) -> PollSource:
         defaults = {"updated_at": options.pop("updated_at", "updated_at"), "deletes": deletes}
         tables = TableOptions.model_validate({"include": ["public.*"], "defaults": defaults})

@@ -7,19 +7,19 @@ from typing import Any
 
 from tailrace.change import Op
 from tailrace.source import Limit
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 TABLE = "CREATE TABLE t (id int PRIMARY KEY, v text, updated_at timestamptz, created_at timestamptz)"
 Contents = Counter[tuple[Any, ...]]
 
 
-def contents(database: Database, where: str = "true") -> Contents:
+def contents(database: PostgresDatabase, where: str = "true") -> Contents:
     return Counter(database.rows(f"SELECT * FROM t WHERE {where}"))
 
 
-def operations(replay: Replay) -> list[tuple[Op, int]]:
+def operations(replay: SourceReplay) -> list[tuple[Op, int]]:
     """The operations of the batch that is planned, with the keys they are for."""
     assert replay.offset is not None
     assert replay.planned is not None

@@ -13,7 +13,7 @@ import pytest
 from tailrace.errors import ConfigError
 from tailrace.source.poll.connector import ConnectorOptions, connect
 from tailrace.source.poll.duckdb import DuckDbConnector
-from tailrace.source.poll.pace import Pace, pace_of
+from tailrace.source.poll.pace import QuerySpacing, spacing_of
 from tailrace.source.poll.postgres import PostgresConnector
 from tailrace.source.poll.sqlite import SqliteConnector
 
@@ -71,12 +71,12 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
 
 
 def test_sessions_of_one_database_share_one_pace() -> None:
-    assert pace_of("postgresql://a", 5.0) is pace_of("postgresql://a", 5.0)
-    assert pace_of("postgresql://a", 5.0) is not pace_of("postgresql://b", 5.0)
+    assert spacing_of("postgresql://a", 5.0) is spacing_of("postgresql://a", 5.0)
+    assert spacing_of("postgresql://a", 5.0) is not spacing_of("postgresql://b", 5.0)
 
 
 def test_threads_that_share_a_pace_ask_no_more_often_together() -> None:
-    pace = Pace(100.0)
+    pace = QuerySpacing(100.0)
     started = time.monotonic()
 
     def ask() -> None:
@@ -94,7 +94,7 @@ def test_threads_that_share_a_pace_ask_no_more_often_together() -> None:
 def test_without_a_bound_nothing_waits() -> None:
     started = time.monotonic()
     for _ in range(10_000):
-        Pace(None).wait()
+        QuerySpacing(None).wait()
     assert time.monotonic() - started < 1.0
 
 

@@ -8,17 +8,17 @@ import pytest
 
 from tailrace.change import Op
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.source.poll.polling import LIMIT, TABLE, contents, operations
 
 
 def test_a_full_diff_finds_hard_deletes_and_rows_without_a_time(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() FROM generate_series(1, 40) i")
-    with Replay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         database.run(
             "DELETE FROM t WHERE id % 5 = 0",
@@ -37,10 +37,10 @@ def test_a_full_diff_finds_hard_deletes_and_rows_without_a_time(
 
 @pytest.mark.parametrize("came", ["before the diff", "since the diff"])
 def test_a_diff_that_is_repeated_does_not_hide_a_delete_that_only_its_repeat_has_seen(
-    came: str, database: Database, make_source: Callable[..., PollSource]
+    came: str, database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'v', now()), (2, 'v', now())")
-    with Replay(make_source({"full_diff": {"every_cycles": 2}}), LIMIT) as replay:
+    with SourceReplay(make_source({"full_diff": {"every_cycles": 2}}), LIMIT) as replay:
         replay.catch_up()
         key = 1
         if came == "since the diff":
@@ -63,9 +63,11 @@ def test_a_diff_that_is_repeated_does_not_hide_a_delete_that_only_its_repeat_has
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_a_diff_of_an_unchanged_table_gives_nothing(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_diff_of_an_unchanged_table_gives_nothing(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
     database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() - interval '1 day' FROM generate_series(1, 40) i")
-    with Replay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(make_source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         wait_until(replay.plan)
         assert replay.planned is not None
@@ -75,12 +77,12 @@ def test_a_diff_of_an_unchanged_table_gives_nothing(database: Database, make_sou
 
 
 def test_soft_deletes_are_reported_once_and_can_be_undone(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
         TABLE, "ALTER TABLE t ADD deleted_at timestamptz", "INSERT INTO t VALUES (1, 'a', now()), (2, 'b', now())"
     )
-    with Replay(make_source({"soft": "deleted_at"}), LIMIT) as replay:
+    with SourceReplay(make_source({"soft": "deleted_at"}), LIMIT) as replay:
         replay.catch_up()
         database.run("UPDATE t SET deleted_at = now() WHERE id = 1")  # updated_at stays as it is
         assert replay.plan()
@@ -98,14 +100,14 @@ def test_soft_deletes_are_reported_once_and_can_be_undone(
 
 
 def test_soft_deletes_that_are_turned_on_later_are_found_by_a_new_copy(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
         TABLE,
         "ALTER TABLE t ADD deleted_at timestamptz",
         "INSERT INTO t VALUES (1, 'a', '2001-01-01', NULL, NULL), (2, 'b', '2001-01-01', NULL, '2001-01-01')",
     )
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         assert len(replay.contents()["public.t"]) == 2
         replay.crash()

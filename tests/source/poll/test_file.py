@@ -22,7 +22,7 @@ from tailrace.source import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
 from tailrace.source.poll.mark import Stretch
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
@@ -82,7 +82,7 @@ def put(app: App, *keys: int, value: str = "v") -> None:
     app.run(*(f"INSERT OR REPLACE INTO t (id, v, updated_at) VALUES ({key}, '{value}', {app.now})" for key in keys))
 
 
-def operations(replay: Replay) -> list[tuple[Op, int]]:
+def operations(replay: SourceReplay) -> list[tuple[Op, int]]:
     assert replay.offset is not None
     assert replay.planned is not None
     return [
@@ -93,14 +93,14 @@ def operations(replay: Replay) -> list[tuple[Op, int]]:
     ]
 
 
-def keys_of(replay: Replay) -> set[int]:
+def keys_of(replay: SourceReplay) -> set[int]:
     return {row[0] for row in replay.contents()["main.t"]}
 
 
 def test_rows_are_copied_in_chunks_and_followed_in_pages(app: App) -> None:
     create(app)
     put(app, *range(35))
-    with Replay(app.source(), LIMIT) as replay:
+    with SourceReplay(app.source(), LIMIT) as replay:
         replay.catch_up()
         assert keys_of(replay) == set(range(35))
         put(app, *range(30, 45), value="w")
@@ -110,7 +110,7 @@ def test_rows_are_copied_in_chunks_and_followed_in_pages(app: App) -> None:
 
 def test_rows_of_one_time_are_all_read_though_a_page_ends_among_them(app: App) -> None:
     create(app)
-    with Replay(app.source(), Limit(rows=4, bytes=1)) as replay:
+    with SourceReplay(app.source(), Limit(rows=4, bytes=1)) as replay:
         replay.catch_up()
         listed = ", ".join(f"({key}, 'tie', {app.now})" for key in range(50))
         app.run(f"INSERT INTO t VALUES {listed}")
@@ -120,7 +120,7 @@ def test_rows_of_one_time_are_all_read_though_a_page_ends_among_them(app: App) -
 
 def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(app: App) -> None:
     create(app)
-    with Replay(app.source(), LIMIT) as replay:
+    with SourceReplay(app.source(), LIMIT) as replay:
         replay.catch_up()
         app.run("INSERT INTO t VALUES (1, 'future', '2999-01-01 00:00:00.000')")
         put(app, 2)
@@ -133,7 +133,7 @@ def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(app: App) 
 def test_a_full_diff_finds_hard_deletes_rows_without_a_time_and_times_set_back(app: App) -> None:
     create(app)
     put(app, *range(40))
-    with Replay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         app.run(
             "DELETE FROM t WHERE id % 5 = 0",
@@ -151,7 +151,7 @@ def test_a_full_diff_finds_hard_deletes_rows_without_a_time_and_times_set_back(a
 
 def test_a_diff_of_an_unchanged_table_gives_nothing(app: App) -> None:
     create(app, *[f"INSERT INTO t VALUES ({key}, 'v', '2001-01-01 00:00:00.000')" for key in range(25)])
-    with Replay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         wait_until(replay.plan)
         assert replay.planned is not None
@@ -163,7 +163,7 @@ def test_a_diff_of_an_unchanged_table_gives_nothing(app: App) -> None:
 def test_soft_deletes_are_reported_once_and_can_be_undone(app: App) -> None:
     create(app, f"ALTER TABLE t ADD COLUMN deleted_at {app.moment}")
     put(app, 1, 2)
-    with Replay(app.source({"soft": "deleted_at"}), LIMIT) as replay:
+    with SourceReplay(app.source({"soft": "deleted_at"}), LIMIT) as replay:
         replay.catch_up()
         app.run(f"UPDATE t SET deleted_at = {app.now} WHERE id = 1")
         assert replay.plan()
@@ -184,7 +184,7 @@ def test_a_soft_delete_has_the_time_of_the_delete(tmp_path: Path) -> None:
     app = App("duckdb", tmp_path / "app.duckdb", duckdb.connect, "now()", "TIMESTAMPTZ")
     create(app, "ALTER TABLE t ADD COLUMN deleted_at TIMESTAMPTZ")
     app.run("INSERT INTO t VALUES (1, 'a', '2024-05-01 00:00:00+00', NULL)")
-    with Replay(app.source({"soft": "deleted_at"}), LIMIT) as replay:
+    with SourceReplay(app.source({"soft": "deleted_at"}), LIMIT) as replay:
         replay.catch_up()
         app.run("UPDATE t SET deleted_at = now()")
         assert replay.plan()
@@ -206,7 +206,7 @@ def test_a_composite_key_of_odd_values_is_followed(app: App) -> None:
             for n in range(21)
         ),
     )
-    with Replay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         app.run("DELETE FROM pair WHERE c > 2", f"UPDATE pair SET c = 0, updated_at = {app.now} WHERE c < 1")
         replay.catch_up()
@@ -220,7 +220,7 @@ def blob(app: App, octet: int) -> str:
 
 def test_a_number_that_grows_is_followed(app: App) -> None:
     app.run("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at BIGINT)")
-    with Replay(app.source(), LIMIT) as replay:
+    with SourceReplay(app.source(), LIMIT) as replay:
         replay.catch_up()
         for version in range(1, 13):
             app.run(f"INSERT OR REPLACE INTO t VALUES ({version % 7}, 'v{version}', {version})")
@@ -233,7 +233,7 @@ def test_a_number_that_grows_is_followed(app: App) -> None:
 def test_a_column_that_was_dropped_renamed_or_added_leaves_every_value_in_its_own(app: App) -> None:
     app.run(f"CREATE TABLE t (id INTEGER PRIMARY KEY, a TEXT, b TEXT, c TEXT, updated_at {app.moment})")
     app.run(*(f"INSERT INTO t VALUES ({n}, 'a{n}', 'b{n}', 'c{n}', '2001-01-01 00:00:00.000')" for n in range(5)))
-    with Replay(app.source(), LIMIT) as replay:
+    with SourceReplay(app.source(), LIMIT) as replay:
         replay.catch_up()
         for statement in (
             "ALTER TABLE t DROP COLUMN a",
@@ -253,7 +253,7 @@ def test_a_column_that_was_dropped_renamed_or_added_leaves_every_value_in_its_ow
 def test_only_the_columns_that_are_wanted_are_read_and_others_need_a_copy(app: App) -> None:
     create(app, "ALTER TABLE t ADD COLUMN secret TEXT DEFAULT 'x'")
     put(app, 1, 2)
-    with Replay(app.source(settings={"columns": ["v"]}), LIMIT) as replay:
+    with SourceReplay(app.source(settings={"columns": ["v"]}), LIMIT) as replay:
         replay.catch_up()
         assert [column.name for column in replay.tables["main.t"].schema.columns] == ["id", "v", "updated_at"]
         replay.crash()
@@ -266,7 +266,7 @@ def test_only_the_columns_that_are_wanted_are_read_and_others_need_a_copy(app: A
 def test_a_watermark_of_another_kind_of_values_or_another_key_is_foreign(app: App, policy: str) -> None:
     create(app)
     put(app, 1, 2)
-    with Replay(app.source(on_bad_watermark=policy), LIMIT) as replay:
+    with SourceReplay(app.source(on_bad_watermark=policy), LIMIT) as replay:
         replay.catch_up()
         app.run("DROP TABLE t", "CREATE TABLE t (id INTEGER, v TEXT PRIMARY KEY, updated_at BIGINT)")
         app.run("INSERT INTO t VALUES (5, 'x', 1)")
@@ -285,7 +285,7 @@ def test_a_file_that_nobody_may_write_is_read_and_stays_as_it_is(app: App) -> No
     put(app, 1)
     app.file.chmod(0o444)
     before = app.file.read_bytes()
-    with Replay(app.source(), LIMIT) as replay:
+    with SourceReplay(app.source(), LIMIT) as replay:
         replay.catch_up()
         assert keys_of(replay) == {1}
     assert app.file.read_bytes() == before
@@ -331,7 +331,7 @@ def test_a_duckdb_file_that_is_being_written_is_waited_for(tmp_path: Path) -> No
             app.source(statement_seconds=0.2).tables()
         stdin.write(b"\n")
         stdin.flush()
-        with Replay(app.source(), LIMIT) as replay:
+        with SourceReplay(app.source(), LIMIT) as replay:
             replay.catch_up()
             assert keys_of(replay) == {1, 2}
 
@@ -354,7 +354,7 @@ def test_values_that_arrow_has_no_type_for_come_as_text_and_endless_times_as_exa
     assert row["until"] is None
     assert page.exact is not None
     assert page.exact.to_pylist() == ['{"until": "infinity"}']
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         app.run("DELETE FROM t")
         replay.catch_up()
@@ -365,7 +365,7 @@ def test_values_that_arrow_has_no_type_for_come_as_text_and_endless_times_as_exa
 def test_a_table_may_have_any_name(name: str, app: App) -> None:
     app.run(f"CREATE TABLE {name} (id INTEGER PRIMARY KEY, v TEXT, updated_at {app.moment})")
     app.run(f"INSERT INTO {name} VALUES (1, 'v', '2001-01-01 00:00:00'), (2, 'v', '2001-01-01 00:00:00')")
-    with Replay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(app.source({"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         app.run(f"DELETE FROM {name} WHERE id = 1", f"UPDATE {name} SET v = 'unseen' WHERE id = 2")
         replay.catch_up()

@@ -12,18 +12,18 @@ import pytest
 from tailrace.change import Op
 from tailrace.errors import TableError, UnavailableError
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
 from tailrace.source.poll.mark import Stretch
 from tailrace.source.poll.postgres import PostgresSession
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.source.poll.polling import LIMIT, TABLE, contents, operations
 
 
-def settled_counts(database: Database, query: str) -> list[tuple[Any, ...]]:
+def settled_counts(database: PostgresDatabase, query: str) -> list[tuple[Any, ...]]:
     """Statistics once every session that could still report some is gone."""
     others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
     wait_until(lambda: not database.rows(others))
@@ -31,10 +31,10 @@ def settled_counts(database: Database, query: str) -> list[tuple[Any, ...]]:
 
 
 def test_a_transaction_that_commits_late_with_an_older_time_is_not_missed(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "CREATE INDEX ON t (updated_at, id)")
-    with closing(database.connect()) as late, Replay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
         replay.catch_up()
         late.execute("BEGIN")
         late.execute("INSERT INTO t VALUES (1, 'late', now())")
@@ -49,10 +49,10 @@ def test_a_transaction_that_commits_late_with_an_older_time_is_not_missed(
 
 
 def test_a_poll_that_is_repeated_does_not_hide_what_only_its_repeat_has_seen(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    with closing(database.connect()) as late, Replay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
         replay.catch_up()
         database.run("INSERT INTO t VALUES (1, 'early', now())")
         late.execute("BEGIN")
@@ -68,7 +68,7 @@ def test_a_poll_that_is_repeated_does_not_hide_what_only_its_repeat_has_seen(
 
 
 def test_a_role_that_does_not_see_transactions_of_others_looks_back_instead(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     role = f"reader_{database.name}"
     database.run(TABLE, f"CREATE ROLE {role} LOGIN PASSWORD 'x'", f"GRANT SELECT ON t TO {role}")
@@ -77,7 +77,7 @@ def test_a_role_that_does_not_see_transactions_of_others_looks_back_instead(
         [finding] = [each for each in source.check() if each.subject == "transactions"]
         assert finding.level == "warning"
         assert "pg_read_all_stats" in (finding.fix or "")
-        with closing(database.connect()) as late, Replay(source, LIMIT) as replay:
+        with closing(database.connect()) as late, SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             late.execute("BEGIN")
             late.execute("INSERT INTO t VALUES (1, 'late', now())")
@@ -91,10 +91,10 @@ def test_a_role_that_does_not_see_transactions_of_others_looks_back_instead(
 
 
 def test_rows_of_one_time_are_all_read_though_a_page_ends_among_them(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    with Replay(make_source(), Limit(rows=4, bytes=1)) as replay:
+    with SourceReplay(make_source(), Limit(rows=4, bytes=1)) as replay:
         replay.catch_up()
         database.run("INSERT INTO t SELECT i, 'tie', now() FROM generate_series(1, 50) i")
         replay.catch_up()
@@ -112,7 +112,7 @@ def test_rows_of_one_time_are_all_read_though_a_page_ends_among_them(
     ],
 )
 def test_keys_whose_order_is_not_that_of_their_text_are_all_read(
-    declared: str, keys: list[str], database: Database, make_source: Callable[..., PollSource]
+    declared: str, keys: list[str], database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     values = ", ".join(f"('{key}', {number}, now())" for number, key in enumerate(keys))
     database.run(
@@ -124,7 +124,7 @@ def test_keys_whose_order_is_not_that_of_their_text_are_all_read(
     def numbers() -> list[int]:
         return sorted(row["v"] for row in replay.tables["public.t"].rows.values())
 
-    with Replay(make_source(page_rows=1, chunk_rows=2), LIMIT) as replay:
+    with SourceReplay(make_source(page_rows=1, chunk_rows=2), LIMIT) as replay:
         replay.catch_up()
         assert numbers() == [0, 1, 2, 3]
         database.run("UPDATE t SET v = v + 10, updated_at = now()")
@@ -133,10 +133,10 @@ def test_keys_whose_order_is_not_that_of_their_text_are_all_read(
 
 
 def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("INSERT INTO t VALUES (1, 'future', now() + interval '1 day'), (2, 'never', 'infinity')")
         replay.catch_up()
@@ -149,13 +149,13 @@ def test_a_time_in_the_future_does_not_hide_what_is_written_before_it(
 
 
 def test_a_row_created_when_it_was_updated_is_an_insert(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
     source = make_source()
     wanted = source.tables_wanted
     named = wanted.defaults.model_copy(update={"created_at": "created_at"})
-    with Replay(replace(source, tables_wanted=wanted.model_copy(update={"defaults": named})), LIMIT) as replay:
+    with SourceReplay(replace(source, tables_wanted=wanted.model_copy(update={"defaults": named})), LIMIT) as replay:
         replay.catch_up()
         database.run(
             "INSERT INTO t VALUES (1, 'a', now(), now()), (2, 'b', now(), '2001-01-01'), (3, 'c', now(), NULL)"
@@ -166,10 +166,10 @@ def test_a_row_created_when_it_was_updated_is_an_insert(
 
 @pytest.mark.parametrize("policy", ["strict", "permissive"])
 def test_a_watermark_of_another_column_stops_the_table_or_is_read_from_the_start(
-    policy: str, database: Database, make_source: Callable[..., PollSource]
+    policy: str, database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'a', now(), now())")
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         replay.crash()
         replay.source = make_source(updated_at="created_at", on_bad_watermark=policy)
@@ -183,9 +183,11 @@ def test_a_watermark_of_another_column_stops_the_table_or_is_read_from_the_start
             assert replay.contents()["public.t"] == contents(database)
 
 
-def test_a_damaged_watermark_stops_the_table(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_damaged_watermark_stops_the_table(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
     database.run(TABLE)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         assert replay.offset is not None
         [entry] = replay.offset["tables"].values()
@@ -197,10 +199,10 @@ def test_a_damaged_watermark_stops_the_table(database: Database, make_source: Ca
 
 
 def test_a_step_that_failed_is_read_again_when_the_table_goes_on(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'a', now())")
-    with Replay(make_source({"full_diff": {"every_cycles": 3}}), LIMIT) as replay:
+    with SourceReplay(make_source({"full_diff": {"every_cycles": 3}}), LIMIT) as replay:
         replay.catch_up()
         for number in range(2, 8):
             database.run(f"INSERT INTO t VALUES ({number}, 'b', now())", f"DELETE FROM t WHERE id = {number - 1}")
@@ -208,33 +210,35 @@ def test_a_step_that_failed_is_read_again_when_the_table_goes_on(
             assert replay.offset is not None
             [reached] = replay.source.progress(replay.offset)
             replay.commit()  # nothing was written: the table failed
-            replay.orders = Orders(stopped={reached.upstream_id: str(reached.position)})
+            replay.directives = TableDirectives(stopped={reached.upstream_id: str(reached.position)})
             assert replay.step()
             assert not replay.plan()
-            replay.orders = Orders()
+            replay.directives = TableDirectives()
         for _ in range(3):
             replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_a_table_is_copied_anew_when_somebody_asks(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_table_is_copied_anew_when_somebody_asks(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
     database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() FROM generate_series(1, 30) i")
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("DELETE FROM t WHERE id > 5")
         assert replay.offset is not None
         [table] = replay.offset["tables"]
-        replay.orders = Orders(resync={table: 1})
+        replay.directives = TableDirectives(resync={table: 1})
         replay.catch_up()
         assert [one.request for one in replay.source.progress(replay.offset)] == [1]
     assert replay.contents()["public.t"] == contents(database)
 
 
 def test_a_table_that_loses_its_column_stops_and_goes_on_when_it_is_back(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'a', now())")
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t RENAME updated_at TO changed_at")
         for reason in ("no longer there under its name", "no column updated_at"):
@@ -248,7 +252,9 @@ def test_a_table_that_loses_its_column_stops_and_goes_on_when_it_is_back(
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_polling_an_idle_table_is_an_index_probe(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_polling_an_idle_table_is_an_index_probe(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
     database.run(
         TABLE,
         "INSERT INTO t SELECT i, 'v', now() - interval '1 day' FROM generate_series(1, 20000) i",
@@ -258,19 +264,19 @@ def test_polling_an_idle_table_is_an_index_probe(database: Database, make_source
     reads = "SELECT seq_scan, seq_tup_read, idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 't'"
     source = make_source(page_rows=10_000, chunk_rows=100_000)
     assert [each.level for each in source.check() if each.subject == "public.t"] == ["ok"]
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
     before = settled_counts(database, reads)
-    with Replay(source, LIMIT) as again:
+    with SourceReplay(source, LIMIT) as again:
         again.offset, again.versions = replay.offset, replay.versions
         again.catch_up()
         assert again.batch == 0
     assert settled_counts(database, reads) == before
 
 
-def test_a_column_that_comes_is_followed(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_column_that_comes_is_followed(database: PostgresDatabase, make_source: Callable[..., PollSource]) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'a', now())")
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t ADD more int", "INSERT INTO t VALUES (2, 'b', now(), NULL, 5)")
         replay.catch_up()
@@ -278,7 +284,7 @@ def test_a_column_that_comes_is_followed(database: Database, make_source: Callab
 
 
 def test_what_cannot_be_polled_is_named_with_its_fix(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
         "CREATE TABLE plain (id int PRIMARY KEY)",
@@ -295,7 +301,7 @@ def test_what_cannot_be_polled_is_named_with_its_fix(
 
 
 def test_times_without_zone_are_those_of_the_database(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
         f"ALTER DATABASE \"{database.name}\" SET timezone TO 'America/New_York'",
@@ -303,7 +309,7 @@ def test_times_without_zone_are_those_of_the_database(
     )
     messages = [each.message for each in make_source().check() if each.subject == "public.t"]
     assert any("America/New_York" in message for message in messages)
-    with closing(database.connect()) as late, Replay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
         replay.catch_up()
         late.execute("BEGIN")
         late.execute("INSERT INTO t VALUES (1, 'late', now())")
@@ -317,7 +323,7 @@ def test_times_without_zone_are_those_of_the_database(
 
 
 def test_patterns_say_which_tables_are_polled_and_each_has_columns_of_its_own(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     columns = "(id int PRIMARY KEY, v text, w text, updated_at timestamptz, version bigint)"
     database.run(*(f"CREATE TABLE {name} {columns}" for name in ("orders", "order_items", "order_log", "customers")))
@@ -335,7 +341,9 @@ def test_patterns_say_which_tables_are_polled_and_each_has_columns_of_its_own(
     }
 
 
-def test_a_query_that_takes_too_long_is_given_up(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_query_that_takes_too_long_is_given_up(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
     database.run(TABLE)
     [schema] = make_source().tables()
     with closing(database.connect()) as other:
@@ -345,7 +353,7 @@ def test_a_query_that_takes_too_long_is_given_up(database: Database, make_source
             session.page(Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10))
 
 
-def test_sessions_can_only_read(database: Database) -> None:
+def test_sessions_can_only_read(database: PostgresDatabase) -> None:
     database.run(TABLE)
     with connect(database.dsn, ConnectorOptions()).open() as session:
         assert isinstance(session, PostgresSession)
@@ -354,10 +362,10 @@ def test_sessions_can_only_read(database: Database) -> None:
 
 @pytest.mark.parametrize("policy", ["strict", "permissive"])
 def test_a_watermark_of_a_column_whose_type_changed_is_foreign(
-    policy: str, database: Database, make_source: Callable[..., PollSource]
+    policy: str, database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, updated_at timestamptz)", "INSERT INTO t VALUES (1, now())")
-    with Replay(make_source(on_bad_watermark=policy), LIMIT) as replay:
+    with SourceReplay(make_source(on_bad_watermark=policy), LIMIT) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t ALTER updated_at TYPE bigint USING 1", "INSERT INTO t VALUES (2, 2)")
         replay.crash()
@@ -371,10 +379,10 @@ def test_a_watermark_of_a_column_whose_type_changed_is_foreign(
 
 
 def test_a_single_run_ends_though_its_table_is_written_to_all_the_time(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         target = replay.follower.target()
         for number in range(10):
@@ -386,21 +394,21 @@ def test_a_single_run_ends_though_its_table_is_written_to_all_the_time(
         assert replay.contents()["public.t"].total() == 2
 
 
-def oid(database: Database) -> str:
+def oid(database: PostgresDatabase) -> str:
     [[number]] = database.rows("SELECT 't'::regclass::oid::int8")
     return str(number)
 
 
 def test_a_table_that_cannot_be_followed_any_more_says_so_also_when_it_waits_for_its_copy(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
     t = oid(database)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
-        replay.orders = Orders(stopped={t: None})
+        replay.directives = TableDirectives(stopped={t: None})
         replay.catch_up()
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
         replay.follower.target()
         assert replay.plan()
@@ -409,51 +417,51 @@ def test_a_table_that_cannot_be_followed_any_more_says_so_also_when_it_waits_for
 
 
 def test_a_resync_of_a_table_that_cannot_be_followed_waits_until_it_can(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, TABLE.replace("TABLE t", "TABLE u"))
     t = oid(database)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t DROP CONSTRAINT t_pkey")
-        replay.orders = Orders(stopped={t: None}, resync={t: 1})
+        replay.directives = TableDirectives(stopped={t: None}, resync={t: 1})
         replay.catch_up()
         database.run("ALTER TABLE t ADD PRIMARY KEY (id)", "INSERT INTO t VALUES (1, 'mended', now())")
         replay.follower.target()
         assert replay.step()
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
 
 
 def test_a_resync_whose_copy_cannot_begin_is_not_forgotten(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "INSERT INTO t VALUES (1, 'deleted unseen', now()), (2, 'kept', now())")
     t = oid(database)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         assert replay.offset is not None
         [reached] = replay.source.progress(replay.offset)
         database.run("DELETE FROM t WHERE id = 1", "ALTER TABLE t RENAME TO away")
-        replay.orders = Orders(resync={t: 1})
+        replay.directives = TableDirectives(resync={t: 1})
         assert replay.plan()
         with pytest.raises(TableError, match="no longer there under its name"):
             replay.write()
         replay.commit()
-        replay.orders = Orders(stopped={t: str(reached.position)})
+        replay.directives = TableDirectives(stopped={t: str(reached.position)})
         assert replay.step()
         database.run("ALTER TABLE away RENAME TO t")
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
 
 
 def test_a_table_that_goes_while_its_numbers_are_looked_at_stops_alone(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE.replace("updated_at timestamptz", "updated_at bigint"), "INSERT INTO t VALUES (1, 'a', 1)")
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
         database.run("DROP TABLE t")
         wait_until(replay.plan)
@@ -461,14 +469,14 @@ def test_a_table_that_goes_while_its_numbers_are_looked_at_stops_alone(
             replay.write()
 
 
-def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Callable[..., PollSource]) -> None:
+def test_a_resync_of_a_paused_table_begins(database: PostgresDatabase, make_source: Callable[..., PollSource]) -> None:
     database.run(TABLE)
     t = oid(database)
-    with Replay(make_source(), LIMIT) as replay:
+    with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
-        replay.orders = Orders(paused=[t])
+        replay.directives = TableDirectives(paused=[t])
         replay.catch_up()
-        replay.orders = Orders(paused=[t], resync={t: 1})
+        replay.directives = TableDirectives(paused=[t], resync={t: 1})
         replay.catch_up()
         assert replay.offset is not None
         [table] = replay.source.progress(replay.offset)
@@ -476,7 +484,7 @@ def test_a_resync_of_a_paused_table_begins(database: Database, make_source: Call
 
 
 def test_a_role_that_a_policy_shows_some_rows_polls_those(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
         TABLE,
@@ -489,7 +497,7 @@ def test_a_role_that_a_policy_shows_some_rows_polls_those(
     )
     source = make_source(dsn=database.server.dsn(database.name, user="tenant"))
     assert not [finding for finding in source.check() if finding.level == "error"]
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         database.run("INSERT INTO t VALUES (3, 'own', now()), (4, 'hidden', now())")
         replay.catch_up()
@@ -498,11 +506,11 @@ def test_a_role_that_a_policy_shows_some_rows_polls_those(
 
 
 def test_a_query_that_takes_too_long_names_the_bound_that_was_set_for_it(
-    database: Database, make_source: Callable[..., PollSource]
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
     source = make_source(statement_seconds=3.0)
-    with Replay(source, LIMIT) as replay, closing(database.connect()) as other:
+    with SourceReplay(source, LIMIT) as replay, closing(database.connect()) as other:
         replay.catch_up()
         other.execute("BEGIN; LOCK TABLE t")
         with pytest.raises(UnavailableError) as caught:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.source.poll.known import GONE, HASH, MOST_POLLED, PART, Known, record
+from tailrace.source.poll.known import GONE, HASH, MOST_POLLED, PART, KeySnapshot, record
 from tailrace.source.poll.mark import Stretch
 
 KEY = pa.struct([("id", pa.int64())])
@@ -43,7 +43,7 @@ def with_part(rows: pa.Table) -> pa.Table:
 
 
 def test_the_last_step_tells_of_a_key(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     known.put_polled(5, given(5, {1: 10, 2: 20, 3: 30}))
     known.put_polled(6, given(6, {2: 21, 3: None}))
     assert told(known.polled(4, 9)) == {1: 10, 2: 21, 3: "gone"}
@@ -52,7 +52,7 @@ def test_the_last_step_tells_of_a_key(tmp_path: Path) -> None:
 
 
 def test_what_attempts_do_not_agree_on_is_not_known(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     known.put_polled(5, given(5, {1: 10, 2: 20, 3: 30}))
     known.put_polled(5, given(5, {1: 10, 2: 99, 4: 40}))
     assert told(known.polled(4, 9)) == {1: 10, 2: "unsure", 3: "unsure", 4: "unsure"}
@@ -62,7 +62,7 @@ def test_what_attempts_do_not_agree_on_is_not_known(tmp_path: Path) -> None:
 
 
 def test_many_files_become_one_that_says_the_same(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     for step in range(1, MOST_POLLED + 3):
         known.put_polled(step, given(step, {step % 7: step, step % 3 + 100: None}))
     known.put_polled(3, given(3, {200: 1}))
@@ -73,21 +73,21 @@ def test_many_files_become_one_that_says_the_same(tmp_path: Path) -> None:
 
 
 def test_files_that_become_one_while_they_are_read_are_read_again(tmp_path: Path) -> None:
-    class Gathered(Known):
+    class Gathered(KeySnapshot):
         def _polled(self, after: int, upto: int) -> list[Path]:
             listed = super()._polled(after, upto)
-            Known(self.folder).gather(after, upto)
+            KeySnapshot(self.folder).gather(after, upto)
             return listed
 
     for folder in ("counted", "read"):
         for step in range(MOST_POLLED + 1):
-            Known(tmp_path / folder).put_polled(step, given(step, {step: step}))
+            KeySnapshot(tmp_path / folder).put_polled(step, given(step, {step: step}))
     assert Gathered(tmp_path / "counted").count_polled(0, 1000) == MOST_POLLED + 1
     assert len(told(Gathered(tmp_path / "read").polled(0, 1000))) == MOST_POLLED + 1
 
 
 def test_attempts_at_one_share_of_a_step_need_not_know_keys_of_another(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     known.put_polled(5, given(5, {1: 10, 2: None}), "0of2")
     known.put_polled(5, given(5, {3: 30, 4: None}), "1of2")
     known.put_polled(5, given(5, {3: 30}), "1of2")
@@ -95,7 +95,7 @@ def test_attempts_at_one_share_of_a_step_need_not_know_keys_of_another(tmp_path:
 
 
 def test_a_base_is_whole_or_none(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     known.put_base(3, Stretch((), ("5",)), with_part(given(0, {1: 10})))
     assert known.bases(3) is None
     known.put_base(3, Stretch(("5",), None), with_part(given(0, {7: 70, 8: 80})))
@@ -106,7 +106,7 @@ def test_a_base_is_whole_or_none(tmp_path: Path) -> None:
 
 
 def test_a_stretch_that_grew_is_cut(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     rows = given(0, {1: 10, 2: 20, 3: 30}).append_column(PART, pa.array([0, 0, 1], pa.int32()))
     known.put_base(3, Stretch(), rows, [("2",)])
     bases = known.bases(3)
@@ -118,7 +118,7 @@ def test_a_stretch_that_grew_is_cut(tmp_path: Path) -> None:
 
 
 def test_a_window_is_what_every_attempt_gave(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     assert not len(known.window(7))
     known.put_window(7, np.array([1, 2, 3]))
     known.put_window(7, np.array([3, 2, 9]))
@@ -126,7 +126,7 @@ def test_a_window_is_what_every_attempt_gave(tmp_path: Path) -> None:
 
 
 def test_what_no_step_needs_is_forgotten(tmp_path: Path) -> None:
-    known = Known(tmp_path / "t")
+    known = KeySnapshot(tmp_path / "t")
     for step in (3, 4, 5):
         known.put_window(step, np.array([step]))
         known.put_polled(step, given(step, {step: step}))

@@ -16,9 +16,9 @@ import pytest
 from tailrace.change import Changes
 from tailrace.selection import TableOptions
 from tailrace.source import Limit, Split
-from tailrace.source.poll.diff import DiffErrand, NewcomerSplit
+from tailrace.source.poll.diff import DiffScan, NewcomerSplit
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
@@ -78,7 +78,7 @@ def source(app: App, tmp_path: Path) -> PollSource:
     )
 
 
-def poll_new_rows(replay: Replay, app: App) -> None:
+def poll_new_rows(replay: SourceReplay, app: App) -> None:
     """The copy, and then the new rows by a poll, when no later one will look at them again."""
     replay.catch_up()
     app.moment = app.now()
@@ -87,7 +87,7 @@ def poll_new_rows(replay: Replay, app: App) -> None:
     wait_until(lambda: replay.step() and replay.contents()["main.t"] == app.rows())
 
 
-def plan_diff(replay: Replay) -> list[Split]:
+def plan_diff(replay: SourceReplay) -> list[Split]:
     while True:
         wait_until(replay.plan)
         assert replay.offset is not None
@@ -99,10 +99,10 @@ def plan_diff(replay: Replay) -> list[Split]:
         replay.commit()
 
 
-def compare(replay: Replay, newcomers_first: bool, between: Callable[[], None]) -> list[Changes]:
+def compare(replay: SourceReplay, newcomers_first: bool, between: Callable[[], None]) -> list[Changes]:
     """One diff; something happens between its look at new keys and its look at stretches."""
     splits = plan_diff(replay)
-    new = [one for one in splits if isinstance(one.piece if isinstance(one, DiffErrand) else one, NewcomerSplit)]
+    new = [one for one in splits if isinstance(one.piece if isinstance(one, DiffScan) else one, NewcomerSplit)]
     stretches = [one for one in splits if one not in new]
     assert new
     assert stretches
@@ -123,7 +123,7 @@ VALUES = ("a", "b", None)
 def test_rows_that_a_poll_brought_may_change_and_go_while_they_are_compared(
     before: str | None, between: str | None, after: str | None, newcomers_first: bool, source: PollSource, app: App
 ) -> None:
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         poll_new_rows(replay, app)
         app.put(before)
         compare(replay, newcomers_first, lambda: app.put(between))
@@ -135,14 +135,14 @@ def test_rows_that_a_poll_brought_may_change_and_go_while_they_are_compared(
 
 
 def test_a_row_that_a_poll_brought_and_nobody_touched_is_not_given_again(source: PollSource, app: App) -> None:
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         poll_new_rows(replay, app)
         for _ in range(3):
             assert sum(map(len, compare(replay, True, lambda: None))) == 0
 
 
 def test_a_row_that_came_while_full_diffs_were_off_goes_when_they_are_on_again(source: PollSource, app: App) -> None:
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         replay.crash()
         replay.source = replace(source, tables_wanted=options(None))
@@ -157,7 +157,7 @@ def test_a_row_that_came_while_full_diffs_were_off_goes_when_they_are_on_again(s
 
 def test_of_a_table_that_left_nothing_stays(source: PollSource, app: App, tmp_path: Path) -> None:
     app.run("CREATE TABLE other (id INTEGER PRIMARY KEY, updated_at TEXT)")
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         assert len([each for each in (tmp_path / "known").iterdir() if each.is_dir()]) == 2
         app.run("DROP TABLE other")

@@ -18,7 +18,7 @@ from tailrace.source import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
 from tailrace.source.poll.mark import Stretch
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 
@@ -54,7 +54,7 @@ def rows(app: sqlite3.Connection, table: str) -> Counter[tuple[Any, ...]]:
 )
 def test_every_way_to_write_a_time_is_followed(declared: str, moment: str, file: Path, app: sqlite3.Connection) -> None:
     app.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at {declared})")
-    with Replay(make_source(file), LIMIT) as replay:
+    with SourceReplay(make_source(file), LIMIT) as replay:
         replay.catch_up()  # empty: nothing tells yet how its times look
         for number in range(4):
             app.execute(f"INSERT INTO t (v, updated_at) VALUES ('a', {moment}), ('b', {moment})")
@@ -71,7 +71,7 @@ def test_keys_of_every_class_are_paged_through(file: Path, app: sqlite3.Connecti
     )
     app.execute("CREATE TABLE keyless (v TEXT, updated_at TEXT)")
     app.executemany("INSERT INTO keyless VALUES (?, CURRENT_TIMESTAMP)", [("same",)] * 10)
-    with Replay(make_source(file, deletes={"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
+    with SourceReplay(make_source(file, deletes={"full_diff": {"every_cycles": 1}}), LIMIT) as replay:
         replay.catch_up()
         app.execute("DELETE FROM t WHERE c > 3")
         app.execute("DELETE FROM keyless WHERE rowid < 4")
@@ -85,7 +85,7 @@ def test_keys_without_end_are_paged_through(file: Path, app: sqlite3.Connection)
     keys = [float("-inf"), -1.5, 0.0, 1e300, float("inf")]
     app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [(key,) for key in keys])
     source = replace(make_source(file), page_rows=1, chunk_rows=1)
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         assert replay.contents()["main.t"] == rows(app, "t")
 
@@ -95,7 +95,7 @@ def test_a_column_that_is_called_rowid_is_not_taken_for_it(file: Path, app: sqli
     app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [("same",)] * 5)
     app.execute("CREATE TABLE hidden (rowid TEXT, _rowid_ TEXT, oid TEXT, updated_at TEXT)")
     source = make_source(file)
-    with Replay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+    with SourceReplay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
         replay.catch_up()
         assert Counter(replay.contents()["main.t"]) == Counter(app.execute("SELECT _rowid_, * FROM t").fetchall())
     assert [one.message for one in source.check() if one.level == "error"] == [
@@ -109,7 +109,7 @@ def test_values_of_another_class_stop_a_table_instead_of_hiding_its_changes(
 ) -> None:
     app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at INTEGER)")
     app.execute("INSERT INTO t VALUES (1, 1)")
-    with Replay(make_source(file), LIMIT) as replay:
+    with SourceReplay(make_source(file), LIMIT) as replay:
         replay.catch_up()
         app.execute(f"INSERT INTO t VALUES (2, {later})")
         with pytest.raises(TableError, match="order of changes cannot be told"):
@@ -137,7 +137,7 @@ def test_a_table_that_this_sqlite_does_not_understand_leaves_the_others_alone(
     app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")
     source = make_source(file)
     assert {one.subject for one in source.check() if one.level == "error"} == {"main.other"}
-    with Replay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+    with SourceReplay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
         replay.catch_up()
         assert replay.contents()["main.t"].total() == 1
 
@@ -148,7 +148,7 @@ def test_a_file_that_nobody_may_write_is_read(file: Path, app: sqlite3.Connectio
     app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")
     app.close()
     file.chmod(0o444)
-    with Replay(make_source(file), LIMIT) as replay:
+    with SourceReplay(make_source(file), LIMIT) as replay:
         replay.catch_up()
         assert replay.contents()["main.t"].total() == 1
     assert file.stat().st_mode & 0o222 == 0

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tests.source.postgres.receiving import Session, make_received
 
 
 @pytest.fixture
-def session(database: Database) -> Iterator[Session]:
+def session(database: PostgresDatabase) -> Iterator[Session]:
     """A session on a fresh database with the tables `t` and `other`."""
     with closing(database.connect()) as connection:
         connection.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
@@ -23,6 +23,6 @@ def session(database: Database) -> Iterator[Session]:
 
 
 @pytest.fixture
-def source(database: Database, session: Session, tmp_path: Path) -> PostgresSource:
+def source(database: PostgresDatabase, session: Session, tmp_path: Path) -> PostgresSource:
     """A prepared source of `t` alone. Nothing but the test writes to the server: it has no heartbeat."""
     return make_received(database, tmp_path)

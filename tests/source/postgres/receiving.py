@@ -17,15 +17,15 @@ from tailrace.selection import TableOptions
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.lsn import before, parse_lsn
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.source.postgres.receiver import Receiver, ReceiverOptions
+from tailrace.source.postgres.receiver import PostgresReceiver, PostgresReceiverOptions
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.wait import wait_until
 
 Session = psycopg.Connection[Any]
 
 
-def make_source(database: Database, folder: Path, *tables: str, **options: Any) -> PostgresSource:
+def make_source(database: PostgresDatabase, folder: Path, *tables: str, **options: Any) -> PostgresSource:
     """A source of these tables with its journal in the folder, not yet prepared."""
     return PostgresSource(
         name="receive",
@@ -39,7 +39,7 @@ def make_source(database: Database, folder: Path, *tables: str, **options: Any) 
     )
 
 
-def make_received(database: Database, folder: Path) -> PostgresSource:
+def make_received(database: PostgresDatabase, folder: Path) -> PostgresSource:
     """A prepared source of the table `t`. Nothing but the test writes to the server: it has no heartbeat."""
     made = make_source(database, folder, "public.t", heartbeat_seconds=None)
     made.prepare()
@@ -48,11 +48,11 @@ def make_received(database: Database, folder: Path) -> PostgresSource:
 
 
 @contextmanager
-def receiving(options: ReceiverOptions, *, fails: bool = False) -> Iterator[Receiver]:
+def receiving(options: PostgresReceiverOptions, *, fails: bool = False) -> Iterator[PostgresReceiver]:
     """A receiver in a thread of this process. What ended it is raised at the end of the block; `fails` waits for it."""
     stop = threading.Event()
     failure: list[TailraceError] = []
-    made = Receiver(options, stop.is_set)
+    made = PostgresReceiver(options, stop.is_set)
 
     def run() -> None:
         try:

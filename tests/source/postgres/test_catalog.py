@@ -10,9 +10,9 @@ import pytest
 from psycopg import sql
 
 from tailrace.schema import TableName
-from tailrace.source.postgres.catalog import Published, Session, describe, list_published, list_tables
+from tailrace.source.postgres.catalog import PgConnection, Published, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
 
 TABLES = """
@@ -24,14 +24,14 @@ CREATE PUBLICATION pub FOR TABLE t, root WITH (publish_via_partition_root = true
 """
 
 
-def catalog(connection: Session, name: str, publication: str = "pub") -> Published:
+def catalog(connection: PgConnection, name: str, publication: str = "pub") -> Published:
     [relation] = [one for one in list_tables(connection) if one.table.name == name]
     [published] = describe(connection, [relation], list_published(connection, publication))
     return published
 
 
 @contextmanager
-def under_snapshot(database: Database) -> Iterator[Session]:
+def under_snapshot(database: PostgresDatabase) -> Iterator[PgConnection]:
     """A session whose transaction imported a snapshot; everything done meanwhile is later than it."""
     with (
         session(database.dsn, "exporting", autocommit=False) as holder,
@@ -45,7 +45,7 @@ def under_snapshot(database: Database) -> Iterator[Session]:
         yield connection
 
 
-def test_under_a_snapshot_the_catalog_is_as_it_was(database: Database) -> None:
+def test_under_a_snapshot_the_catalog_is_as_it_was(database: PostgresDatabase) -> None:
     database.run(
         *TABLES.strip().split("\n"),
         "CREATE TYPE mood AS ENUM ('calm')",
@@ -77,7 +77,7 @@ def test_under_a_snapshot_the_catalog_is_as_it_was(database: Database) -> None:
 def test_a_publication_is_listed_as_the_server_lists_it(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
 ) -> None:
     database = make_database(postgres_server(version))
     generated = "GENERATED ALWAYS AS (id * 2) STORED"

@@ -12,14 +12,14 @@ import pytest
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.source.postgres import ddl, ddl_message, message
-from tailrace.source.postgres.catalog import Published, Session, describe, list_published, list_tables
+from tailrace.source.postgres.catalog import PgConnection, Published, describe, list_published, list_tables
 from tailrace.source.postgres.catalog_type import read_types
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.ddl_message import Described, to_published
+from tailrace.source.postgres.ddl_message import DdlEvent, to_published
 from tailrace.source.postgres.framing import DDL_PREFIX
-from tailrace.source.postgres.message import Kind, LogicalMessage, MalformedError
+from tailrace.source.postgres.message import LogicalMessage, MalformedError, MessageKind
 from tailrace.source.postgres.version import compare
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres, find_servers
 
 TABLES = """
@@ -34,7 +34,7 @@ CREATE PUBLICATION pub FOR TABLE t, root WITH (publish_via_partition_root = true
 class Site:
     """A database with the trigger, some published tables and a slot that began before the changes."""
 
-    def __init__(self, database: Database, connection: Session, user: Session) -> None:
+    def __init__(self, database: PostgresDatabase, connection: PgConnection, user: PgConnection) -> None:
         self.database = database
         self.connection = connection
         self.user = user
@@ -50,18 +50,18 @@ class Site:
         """Several statements in one transaction."""
         self.user.execute(statements.encode())
 
-    def log(self) -> list[Described | str]:
+    def log(self) -> list[DdlEvent | str]:
         """What the slot has since the last look: rows and truncates by their letter, the trigger's messages read."""
         rows = self.connection.execute(
             "SELECT data FROM pg_logical_slot_get_binary_changes(%s, NULL, NULL,"
             " 'proto_version', '1', 'publication_names', 'pub', 'messages', 'true')",
             [f"site_{self.database.name}"],
         ).fetchall()
-        found: list[Described | str] = []
+        found: list[DdlEvent | str] = []
         for (data,) in rows:
-            if data[0] in (Kind.INSERT, Kind.UPDATE, Kind.DELETE, Kind.TRUNCATE):
+            if data[0] in (MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE, MessageKind.TRUNCATE):
                 found.append(chr(data[0]))
-            elif data[0] == Kind.MESSAGE:
+            elif data[0] == MessageKind.MESSAGE:
                 parsed = message.parse(data)
                 assert isinstance(parsed, LogicalMessage)
                 assert parsed.transactional
@@ -71,13 +71,13 @@ class Site:
                     found.append(described)
         return found
 
-    def told(self, statements: str) -> Described:
+    def told(self, statements: str) -> DdlEvent:
         """The one message that the statements left in the log."""
         self.run(statements)
-        [described] = [entry for entry in self.log() if isinstance(entry, Described)]
+        [described] = [entry for entry in self.log() if isinstance(entry, DdlEvent)]
         return described
 
-    def published(self, described: Described) -> Published:
+    def published(self, described: DdlEvent) -> Published:
         types = read_types(self.connection, described.type_oids)
         published = to_published(described, "pub", types)
         assert published is not None
@@ -85,7 +85,7 @@ class Site:
 
 
 @contextmanager
-def open_site(database: Database) -> Iterator[Site]:
+def open_site(database: PostgresDatabase) -> Iterator[Site]:
     with session(database.dsn, "testing") as connection, database.connect() as user:
         site = Site(database, connection, user)
         yield site
@@ -93,12 +93,12 @@ def open_site(database: Database) -> Iterator[Site]:
 
 
 @pytest.fixture
-def site(database: Database) -> Iterator[Site]:
+def site(database: PostgresDatabase) -> Iterator[Site]:
     with open_site(database) as opened:
         yield opened
 
 
-def catalog(connection: Session, name: str, publication: str = "pub") -> Published:
+def catalog(connection: PgConnection, name: str, publication: str = "pub") -> Published:
     [relation] = [one for one in list_tables(connection) if one.table.name == name]
     [published] = describe(connection, [relation], list_published(connection, publication))
     return published
@@ -128,7 +128,7 @@ CHANGES = {
 def test_every_change_is_told_between_the_rows_as_the_catalog_has_it(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
 ) -> None:
     for statement in CHANGES.values():
         with open_site(make_database(postgres_server(version))) as site:
@@ -141,7 +141,7 @@ def test_every_change_is_told_between_the_rows_as_the_catalog_has_it(
             assert (first, last) == ("I", "I"), statement
             assert told, statement
             described = told[-1]
-            assert isinstance(described, Described)
+            assert isinstance(described, DdlEvent)
             assert described.tag == "ALTER TABLE"
             assert not described.recopy, statement
             assert described.table is not None
@@ -173,7 +173,7 @@ def test_rows_right_behind_a_change_in_a_subtransaction_come_after_it(site: Site
 def test_what_is_rolled_back_is_not_told(site: Site) -> None:
     site.run("BEGIN; SAVEPOINT s; ALTER TABLE t ADD c int; ROLLBACK TO s; ALTER TABLE t ADD d int; COMMIT")
     [described] = site.log()
-    assert isinstance(described, Described)
+    assert isinstance(described, DdlEvent)
     assert [column.name for column in described.columns or ()] == ["id", "a", "b", "d"]
 
 
@@ -258,7 +258,7 @@ def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_row
 
 
 def test_a_database_in_another_encoding_tells_of_changes_in_utf8(postgres: EmbeddedPostgres) -> None:
-    database = Database(postgres, "latin")
+    database = PostgresDatabase(postgres, "latin")
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
     try:
@@ -277,7 +277,7 @@ def test_partitions_without_rows_come_and_go_without_a_new_copy(site: Site) -> N
         "ALTER TABLE root ATTACH PARTITION like_it FOR VALUES FROM (200) TO (300);"
         "ALTER TABLE root DETACH PARTITION like_it; DROP TABLE like_it"
     )
-    assert not any(isinstance(entry, Described) and entry.recopy for entry in site.log())
+    assert not any(isinstance(entry, DdlEvent) and entry.recopy for entry in site.log())
     # A leaf that was made later is guarded like the first one.
     assert site.told("TRUNCATE made").reason == "a partition was truncated"
 
@@ -298,7 +298,7 @@ def test_a_truncated_root_is_truncated_before_its_leaves_ask_for_a_copy(site: Si
     site.run("TRUNCATE root")
     first, *rest = site.log()
     assert first == "T"
-    assert all(isinstance(entry, Described) and entry.recopy for entry in rest)
+    assert all(isinstance(entry, DdlEvent) and entry.recopy for entry in rest)
 
 
 def test_a_change_of_a_leaf_is_told_of_its_root(site: Site) -> None:
@@ -370,11 +370,11 @@ def test_a_user_without_rights_on_the_trigger_can_alter_his_tables(site: Site) -
     with session(site.database.server.dsn(site.database.name, user="owner_of_t"), "altering") as connection:
         connection.execute("ALTER TABLE public.t ADD c int DEFAULT 1")
     [described] = site.log()
-    assert isinstance(described, Described)
+    assert isinstance(described, DdlEvent)
     site.run("ALTER TABLE t OWNER TO postgres; DROP ROLE owner_of_t")
 
 
-def test_installing_is_repeatable_found_out_and_undone(database: Database) -> None:
+def test_installing_is_repeatable_found_out_and_undone(database: PostgresDatabase) -> None:
     with session(database.dsn, "testing") as connection:
         assert ddl.installed_version(connection) is None
         connection.execute(ddl.install_sql().encode())
@@ -401,7 +401,7 @@ def test_uninstalling_takes_the_guards_of_the_leaves_with_it(site: Site) -> None
     assert site.log() == []
 
 
-def test_a_role_without_rights_is_told_who_can_install(database: Database) -> None:
+def test_a_role_without_rights_is_told_who_can_install(database: PostgresDatabase) -> None:
     database.run("DROP ROLE IF EXISTS modest", "CREATE ROLE modest LOGIN")
     with session(database.server.dsn(database.name, user="modest"), "testing") as connection:
         with pytest.raises(PreflightError) as caught:
@@ -411,7 +411,7 @@ def test_a_role_without_rights_is_told_who_can_install(database: Database) -> No
     database.run("DROP ROLE modest")
 
 
-def test_a_busy_partition_is_waited_for_and_then_named(database: Database) -> None:
+def test_a_busy_partition_is_waited_for_and_then_named(database: PostgresDatabase) -> None:
     database.run(*TABLES.strip().split("\n"))
     with database.connect(autocommit=False) as writer, session(database.dsn, "testing") as connection:
         writer.execute("INSERT INTO leaf VALUES (7, 'busy')")

@@ -5,10 +5,10 @@ from __future__ import annotations
 from tailrace.source.postgres import ddl
 from tailrace.source.postgres.catalog import describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 
 
-def test_a_deferrable_primary_key_is_no_key_for_the_catalog_and_for_the_trigger(database: Database) -> None:
+def test_a_deferrable_primary_key_is_no_key_for_the_catalog_and_for_the_trigger(database: PostgresDatabase) -> None:
     database.run(
         "CREATE TABLE checked_late (id int PRIMARY KEY DEFERRABLE, a text)",
         "CREATE TABLE checked_last (id int PRIMARY KEY DEFERRABLE INITIALLY DEFERRED, a text)",

@@ -16,21 +16,21 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.postgres.catalog import list_tables
-from tailrace.source.postgres.census import Census
+from tailrace.source.postgres.census import PostgresDiscovery
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.copy import Round
+from tailrace.source.postgres.copy import PostgresSnapshot
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.descriptor import open_below
 
 
 @pytest.fixture
-def source(database: Database, tmp_path: Path) -> PostgresSource:
+def source(database: PostgresDatabase, tmp_path: Path) -> PostgresSource:
     return PostgresSource(
         name="look",
         dsn=database.dsn,
@@ -50,7 +50,7 @@ def errors(source: PostgresSource) -> dict[str, Finding]:
     return {finding.subject: finding for finding in source.check() if finding.level == "error"}
 
 
-def test_keys_follow_the_replica_identity(database: Database, source: PostgresSource) -> None:
+def test_keys_follow_the_replica_identity(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run(
         "CREATE TABLE by_primary (b int, a int, v text, PRIMARY KEY (a, b))",
         "CREATE TABLE by_index (id int PRIMARY KEY, code text NOT NULL)",
@@ -64,7 +64,7 @@ def test_keys_follow_the_replica_identity(database: Database, source: PostgresSo
 
 
 def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
-    database: Database, source: PostgresSource, tmp_path: Path
+    database: PostgresDatabase, source: PostgresSource, tmp_path: Path
 ) -> None:
     database.run("CREATE TABLE first (id int PRIMARY KEY)")
     nodes = [
@@ -79,7 +79,7 @@ def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
 
     def look(node: PostgresSource) -> list[str]:
         together.wait()
-        return sorted(str(one.schema.table) for one in Census(node).tables.values())
+        return sorted(str(one.schema.table) for one in PostgresDiscovery(node).tables.values())
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(prepare, nodes))
@@ -88,7 +88,7 @@ def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
 
 
 def test_a_partitioned_table_is_one_table_and_its_partitions_are_none(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE root (id int, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day)",
@@ -98,7 +98,9 @@ def test_a_partitioned_table_is_one_table_and_its_partitions_are_none(
     assert keys(replace(source, via_root=False)) == {"leaf": ("id", "day")}
 
 
-def test_only_what_the_publication_shows_is_copied_and_followed(database: Database, source: PostgresSource) -> None:
+def test_only_what_the_publication_shows_is_copied_and_followed(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, shown text, hidden text, twice int GENERATED ALWAYS AS (id * 2) STORED)",
         "INSERT INTO t (id, shown, hidden) SELECT i, 's' || i, 'h' FROM generate_series(1, 20) i",
@@ -106,7 +108,7 @@ def test_only_what_the_publication_shows_is_copied_and_followed(database: Databa
     )
     [schema] = source.tables()
     assert [column.name for column in schema.columns] == ["id", "shown"]
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
         database.run("INSERT INTO t (id, shown) VALUES (-5, 'no'), (50, 'yes')")
         database.run("UPDATE t SET shown = 'new' WHERE id = 11")
@@ -116,25 +118,25 @@ def test_only_what_the_publication_shows_is_copied_and_followed(database: Databa
 
 
 def test_a_row_filter_is_copied_by_under_the_names_its_columns_have_by_now(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "INSERT INTO t SELECT i, 'row' FROM generate_series(1, 20) i",
         "CREATE PUBLICATION look FOR TABLE t WHERE (id > 10)",
     )
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
         database.run("ALTER TABLE t RENAME id TO number")
-        replay.orders = Orders(resync={source.tables()[0].upstream_id: 1})
+        replay.directives = TableDirectives(resync={source.tables()[0].upstream_id: 1})
         # Nothing that looks at the tables at once: to the follower they are as they were.
         wait_until(lambda: replay.step() and replay.tables["public.t"].schema.key == ("number",))
     assert sorted(row["number"] for row in replay.tables["public.t"].rows.values()) == list(range(11, 21))
 
 
-def test_rows_of_a_table_without_columns_are_counted(database: Database, source: PostgresSource) -> None:
+def test_rows_of_a_table_without_columns_are_counted(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE t ()", "INSERT INTO t DEFAULT VALUES")
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
         database.run("INSERT INTO t DEFAULT VALUES")
         replay.catch_up()
@@ -143,7 +145,7 @@ def test_rows_of_a_table_without_columns_are_counted(database: Database, source:
 
 @pytest.mark.parametrize("published", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public", "FOR TABLE root"])
 def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
-    database: Database, source: PostgresSource, published: str
+    database: PostgresDatabase, source: PostgresSource, published: str
 ) -> None:
     database.run(
         "CREATE TABLE root (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
@@ -151,7 +153,7 @@ def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
         "INSERT INTO root VALUES (1, 'seen')",
         f"CREATE PUBLICATION look {published}",
     )
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
         database.run("DROP PUBLICATION look", "UPDATE root SET v = 'unseen'", f"CREATE PUBLICATION look {published}")
         replay.catch_up()
@@ -159,30 +161,35 @@ def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
 
 
 def test_a_resync_of_a_table_that_lost_its_last_partition_leaves_no_rows(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
         "CREATE TABLE leaf PARTITION OF root DEFAULT",
         "INSERT INTO root VALUES (1)",
     )
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
         database.run("DROP TABLE leaf")
-        replay.orders = Orders(resync={source.tables()[0].upstream_id: 1})
+        replay.directives = TableDirectives(resync={source.tables()[0].upstream_id: 1})
         replay.catch_up()
     assert replay.tables["public.root"].contents() == {}
 
 
-def test_a_parent_of_a_table_that_is_followed_joins_without_it(database: Database, source: PostgresSource) -> None:
+def test_a_parent_of_a_table_that_is_followed_joins_without_it(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
     database.run("CREATE TABLE child (id int PRIMARY KEY)")
     source.prepare()
     database.run("CREATE TABLE parent (id int PRIMARY KEY)", "ALTER TABLE child INHERIT parent")
-    assert sorted(str(one.schema.table) for one in Census(source).tables.values()) == ["public.child", "public.parent"]
+    assert sorted(str(one.schema.table) for one in PostgresDiscovery(source).tables.values()) == [
+        "public.child",
+        "public.parent",
+    ]
 
 
 def test_a_partition_whose_old_rows_would_not_do_for_its_root_is_named(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE keyed (id int PRIMARY KEY, code int NOT NULL) PARTITION BY RANGE (id)",
@@ -203,28 +210,28 @@ def test_a_partition_whose_old_rows_would_not_do_for_its_root_is_named(
 
 
 def test_a_source_that_is_prepared_and_was_followed_leaves_no_file_of_its_journal_open(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     source.prepare()
     source.prepare()
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
     assert open_below(Path(source.journal)) == []
 
 
-def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: Database, source: PostgresSource) -> None:
+def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)", "INSERT INTO t SELECT generate_series(1, 10)")
     source.prepare()
-    with Replay(source, Limit(1000, 10_000_000)) as replay, closing(database.connect()) as connection:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay, closing(database.connect()) as connection:
         wait_until(replay.plan)
         connection.execute("SET lock_timeout = '2s'")
         connection.execute("TRUNCATE t")
 
 
-def test_a_snapshot_outlives_the_slot_it_came_from(database: Database) -> None:
+def test_a_snapshot_outlives_the_slot_it_came_from(database: PostgresDatabase) -> None:
     database.run("CREATE TABLE t (id int)")
-    round_ = Round(database.dsn)
+    round_ = PostgresSnapshot(database.dsn)
     try:
         assert database.rows("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)]
         with closing(database.connect(autocommit=False)) as connection:
@@ -236,7 +243,9 @@ def test_a_snapshot_outlives_the_slot_it_came_from(database: Database) -> None:
         round_.close()
 
 
-def test_every_error_of_the_check_comes_with_sql_that_mends_it(database: Database, source: PostgresSource) -> None:
+def test_every_error_of_the_check_comes_with_sql_that_mends_it(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
     database.run(
         "CREATE TABLE nothing (id int PRIMARY KEY)",
         "ALTER TABLE nothing REPLICA IDENTITY NOTHING",
@@ -256,7 +265,7 @@ def test_every_error_of_the_check_comes_with_sql_that_mends_it(database: Databas
 
 
 def test_a_role_that_may_create_but_owns_no_table_is_told_to_let_an_owner_publish(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE foreign_to_it (id int PRIMARY KEY)",
@@ -304,7 +313,7 @@ def test_a_server_that_cannot_be_reached_is_unavailable_and_its_password_stays_s
     assert caught.value.fix
 
 
-def test_a_pattern_that_matches_nothing_names_what_there_is(database: Database, source: PostgresSource) -> None:
+def test_a_pattern_that_matches_nothing_names_what_there_is(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE orders (id int PRIMARY KEY)")
     found = errors(replace(source, tables_wanted=TableOptions(include=["public.order"])))
     assert "public.orders" in (found["tables"].fix or "")
@@ -312,7 +321,7 @@ def test_a_pattern_that_matches_nothing_names_what_there_is(database: Database, 
 
 def test_a_prepared_transaction_that_holds_up_the_slot_is_named(tmp_path: Path, source: PostgresSource) -> None:
     with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "1"}) as server:
-        database = Database(server, "held").create()
+        database = PostgresDatabase(server, "held").create()
         database.run("CREATE TABLE t (id int)", "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'half done'")
         findings = replace(source, dsn=database.dsn).check()
     [warning] = [finding for finding in findings if finding.subject == "slot"]
@@ -346,7 +355,7 @@ def test_a_server_without_room_for_slots_or_senders_is_named_with_the_way_out(
     assert all(f"ALTER SYSTEM SET {name} = " in fixes for name in limits)
 
 
-def test_preparing_twice_changes_nothing(database: Database, source: PostgresSource) -> None:
+def test_preparing_twice_changes_nothing(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     source.prepare()
     slots = "SELECT slot_name, confirmed_flush_lsn FROM pg_replication_slots WHERE NOT temporary"
@@ -356,14 +365,14 @@ def test_preparing_twice_changes_nothing(database: Database, source: PostgresSou
     assert [schema.table for schema in source.tables()] == [TableName("public", "t")]
 
 
-def test_rows_are_read_again_by_any_kind_of_key(database: Database, source: PostgresSource) -> None:
+def test_rows_are_read_again_by_any_kind_of_key(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run(
         "CREATE TABLE t (a text, b numeric(10,2), c timestamptz, d uuid, e bytea, v text, PRIMARY KEY (a, b, c, d, e))",
         "INSERT INTO t VALUES ('it''s', 1.50, '2024-02-29 12:00:00.123456+00',"
         " '0b0e0c5e-9b1d-4a3f-8d53-0d9f1c1f0f00', '\\x00ff', 'kept'), ('no', 1, now(), gen_random_uuid(), '', 'no')",
     )
     source.prepare()
-    with Replay(source, Limit(1000, 10_000_000)) as replay:
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
     [schema] = source.tables()
     copied = replay.tables["public.t"].rows
@@ -372,7 +381,7 @@ def test_rows_are_read_again_by_any_kind_of_key(database: Database, source: Post
     assert source.refetch(schema, table.select(list(schema.key))).to_pylist() == [wanted]
 
 
-def test_psycopg_is_not_left_with_open_connections(database: Database, source: PostgresSource) -> None:
+def test_psycopg_is_not_left_with_open_connections(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     source.check()
     source.tables()
@@ -382,7 +391,7 @@ def test_psycopg_is_not_left_with_open_connections(database: Database, source: P
 
 
 def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
-    database: Database, source: PostgresSource
+    database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
         "CREATE TABLE t (id int PRIMARY KEY, owner text)",
@@ -417,7 +426,7 @@ def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
 def test_a_name_that_is_not_utf8_is_told_with_what_to_do(postgres: EmbeddedPostgres) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
-    database = Database(postgres, "bytes")
+    database = PostgresDatabase(postgres, "bytes")
     try:
         with database.connect() as connection:
             connection.execute(b'CREATE TABLE "caf\xe9" (id int PRIMARY KEY)')
@@ -434,7 +443,7 @@ def test_a_name_that_is_not_utf8_is_told_with_what_to_do(postgres: EmbeddedPostg
 def test_a_text_without_a_form_in_utf8_is_not_taken_for_a_server_that_is_down(postgres: EmbeddedPostgres) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE windows ENCODING 'WIN1252' TEMPLATE template0 LOCALE 'C'")
-    database = Database(postgres, "windows")
+    database = PostgresDatabase(postgres, "windows")
     try:
         with (
             pytest.raises(TailraceError, match="no form in UTF-8") as raised,

@@ -16,13 +16,13 @@ from tailrace.child import read_status
 from tailrace.errors import UnavailableError
 from tailrace.failpoint import VARIABLE
 from tailrace.journal import FrameRef, JournalReader
-from tailrace.source import Limit, Orders
-from tailrace.source.history import Remembered
+from tailrace.source import Limit, TableDirectives
+from tailrace.source.history import SchemaFile
 from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
-from tailrace.testing.replay import Replay
+from tailrace.testing.database import PostgresDatabase
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.source.postgres.receiving import Session, arrived, make_source
 
@@ -33,12 +33,12 @@ ONE_CHUNK = Limit(1_000_000, CHUNK_BYTES)
 
 @contextmanager
 def following(
-    database: Database, folder: Path, *statements: str, limit: Limit = PLENTY
-) -> Iterator[tuple[Session, Replay]]:
+    database: PostgresDatabase, folder: Path, *statements: str, limit: Limit = PLENTY
+) -> Iterator[tuple[Session, SourceReplay]]:
     """A session on a database that has run these statements, and a pipeline of all its tables that has seen nothing."""
     database.run(*statements)
     source = make_source(database, folder, "public.*", chunk_bytes=CHUNK_BYTES)
-    with closing(database.connect()) as session, Replay(source, limit) as replay:
+    with closing(database.connect()) as session, SourceReplay(source, limit) as replay:
         yield session, replay
 
 
@@ -52,13 +52,13 @@ def rows(session: Session, table: str) -> Counter[tuple[Any, ...]]:
     return Counter(session.execute(f"TABLE {table}".encode()).fetchall())
 
 
-def entry(replay: Replay, table: str) -> dict[str, Any]:
+def entry(replay: SourceReplay, table: str) -> dict[str, Any]:
     """Where a table stands in the batch that is planned, or in the last one."""
     tables: dict[str, dict[str, Any]] = (replay.planned or replay.offset or {"tables": {}})["tables"]
     return tables.get(table, {"phase": "unknown"})
 
 
-def step_until(replay: Replay, table: str, phase: str) -> None:
+def step_until(replay: SourceReplay, table: str, phase: str) -> None:
     """Run batches until a table is in this phase."""
 
     def is_there() -> bool:
@@ -68,7 +68,7 @@ def step_until(replay: Replay, table: str, phase: str) -> None:
     wait_until(is_there)
 
 
-def test_a_recopy_that_was_found_due_is_not_forgotten_in_a_crash(database: Database, tmp_path: Path) -> None:
+def test_a_recopy_that_was_found_due_is_not_forgotten_in_a_crash(database: PostgresDatabase, tmp_path: Path) -> None:
     tables = ("CREATE TABLE t (id int PRIMARY KEY, v text)", "INSERT INTO t SELECT generate_series(1, 50), 'v'")
     with following(database, tmp_path, *tables) as (session, replay):
         replay.catch_up()
@@ -82,7 +82,9 @@ def test_a_recopy_that_was_found_due_is_not_forgotten_in_a_crash(database: Datab
         assert replay.contents()["public.t"] == rows(session, "t")
 
 
-def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(database: Database, tmp_path: Path) -> None:
+def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(
+    database: PostgresDatabase, tmp_path: Path
+) -> None:
     tables = (
         "CREATE TABLE t (id int PRIMARY KEY, v text)",
         "CREATE TABLE u (id int PRIMARY KEY)",
@@ -90,13 +92,13 @@ def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(databa
     )
     with following(database, tmp_path, *tables) as (session, replay):
         replay.catch_up()
-        replay.orders = Orders(paused=[oid(session, "t")])
+        replay.directives = TableDirectives(paused=[oid(session, "t")])
         replay.catch_up()
         session.execute("ALTER TABLE t ADD COLUMN w text DEFAULT md5(random()::text)")
         session.execute("INSERT INTO t VALUES (51, 'v'); INSERT INTO u VALUES (1)")
         replay.catch_up()
         replay.crash()
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert replay.contents()["public.t"] == rows(session, "t")
 
@@ -110,28 +112,28 @@ SMALL_BESIDE_LARGE = (
 
 
 @contextmanager
-def copying_beside(database: Database, folder: Path) -> Iterator[tuple[Session, Replay, str, str]]:
+def copying_beside(database: PostgresDatabase, folder: Path) -> Iterator[tuple[Session, SourceReplay, str, str]]:
     """A large table, by its OID, in the middle of a new copy, beside a small one that is level with the log."""
     with following(database, folder, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
         replay.catch_up()
         large, small = oid(session, "large"), oid(session, "small")
-        replay.orders = Orders(resync={large: 1})
+        replay.directives = TableDirectives(resync={large: 1})
         step_until(replay, large, "copy")
         yield session, replay, large, small
 
 
 def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with copying_beside(database, tmp_path) as (session, replay, large, small):
         session.execute("ALTER TABLE small ALTER v TYPE text USING upper(v)")
-        replay.orders = Orders(resync={large: 1, small: 2})
+        replay.directives = TableDirectives(resync={large: 1, small: 2})
         replay.catch_up()
         assert replay.contents()["public.small"] == rows(session, "small")
 
 
 def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with copying_beside(database, tmp_path) as (session, replay, large, small):
         ended = session.execute(
@@ -139,7 +141,7 @@ def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended
             " AND query = 'SELECT pg_export_snapshot()' AND datname = current_database()"
         ).fetchall()
         assert ended == [(True,)]
-        replay.orders = Orders(resync={large: 1, small: 2})
+        replay.directives = TableDirectives(resync={large: 1, small: 2})
         with pytest.raises(UnavailableError, match="snapshot ended"):
             replay.catch_up()
         replay.crash()
@@ -155,7 +157,7 @@ TWO_TABLES = (
 )
 
 
-def test_a_batch_ends_at_the_commit_with_which_it_is_full(database: Database, tmp_path: Path) -> None:
+def test_a_batch_ends_at_the_commit_with_which_it_is_full(database: PostgresDatabase, tmp_path: Path) -> None:
     with following(database, tmp_path, *TWO_TABLES, limit=Limit(rows=10, bytes=1 << 30)) as (session, replay):
         replay.catch_up()
         for number in range(10):
@@ -172,7 +174,7 @@ def test_a_batch_ends_at_the_commit_with_which_it_is_full(database: Database, tm
 
 
 def test_what_a_batch_reads_of_the_log_does_not_grow_while_a_table_is_copied(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looked: list[int] = []
     frames = JournalReader.frames
@@ -199,7 +201,7 @@ def test_what_a_batch_reads_of_the_log_does_not_grow_while_a_table_is_copied(
 
 
 def test_a_single_run_ends_although_another_row_is_written_before_each_batch(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with following(database, tmp_path, *TWO_TABLES) as (session, replay):
         replay.catch_up()
@@ -211,20 +213,20 @@ def test_a_single_run_ends_although_another_row_is_written_before_each_batch(
         assert replay.contents()["public.u"] == rows(session, "u")
 
 
-def _has_nothing_to_do(replay: Replay, session: Session) -> bool:
+def _has_nothing_to_do(replay: SourceReplay, session: Session) -> bool:
     session.execute("INSERT INTO u SELECT count(*) FROM u")
     _arrive(replay, session)
     return not replay.step()
 
 
-def _arrive(replay: Replay, session: Session) -> None:
+def _arrive(replay: SourceReplay, session: Session) -> None:
     """Wait until everything committed now is in the journal."""
     assert isinstance(replay.source, PostgresSource)
     arrived(session, replay.source)
 
 
 def test_a_single_run_waits_for_what_was_committed_before_it_and_has_not_been_received(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with following(database, tmp_path, *TWO_TABLES) as (session, replay):
         replay.catch_up()
@@ -243,7 +245,7 @@ def test_a_single_run_waits_for_what_was_committed_before_it_and_has_not_been_re
 
 
 def test_a_single_run_is_not_at_its_end_while_a_resync_waits_for_its_snapshot(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with following(database, tmp_path, *TWO_TABLES) as (session, replay), closing(database.connect()) as writer:
         replay.catch_up()
@@ -251,7 +253,7 @@ def test_a_single_run_is_not_at_its_end_while_a_resync_waits_for_its_snapshot(
         # A snapshot waits for every transaction that writes.
         with writer.transaction():
             writer.execute("INSERT INTO u VALUES (1)")
-            replay.orders = Orders(resync={oid(session, "t"): 1})
+            replay.directives = TableDirectives(resync={oid(session, "t"): 1})
             target = replay.follower.target()
             wait_until(lambda: not replay.step())
             assert not replay.follower.done(replay.offset, target)
@@ -260,7 +262,7 @@ def test_a_single_run_is_not_at_its_end_while_a_resync_waits_for_its_snapshot(
 
 
 def test_a_table_in_error_stays_where_it_is_while_its_resync_waits_for_its_snapshot(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     with following(database, tmp_path, *TWO_TABLES) as (session, replay), closing(database.connect()) as writer:
         replay.catch_up()
@@ -272,7 +274,7 @@ def test_a_table_in_error_stays_where_it_is_while_its_resync_waits_for_its_snaps
         assert replay.planned is not None
         with writer.transaction():
             writer.execute("INSERT INTO u VALUES (1)")
-            orders = Orders(stopped={t: before}, resync={t: 1})
+            orders = TableDirectives(stopped={t: before}, resync={t: 1})
             stopped = replay.follower.latest(replay.planned, PLENTY, orders)
             assert (stopped["tables"][t]["phase"], stopped["tables"][t]["at"]) == ("stopped", before)
             assert replay.follower.latest(stopped, PLENTY, orders) == stopped
@@ -280,7 +282,7 @@ def test_a_table_in_error_stays_where_it_is_while_its_resync_waits_for_its_snaps
 
 
 def test_a_copy_without_key_that_a_crash_broke_off_is_not_taken_for_done_after_a_pause(
-    database: Database, tmp_path: Path
+    database: PostgresDatabase, tmp_path: Path
 ) -> None:
     tables = ("CREATE TABLE bag (v text)", "INSERT INTO bag SELECT 'v' || i FROM generate_series(1, 50) i")
     with following(database, tmp_path, *tables) as (session, replay):
@@ -295,15 +297,15 @@ def test_a_copy_without_key_that_a_crash_broke_off_is_not_taken_for_done_after_a
 
         wait_until(is_read)
         replay.crash()
-        replay.orders = Orders(paused=[bag])
+        replay.directives = TableDirectives(paused=[bag])
         step_until(replay, bag, "stopped")
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert replay.contents()["public.bag"] == rows(session, "bag")
 
 
 def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = tmp_path / "journal"
     with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY, v text)") as (session, replay):
@@ -343,7 +345,7 @@ def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
 
 
 def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    database: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY)") as (session, replay):
         replay.catch_up()
@@ -375,7 +377,7 @@ def test_a_follower_that_was_stopped_and_a_source_that_was_prepared_leave_no_fil
     for _ in range(2):
         source.prepare()
     assert open_files(source.journal) == []
-    stopped = source.follow(Remembered(tmp_path / "versions"))
+    stopped = source.follow(SchemaFile(tmp_path / "versions"))
     assert open_files(source.journal) != []
     for _ in range(2):
         stopped.stop()

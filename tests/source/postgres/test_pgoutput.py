@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import DamagedError, SchemaChangedError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres.frame import Frame, OpenTransaction
+from tailrace.source.postgres.frame import MessageBatch, OpenTransaction
 from tailrace.source.postgres.message import (
     EPOCH_US,
     LogicalMessage,
@@ -417,11 +417,11 @@ def _change(draw: st.DrawFn, story: Story, oid: int, identity: str | None, tell:
 def test_any_stream_cut_at_any_message_gives_the_same_changes(story: Story, large: bool) -> None:
     tables = {1: only(table_of(1)), 2: only(table_of(2))}
     raw = pa.array([b"not ours", *story.messages], pa.large_binary() if large else pa.binary())[1:]
-    looked = scan(Frame.of(raw))
+    looked = scan(MessageBatch.of(raw))
     assert looked.end is None
     for cut in range(len(raw) + 1):
         first, rest = raw[:cut], raw[cut:]
-        assert scan(Frame.of(raw).head(cut)).end == looked.open_at(cut)
+        assert scan(MessageBatch.of(raw).head(cut)).end == looked.open_at(cut)
         relations = {
             shape.oid: shape
             for at, found in looked.relations
@@ -434,7 +434,7 @@ def test_any_stream_cut_at_any_message_gives_the_same_changes(story: Story, larg
 
 @given(stories())
 def test_a_scan_counts_rows_and_finds_commits_without_decoding(story: Story) -> None:
-    looked = scan(Frame.of(pa.array(story.messages, pa.binary())))
+    looked = scan(MessageBatch.of(pa.array(story.messages, pa.binary())))
     kinds = [message[:1] for message in story.messages]
     assert [kinds[index] for index in looked.commits] == [b"C"] * kinds.count(b"C")
     assert looked.end_lsn.tolist() == [lsn + 8 for lsn in looked.commit_lsn.tolist()]
@@ -448,7 +448,7 @@ def test_a_scan_counts_rows_and_finds_commits_without_decoding(story: Story) -> 
 def test_a_scan_refuses_bytes_that_are_no_messages() -> None:
     for message in (b"Z123456789", commit(1)[:-1], insert(1, [])[:3], b""):
         with pytest.raises(MalformedError):
-            scan(Frame.of(pa.array([message], pa.binary())))
+            scan(MessageBatch.of(pa.array([message], pa.binary())))
 
 
 def test_a_skipped_change_is_left_out_where_it_is_and_no_other_one_elsewhere() -> None:

@@ -19,11 +19,11 @@ from tailrace.change import START, Changes, Op, Position
 from tailrace.errors import SchemaChangedError, UnfitError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog_type import read_types
-from tailrace.source.postgres.framing import FrameMeta, Framer
+from tailrace.source.postgres.framing import FrameBuilder, FrameMeta
 from tailrace.source.postgres.mapping import Converter, select_list, session_for
 from tailrace.source.postgres.message import EPOCH_US
 from tailrace.source.postgres.pgoutput import decode
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 
 LONG = "x" * 200_000  # kept out of line, uncompressed
@@ -33,7 +33,7 @@ OUT_OF_LINE = "ALTER TABLE {0} ALTER COLUMN v SET STORAGE EXTERNAL"
 class Upstream:
     """A database with a slot, and the schemas of its tables as they are when asked for."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: PostgresDatabase) -> None:
         self.database = database
         database.run("CREATE PUBLICATION everything FOR ALL TABLES")
         with database.connect(client_encoding="UTF8") as session:
@@ -75,7 +75,7 @@ class Upstream:
 
 def _begins(messages: pa.Array[Any], oid: int) -> list[Position]:
     """Where each shape of a relation begins, as the receiver notes it."""
-    shapes = [shape for frame in Framer(0).feed(messages) for shape in FrameMeta.from_bytes(frame.meta).shapes]
+    shapes = [shape for frame in FrameBuilder(0).feed(messages) for shape in FrameMeta.from_bytes(frame.meta).shapes]
     return [shape.at for shape in shapes if int.from_bytes(shape.raw[1:5], "big") == oid] or [START]
 
 
@@ -83,7 +83,7 @@ def _begins(messages: pa.Array[Any], oid: int) -> list[Position]:
 def upstream(
     request: pytest.FixtureRequest,
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
 ) -> Upstream:
     return Upstream(make_database(postgres_server(request.param)))
 
@@ -249,7 +249,7 @@ def test_hostile_names_are_only_names(upstream: Upstream) -> None:
 def test_bytes_that_are_not_utf8_in_a_sql_ascii_database_stop_their_table_alone(postgres: EmbeddedPostgres) -> None:
     with postgres.connect() as session:
         session.execute("CREATE DATABASE raw ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
-    database = Database(postgres, "raw")
+    database = PostgresDatabase(postgres, "raw")
     try:
         upstream = Upstream(database)
         database.run("CREATE TABLE bad (id int PRIMARY KEY, v text)", "CREATE TABLE good (id int PRIMARY KEY, v text)")
@@ -305,7 +305,7 @@ ROW = st.tuples(
 
 @pytest.fixture(scope="module")
 def anything(postgres_server: Callable[[int], EmbeddedPostgres]) -> Iterator[Upstream]:
-    with Database(postgres_server(18), "anything") as database:
+    with PostgresDatabase(postgres_server(18), "anything") as database:
         upstream = Upstream(database)
         database.run(
             "CREATE TABLE t (id int PRIMARY KEY, n bigint, s text, d numeric(12,2), at timestamptz,"

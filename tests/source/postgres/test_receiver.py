@@ -20,11 +20,11 @@ from tailrace.source.postgres.connection import Replication
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.source.postgres.receiver import STATUS, Receiver
-from tailrace.source.postgres.slot import look, require
+from tailrace.source.postgres.receiver import STATUS, PostgresReceiver
+from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.postgres.stream import ReplicationStream
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
@@ -45,7 +45,7 @@ def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Sessi
         for start in range(0, 50, 10):
             session.execute("INSERT INTO t SELECT i, 'x' FROM generate_series(%s::int, %s::int) i", [start, start + 9])
         arrived(session, source)
-        assert made.gear == "streaming"
+        assert made.mode == "streaming"
     assert ids(source) == list(range(50))
 
 
@@ -55,13 +55,13 @@ def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
     monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
     monkeypatch.setattr(receiver, "STEP_BYTES", 2_000_000)
     gears: set[str] = set()
-    publish = Receiver.publish
+    publish = PostgresReceiver.publish
 
-    def publish_and_note(self: Receiver, error: TailraceError | None) -> None:
-        gears.add(self.gear)
+    def publish_and_note(self: PostgresReceiver, error: TailraceError | None) -> None:
+        gears.add(self.mode)
         publish(self, error)
 
-    monkeypatch.setattr(Receiver, "publish", publish_and_note)
+    monkeypatch.setattr(PostgresReceiver, "publish", publish_and_note)
     for start in range(0, 20_000, 500):
         session.execute(
             "INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(%s::int, %s::int) i", [start, start + 499]
@@ -76,12 +76,12 @@ def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
 
 def rewind(session: Session, source: PostgresSource) -> int:
     """Bytes of WAL that any decoding reads again first; a long open transaction makes this grow."""
-    slot = require(look(session, source.slot), source.slot, "")
+    slot = require(read_slot(session, source.slot), source.slot, "")
     return slot.confirmed - slot.restart
 
 
 def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(
-    database: Database, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+    database: PostgresDatabase, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "BACKLOG_BYTES", 100_000)
     monkeypatch.setattr(receiver, "STEP_BYTES", 1_000_000)
@@ -94,7 +94,7 @@ def test_a_long_open_transaction_is_followed_by_streaming_not_in_bulk(
         session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(10000, 12999) i")
         with receiving(source.receiver_options()) as made:
             arrived(session, source)
-            assert made.gear == "streaming"
+            assert made.mode == "streaming"
         idle.execute("ROLLBACK")
     assert ids(source) == list(range(13_000))
 
@@ -139,7 +139,7 @@ def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: P
                 "INSERT INTO t SELECT i, repeat(md5(i::text), 30) FROM generate_series(%s::int, %s::int) i",
                 [start, start + 99],
             )
-        wait_until(lambda: made.gear == "full")
+        wait_until(lambda: made.mode == "full")
         assert made.writer.size() < 8_000_000
         goal = before(server_lsn(session))
         while JournalReader(source.journal).mark() < goal:
@@ -176,7 +176,7 @@ def test_a_transaction_larger_than_a_frame_is_cut_and_served_whole(
 
 
 def test_a_large_transaction_broken_off_by_the_network_arrives_once(
-    database: Database, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+    database: PostgresDatabase, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(framing, "FRAME_BYTES", 50_000)
     host, port = "127.0.0.1", database.server.port
@@ -184,14 +184,14 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
         through = replace(source, dsn=source.dsn.replace(f":{port}/", f":{proxy.port}/"))
         assert through.dsn != source.dsn
         cuts = iter(range(3))
-        append = Receiver.receive
+        append = PostgresReceiver.receive
 
-        def cut_now_and_then(self: Receiver, messages: Any) -> None:
+        def cut_now_and_then(self: PostgresReceiver, messages: Any) -> None:
             append(self, messages)
             if self.writer.within_transaction and next(cuts, None) is not None:
                 proxy.cut()
 
-        monkeypatch.setattr(Receiver, "receive", cut_now_and_then)
+        monkeypatch.setattr(PostgresReceiver, "receive", cut_now_and_then)
         with receiving(through.receiver_options()):
             session.execute("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(0, 19999) i")
             arrived(session, source)
@@ -277,7 +277,7 @@ def test_a_slot_that_is_gone_is_noticed(session: Session, source: PostgresSource
 
 def test_a_publication_that_was_dropped_and_made_again_is_noticed_where_the_server_does_not_decode_its_absence(
     postgres_server: Callable[[int], EmbeddedPostgres],
-    make_database: Callable[[EmbeddedPostgres], Database],
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
     tmp_path: Path,
 ) -> None:
     database = make_database(postgres_server(16))

@@ -8,7 +8,7 @@ from psycopg import conninfo
 
 from tailrace.source.postgres.lsn import before
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
 from tests.source.postgres.receiving import Session, mark, server_lsn
@@ -17,7 +17,7 @@ DECODING = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'COPY%pg_logical_slo
 
 
 def test_a_connection_that_breaks_while_the_server_decodes_a_backlog_ends_no_receiver(
-    database: Database, session: Session, source: PostgresSource
+    database: PostgresDatabase, session: Session, source: PostgresSource
 ) -> None:
     session.execute("INSERT INTO t SELECT i, repeat('x', 100) FROM generate_series(1, 400000) i")
     goal = before(server_lsn(session))

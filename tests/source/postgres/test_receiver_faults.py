@@ -25,15 +25,15 @@ from tailrace.journal.segment import create_segment
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres import connection, framing, receiver, stream
 from tailrace.source.postgres.connection import bulk
-from tailrace.source.postgres.frame import Frame
-from tailrace.source.postgres.framing import FrameMeta, Framer, messages_of
+from tailrace.source.postgres.frame import MessageBatch
+from tailrace.source.postgres.framing import FrameBuilder, FrameMeta, messages_of
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.source.postgres.receiver import Receiver
+from tailrace.source.postgres.receiver import PostgresReceiver
 from tailrace.source.postgres.scan import scan
-from tailrace.source.postgres.slot import look, require
+from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.postgres.split import Wanted, log_splits
-from tailrace.testing.database import Database
+from tailrace.source.postgres.split import PgRange, log_splits
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import PATIENCE_SECONDS, wait_until
@@ -110,9 +110,9 @@ def test_a_large_transaction_that_a_second_backlog_step_sends_again_is_taken_onc
     monkeypatch.setattr(receiver, "READ_BYTES", 20_000)
     monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
     session.execute("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(0, 1999) i")
-    receive_all, steps, written = Receiver._receive_all, iter([1]), threading.Event()
+    receive_all, steps, written = PostgresReceiver._receive_all, iter([1]), threading.Event()
 
-    def receive_all_while_busy(self: Receiver, reader: pa.RecordBatchReader) -> bool:
+    def receive_all_while_busy(self: PostgresReceiver, reader: pa.RecordBatchReader) -> bool:
         done = receive_all(self, reader)
         # The step ends at the server's head of when it began, and moves no slot. Now another one is worth it.
         if next(steps, None):
@@ -120,7 +120,7 @@ def test_a_large_transaction_that_a_second_backlog_step_sends_again_is_taken_onc
             written.set()
         return done
 
-    monkeypatch.setattr(Receiver, "_receive_all", receive_all_while_busy)
+    monkeypatch.setattr(PostgresReceiver, "_receive_all", receive_all_while_busy)
     with receiving(source.receiver_options()):
         assert written.wait(PATIENCE_SECONDS)
         arrived(session, source)
@@ -153,7 +153,7 @@ def test_rows_before_a_new_shape_are_read_by_their_own_where_transactions_are_se
     session.execute("ALTER TABLE t DROP COLUMN v; ALTER TABLE t ADD COLUMN v text")
     session.execute("INSERT INTO t (id, v, w) VALUES (3, 'v', 'w')")
     messages = peek(session, source)
-    (frame,) = Framer(int(scan(Frame.of(messages)).end_lsn[known - 1]) if known else 0).feed(messages)
+    (frame,) = FrameBuilder(int(scan(MessageBatch.of(messages)).end_lsn[known - 1]) if known else 0).feed(messages)
     meta = FrameMeta.from_bytes(frame.meta)
     decoded = decode(
         messages_of(frame.payload),
@@ -172,7 +172,7 @@ def test_what_is_acknowledged_before_a_large_transaction_is_in_the_journal(
     session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
     session.execute("INSERT INTO t VALUES (1, repeat('x', 9000000))")
     messages = peek(session, source)
-    made = Receiver(source.receiver_options(), lambda: False)
+    made = PostgresReceiver(source.receiver_options(), lambda: False)
     with made.writer:
         made.receive(messages.slice(0, len(messages) - 1))
         assert made.writer.within_transaction
@@ -222,7 +222,7 @@ def test_a_receiver_that_cannot_write_its_status_waits_for_room(
     session: Session, source: PostgresSource, disk: Disk
 ) -> None:
     with receiving(source.receiver_options()) as made:
-        wait_until(lambda: made.gear == "streaming")
+        wait_until(lambda: made.mode == "streaming")
         disk.full = True
         session.execute("INSERT INTO t VALUES (1, 'x')")
         wait_until(lambda: disk.refused["_write"] > 0 and disk.refused["write_status"] > 1)
@@ -235,14 +235,14 @@ def test_a_receiver_whose_disk_is_full_within_a_large_transaction_waits_for_room
     session: Session, source: PostgresSource, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
-    receive = Receiver.receive
+    receive = PostgresReceiver.receive
 
-    def receive_until_full(self: Receiver, messages: pa.Array[Any]) -> None:
+    def receive_until_full(self: PostgresReceiver, messages: pa.Array[Any]) -> None:
         receive(self, messages)
         if self.writer.within_transaction and not disk.refused:
             disk.full = True
 
-    monkeypatch.setattr(Receiver, "receive", receive_until_full)
+    monkeypatch.setattr(PostgresReceiver, "receive", receive_until_full)
     with receiving(source.receiver_options()):
         session.execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(0, 9999) i")
         wait_until(lambda: disk.refused["create_segment"] > 1)
@@ -254,7 +254,7 @@ def test_a_receiver_whose_disk_is_full_within_a_large_transaction_waits_for_room
 def test_a_server_put_back_to_an_earlier_state_is_noticed(tmp_path: Path) -> None:
     saved = tmp_path / "saved"
     with EmbeddedPostgres(tmp_path / "server") as server:
-        database = Database(server, "postgres")
+        database = PostgresDatabase(server, "postgres")
         database.run("CREATE TABLE t (id int PRIMARY KEY, v text)")
         source = make_received(database, tmp_path)
         server.stop()
@@ -286,12 +286,12 @@ def test_a_walsender_of_ours_that_the_server_still_believes_in_is_waited_for(
         closing(server.connect()) as session,
     ):
         session.execute("CREATE TABLE t (id int PRIMARY KEY, v text)")
-        source = make_received(Database(server, "postgres"), tmp_path)
+        source = make_received(PostgresDatabase(server, "postgres"), tmp_path)
         direct = source.receiver_options()
         through = replace(direct, dsn=direct.dsn.replace(f":{server.port}/", f":{proxy.port}/"))
         assert through.dsn != direct.dsn
         with receiving(through) as made:
-            wait_until(lambda: require(look(session, source.slot), source.slot, "").active_pid is not None)
+            wait_until(lambda: require(read_slot(session, source.slot), source.slot, "").active_pid is not None)
             made.options = direct
             proxy.blackhole()
             session.execute("INSERT INTO t VALUES (1, 'x')")
@@ -312,12 +312,12 @@ def test_the_length_of_a_small_frame_is_looked_at_a_few_times_however_many_there
     refs = [
         FrameRef("s", 1000 * i, Length(1000), Position(i, 0), Position(i, 5), True, 1, meta) for i in range(1, 1001)
     ]
-    (split,) = log_splits(refs, {1: Wanted(START, refs[-1].last, only(table))}, 1)
+    (split,) = log_splits(refs, {1: PgRange(START, refs[-1].last, only(table))}, 1)
     assert split.weights == {"public.t": 1_000_000}
     assert Length.added <= 3 * len(refs)
 
 
-def test_a_connection_that_breaks_while_a_result_comes_is_told_as_such(database: Database) -> None:
+def test_a_connection_that_breaks_while_a_result_comes_is_told_as_such(database: PostgresDatabase) -> None:
     ours = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY%generate_series%'"
 
     def read() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tailrace.errors import OwnedError, UnavailableError
 from tailrace.journal import Journal, JournalReader
-from tailrace.source.postgres.slot import look
+from tailrace.source.postgres.slot import read_slot
 from tailrace.source.postgres.source import PostgresSource
 from tests.removal import removals_fail
 from tests.source.postgres.receiving import Session
@@ -18,10 +18,10 @@ def test_a_reset_is_refused_while_a_process_writes_the_journal(source: PostgresS
     with Journal.open_writer(source.journal):
         with pytest.raises(OwnedError, match="is written by"):
             source.reset()
-        assert look(session, source.slot) is not None
+        assert read_slot(session, source.slot) is not None
         assert Journal.is_written(source.journal)
     source.reset()
-    assert look(session, source.slot) is None
+    assert read_slot(session, source.slot) is None
     assert not Path(source.journal).exists()
 
 

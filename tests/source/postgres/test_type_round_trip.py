@@ -20,7 +20,7 @@ from tailrace.source.postgres.catalog_type import builtin_arrow, read_types
 from tailrace.source.postgres.mapping import SESSION, Converter, select_list
 from tailrace.source.postgres.message import EPOCH_US
 from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.testing.database import Database
+from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.postgres import EmbeddedPostgres
 
 PREPARATION = """
@@ -216,7 +216,7 @@ def passages(
     request: pytest.FixtureRequest, postgres_server: Callable[[int], EmbeddedPostgres]
 ) -> Iterator[dict[str, Passage]]:
     """All of VALUES sent through one server, by type."""
-    with Database(postgres_server(request.param), f"types_{request.param}") as database:
+    with PostgresDatabase(postgres_server(request.param), f"types_{request.param}") as database:
         database.run(PREPARATION, "CREATE TABLE public.mood_t ()", "CREATE PUBLICATION everything FOR ALL TABLES")
         database.run("SELECT pg_create_logical_replication_slot('types', 'pgoutput')")
         dsn = pinned(database.dsn)
@@ -339,7 +339,7 @@ def test_fixed_types_are_mapped_without_the_catalog_as_with_it(
         assert (builtin_arrow(oid, -1) or pa.string()) == types[oid].arrow(-1), oid
 
 
-def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(database: Database) -> None:
+def test_infinity_in_a_key_is_refused_rather_than_merged_with_other_nulls(database: PostgresDatabase) -> None:
     database.run("CREATE TABLE bounds (id date PRIMARY KEY)", "INSERT INTO bounds VALUES ('infinity')")
     with database.connect() as session:
         table = describe(session, "bounds")
@@ -389,7 +389,7 @@ def plain(array: pa.Array[Any]) -> list[Any]:
     return list(array.to_pylist())
 
 
-def test_names_are_printed_alike_whatever_the_role_is_set_to(database: Database) -> None:
+def test_names_are_printed_alike_whatever_the_role_is_set_to(database: PostgresDatabase) -> None:
     database.run(
         "CREATE TABLE named (id int PRIMARY KEY, v regclass)",
         "INSERT INTO named VALUES (1, 'pg_class')",

@@ -14,9 +14,9 @@ import urllib3
 from tailrace.errors import TableError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
-from tailrace.source.rqlite.receiver import ReceiverOptions
+from tailrace.source.rqlite.receiver import RqliteReceiverOptions
 from tailrace.source.rqlite.source import RqliteSource
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.wait import wait_until
 
@@ -34,7 +34,7 @@ def free_port() -> int:
 
 
 def make_source(folder: Path, port: int, *, max_bytes: int = 1_000_000_000, **options: Any) -> RqliteSource:
-    receiver = ReceiverOptions(
+    receiver = RqliteReceiverOptions(
         journal=str(folder / "journal"),
         segment_bytes=50_000,
         max_bytes=max_bytes,
@@ -48,7 +48,7 @@ def make_source(folder: Path, port: int, *, max_bytes: int = 1_000_000_000, **op
 @contextmanager
 def node_and_replay(
     folder: Path, *sql: Any, node: dict[str, Any] = {}, **options: Any
-) -> Iterator[tuple[RqliteNode, Replay]]:
+) -> Iterator[tuple[RqliteNode, SourceReplay]]:
     """A node of service `svc` that has run these statements, and a pipeline that has copied everything there is.
 
     `api=None` among the options: the pipeline does not know the node's API, and has seen nothing yet.
@@ -58,7 +58,7 @@ def node_and_replay(
         for statement in sql:
             (result,) = upstream.execute(statement)
             assert "error" not in result, result
-        with Replay(make_source(folder, port, **{"api": upstream.url, **options}), LIMIT) as replay:
+        with SourceReplay(make_source(folder, port, **{"api": upstream.url, **options}), LIMIT) as replay:
             replay.catch_up()
             yield upstream, replay
 
@@ -79,11 +79,11 @@ def post(source: RqliteSource, *bodies: bytes) -> None:
             assert pool.request("POST", url, body=body, headers={"Content-Type": "application/json"}).status == 200
 
 
-def rows(replay: Replay, table: str) -> list[dict[str, Any]]:
+def rows(replay: SourceReplay, table: str) -> list[dict[str, Any]]:
     return [row for _, row in sorted(replay.tables[table].rows.items())]
 
 
-def changes(replay: Replay) -> list[dict[str, Any]]:
+def changes(replay: SourceReplay) -> list[dict[str, Any]]:
     """The changes of the next batch with any, which is left uncommitted."""
     wait_until(replay.plan)
     assert replay.offset is not None
@@ -93,7 +93,7 @@ def changes(replay: Replay) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["commit"], row["ordinal"]))
 
 
-def fails(replay: Replay) -> TableError:
+def fails(replay: SourceReplay) -> TableError:
     with pytest.raises(TableError) as caught:
         changes(replay)
     return caught.value

@@ -20,7 +20,7 @@ from tailrace.change import START
 from tailrace.child import read_status
 from tailrace.failpoint import VARIABLE
 from tailrace.journal import Journal
-from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions
+from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions
 from tailrace.testing.wait import wait_until
 
 RECORDED = Path(__file__).parent / "recorded"
@@ -83,8 +83,8 @@ def lines(journal: Path, service: str = "rqlite") -> list[dict[str, Any]]:
         reader.close()
 
 
-def make_options(journal: Path, **changed: Any) -> ReceiverOptions:
-    made = ReceiverOptions(
+def make_options(journal: Path, **changed: Any) -> RqliteReceiverOptions:
+    made = RqliteReceiverOptions(
         journal=str(journal),
         segment_bytes=1_000_000,
         max_bytes=100_000_000,
@@ -98,7 +98,7 @@ def make_options(journal: Path, **changed: Any) -> ReceiverOptions:
 class Running:
     """A receiver process."""
 
-    def __init__(self, options: ReceiverOptions, failpoints: str = "") -> None:
+    def __init__(self, options: RqliteReceiverOptions, failpoints: str = "") -> None:
         self.journal = Path(options.journal)
         self.journal.mkdir(parents=True, exist_ok=True)
         self.pool = urllib3.PoolManager(retries=False, timeout=30)
@@ -156,7 +156,7 @@ class Running:
 
 
 @contextmanager
-def running(options: ReceiverOptions, failpoints: str = "") -> Iterator[Running]:
+def running(options: RqliteReceiverOptions, failpoints: str = "") -> Iterator[Running]:
     """A receiver process for as long as the context lasts."""
     receiver = Running(options, failpoints)
     try:

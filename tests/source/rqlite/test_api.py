@@ -10,10 +10,10 @@ import pytest
 
 from tailrace.change import START
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
-from tailrace.option import Place
+from tailrace.option import OptionContext
 from tailrace.selection import TableOptions
 from tailrace.source.rqlite import catalog
-from tailrace.source.rqlite.api import Api, QueryRefusedError, Tls
+from tailrace.source.rqlite.api import Api, ApiTls, QueryRefusedError
 from tailrace.source.rqlite.listener import secure
 from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
@@ -71,23 +71,26 @@ def test_an_api_may_have_certificates_of_its_own_authority(tmp_path: Path) -> No
     files = [str(file) for file in (authority.ca_file, authority.client_cert_file, authority.client_key_file)]
     context = secure(str(authority.cert_file), str(authority.key_file), None)
     with RqliteNode(NOWHERE, tls=context) as node:
-        assert Api(node.url, tls=Tls(files[0])).query("SELECT 1") == [[1]]
+        assert Api(node.url, tls=ApiTls(files[0])).query("SELECT 1") == [[1]]
         with pytest.raises(UnavailableError, match="certificate is not accepted") as caught:
             Api(node.url).query("SELECT 1")
         assert "api_tls.ca" in (caught.value.fix or "")
     mutual = secure(str(authority.cert_file), str(authority.key_file), str(authority.ca_file))
     with RqliteNode(NOWHERE, tls=mutual) as node:
-        assert Api(node.url, tls=Tls(*files)).query("SELECT 1") == [[1]]
+        assert Api(node.url, tls=ApiTls(*files)).query("SELECT 1") == [[1]]
         with pytest.raises(UnavailableError, match="does not answer"):
-            Api(node.url, tls=Tls(files[0])).query("SELECT 1")
+            Api(node.url, tls=ApiTls(files[0])).query("SELECT 1")
     expired = secure(str(authority.expired_file), str(authority.key_file), None)
     with RqliteNode(NOWHERE, tls=expired) as node, pytest.raises(UnavailableError, match="expired"):
-        Api(node.url, tls=Tls(files[0])).query("SELECT 1")
+        Api(node.url, tls=ApiTls(files[0])).query("SELECT 1")
 
 
 def test_certificates_that_cannot_be_used_are_told_as_such(tmp_path: Path) -> None:
     authority = make_authority(tmp_path)
-    for tls in (Tls(str(tmp_path / "absent")), Tls(cert=str(authority.cert_file), key=str(authority.client_key_file))):
+    for tls in (
+        ApiTls(str(tmp_path / "absent")),
+        ApiTls(cert=str(authority.cert_file), key=str(authority.client_key_file)),
+    ):
         with pytest.raises(ConfigError, match="api_tls cannot be used") as caught:
             Api("https://127.0.0.1:1", tls=tls).query("SELECT 1")
         assert caught.value.fix is not None
@@ -95,10 +98,10 @@ def test_certificates_that_cannot_be_used_are_told_as_such(tmp_path: Path) -> No
 
 def test_the_options_for_the_api_reach_it(tmp_path: Path) -> None:
     given = {"api": "https://n:4001", "api_tls": {"ca": "ca.pem", "cert": "c.pem", "key": "c.key"}}
-    place = Place("p", tmp_path, tmp_path / "state")
+    place = OptionContext("p", tmp_path, tmp_path / "state")
     options = RqliteOptions.model_validate({"type": "rqlite", **given}, context=place)
     source = RqliteSource.from_options(options, name="p", tables=TableOptions(), state_dir=tmp_path)
-    assert source.apis()[""].tls == Tls(*(str(tmp_path / name) for name in ("ca.pem", "c.pem", "c.key")))
+    assert source.apis()[""].tls == ApiTls(*(str(tmp_path / name) for name in ("ca.pem", "c.pem", "c.key")))
 
 
 def test_rows_are_fetched_without_the_columns_that_are_gone() -> None:

@@ -13,9 +13,9 @@ from tailrace.errors import StaleCopyError, UnavailableError, UnfitError
 from tailrace.schema import TableSchema
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api
-from tailrace.source.rqlite.copy import CopySplit, chunk_bounds, read_chunk
+from tailrace.source.rqlite.copy import RqliteCopySplit, chunk_bounds, read_chunk
 from tailrace.source.sqlite.catalog import describe
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.rqlite import RqliteNode
 from tests.source.rqlite.following import changes, node_and_replay, rows
 
@@ -26,7 +26,7 @@ def table_of(sql: str) -> TableSchema:
     return catalog.begin(None, describe(sql), "svc", START, rowids=False)
 
 
-def read(node: RqliteNode, split: CopySplit) -> list[dict[str, Any]]:
+def read(node: RqliteNode, split: RqliteCopySplit) -> list[dict[str, Any]]:
     return [row for part in read_chunk(Api(node.url), split) for row in part.batch.to_pylist()]
 
 
@@ -41,7 +41,7 @@ def test_chunks_hold_every_row_once() -> None:
         found = [
             row["row"]["id"]
             for low, high in zip([None, *bounds], bounds, strict=False)
-            for row in read(node, CopySplit(copies=table_of(sql), low=low, high=high))
+            for row in read(node, RqliteCopySplit(copies=table_of(sql), low=low, high=high))
         ]
         assert found == [id_ for (id_,) in node.rows("SELECT id FROM t ORDER BY id")]
 
@@ -51,7 +51,7 @@ def test_an_empty_table_has_one_chunk() -> None:
     with RqliteNode(NOWHERE) as node:
         node.execute(sql)
         assert chunk_bounds(Api(node.url), describe(sql), 10) == (0,)
-        assert read(node, CopySplit(copies=table_of(sql))) == []
+        assert read(node, RqliteCopySplit(copies=table_of(sql))) == []
 
 
 class Overloaded(RqliteNode):
@@ -75,7 +75,7 @@ def test_a_table_without_rowids_is_copied_by_its_key() -> None:
         node.execute(sql)
         for number in range(25):
             node.execute(["INSERT INTO t VALUES (?, ?, 'v')", [number, 255 - number], number // 4])
-        found = read(node, CopySplit(copies=table_of(sql), rows=4, by_key=True))
+        found = read(node, RqliteCopySplit(copies=table_of(sql), rows=4, by_key=True))
         assert [(row["row"]["b"], row["row"]["a"]) for row in found] == node.rows("SELECT b, a FROM t ORDER BY b, a")
 
 
@@ -87,7 +87,7 @@ def test_values_are_copied_as_they_are_stored() -> None:
             "INSERT INTO t VALUES (1, '2024-01-01 00:00:00', 7, x'00FF', 'inf', 2.0, 9223372036854775807)",
             "INSERT INTO t VALUES (2, 1700000000, 'yes', 'AP8=', x'AB', -9e999, 1.5)",
         )
-        one, two = read(node, CopySplit(copies=table_of(sql), high=10, x=Position(5, 1)))
+        one, two = read(node, RqliteCopySplit(copies=table_of(sql), high=10, snapshot_position=Position(5, 1)))
         assert (one["op"], one["commit"], one["exact"]) == (Op.READ, 5, None)
         assert one["row"] == {
             "id": 1,
@@ -106,10 +106,10 @@ def test_a_table_that_lost_a_column_makes_its_copy_stale() -> None:
     sql = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, w TEXT)"
     with RqliteNode(NOWHERE) as node:
         node.execute(sql, "INSERT INTO t VALUES (1, 'a', 'b')", "ALTER TABLE t ADD COLUMN x")
-        assert read(node, CopySplit(copies=table_of(sql), high=10))[0]["row"] == {"id": 1, "v": "a", "w": "b"}
+        assert read(node, RqliteCopySplit(copies=table_of(sql), high=10))[0]["row"] == {"id": 1, "v": "a", "w": "b"}
         node.execute("ALTER TABLE t RENAME COLUMN w TO other")
         with pytest.raises(StaleCopyError):
-            read(node, CopySplit(copies=table_of(sql), high=10))
+            read(node, RqliteCopySplit(copies=table_of(sql), high=10))
 
 
 def test_a_null_in_a_key_is_refused() -> None:
@@ -117,10 +117,10 @@ def test_a_null_in_a_key_is_refused() -> None:
     with RqliteNode(NOWHERE) as node:
         node.execute(sql, "INSERT INTO t VALUES (NULL, 'a')")
         with pytest.raises(UnfitError, match="key column k"):
-            read(node, CopySplit(copies=table_of(sql), high=10))
+            read(node, RqliteCopySplit(copies=table_of(sql), high=10))
 
 
-def copied(replay: Replay) -> list[int]:
+def copied(replay: SourceReplay) -> list[int]:
     """The keys that the next batch copies."""
     return [row["row"]["id"] for row in changes(replay) if row["op"] == Op.READ]
 

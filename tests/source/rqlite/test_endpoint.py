@@ -23,9 +23,9 @@ from tailrace.cli.receive import receive
 from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
 from tailrace.source.rqlite import listener
 from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.endpoint import Lane, Pace
-from tailrace.source.rqlite.entry import Request, parse
-from tailrace.source.rqlite.receiver import Receiver, is_receiving
+from tailrace.source.rqlite.endpoint import Lane, RateLimit
+from tailrace.source.rqlite.entry import PostedRequest, parse
+from tailrace.source.rqlite.receiver import RqliteReceiver, is_receiving
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.posting import Running, body, entry, insert, lines, make_options, recorded, running
@@ -99,7 +99,7 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
 def test_a_connection_ends_when_nobody_asks_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_SECONDS", 2.0)
     stop = threading.Event()
-    receiver = Receiver(make_options(tmp_path / "journal"), stop.is_set)
+    receiver = RqliteReceiver(make_options(tmp_path / "journal"), stop.is_set)
     thread = threading.Thread(target=receiver.run)
     thread.start()
     try:
@@ -199,7 +199,7 @@ def test_only_json_is_taken_which_no_web_page_can_post_without_asking(shared: Ru
 
 def test_a_pace_allows_bursts_of_a_second() -> None:
     now = 0.0
-    pace = Pace(2, clock=lambda: now)
+    pace = RateLimit(2, clock=lambda: now)
     assert [pace.allows() for _ in range(3)] == [True, True, False]
     now = 0.5
     assert [pace.allows() for _ in range(2)] == [True, False]
@@ -247,13 +247,13 @@ def test_mutual_tls_takes_only_clients_of_its_authority(tmp_path: Path) -> None:
 def test_a_certificate_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> None:
     options = make_options(tmp_path / "journal", cert=str(tmp_path / "no.pem"), key=str(tmp_path / "no.key"))
     with pytest.raises(ConfigError, match="certificate cannot be used"):
-        Receiver(options, lambda: True).run()
+        RqliteReceiver(options, lambda: True).run()
 
 
 def test_a_journal_that_cannot_be_made_is_told_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be used") as caught:
-        Receiver(make_options(tmp_path / "file" / "journal"), lambda: True).run()
+        RqliteReceiver(make_options(tmp_path / "file" / "journal"), lambda: True).run()
     assert "journal.path" in (caught.value.fix or "")
 
 
@@ -263,10 +263,10 @@ def test_only_one_process_receives_into_a_journal(tmp_path: Path) -> None:
     with running(options) as receiver:
         assert is_receiving(receiver.journal)
         with pytest.raises(OwnedError, match="another process receives"):
-            Receiver(options, lambda: True).run()
+            RqliteReceiver(options, lambda: True).run()
         taken = make_options(tmp_path / "other", listen=receiver.root.removeprefix("http://"))
         with pytest.raises(UnavailableError, match="cannot listen"):
-            Receiver(taken, lambda: True).run()
+            RqliteReceiver(taken, lambda: True).run()
     assert not is_receiving(tmp_path / "journal")
 
 
@@ -290,7 +290,7 @@ def test_requests_that_wait_for_a_sync_share_the_next_one(tmp_path: Path) -> Non
     syncing = threading.Event()
 
     class Slow(Cluster):
-        def commit(self, requests: Sequence[Request]) -> list[TailraceError | None]:
+        def commit(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
             groups.append(len(requests))
             syncing.wait(20)
             return super().commit(requests)

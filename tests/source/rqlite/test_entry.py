@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tailrace.option import Place
+from tailrace.option import OptionContext
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.entry import NotOursError, checked_service, folder_of, parse, read_line
 from tailrace.source.rqlite.frame import build
 from tailrace.source.rqlite.option import RqliteOptions
-from tailrace.source.rqlite.window import Window
+from tailrace.source.rqlite.window import DeduplicationWindow
 from tests.source.rqlite.posting import body, entry, insert, recorded, update
 
 
@@ -42,7 +42,7 @@ def test_an_event_is_known_again_from_another_node_and_from_the_journal() -> Non
     (one,), (two,) = first.entries[0].events, other.entries[0].events
     assert one.known == two.known
     assert first.digest != other.digest
-    frame = build(Window().admit(first), first)
+    frame = build(DeduplicationWindow().admit(first), first)
     _, read = read_line(bytes(frame.payload))
     assert read.known == one.known
 
@@ -120,7 +120,7 @@ def test_no_two_tables_have_the_same_name_for_orders_and_versions() -> None:
 
 
 def test_a_frame_tells_its_shapes_by_table_in_runs_of_the_same_columns() -> None:
-    window = Window()
+    window = DeduplicationWindow()
     request = parse(
         body(
             [
@@ -152,7 +152,9 @@ def test_a_frame_tells_its_shapes_by_table_in_runs_of_the_same_columns() -> None
 
 
 def made(tmp_path: Path, **given: Any) -> RqliteOptions:
-    return RqliteOptions.model_validate({"type": "rqlite", **given}, context=Place("p", tmp_path, tmp_path / "state"))
+    return RqliteOptions.model_validate(
+        {"type": "rqlite", **given}, context=OptionContext("p", tmp_path, tmp_path / "state")
+    )
 
 
 def test_options_have_defaults_for_one_machine(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from tailrace.change import START, Op
 from tailrace.child import read_status
 from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
 from tailrace.selection import TableOptions
-from tailrace.source import Orders
-from tailrace.source.history import Remembered
+from tailrace.source import TableDirectives
+from tailrace.source.history import SchemaFile
 from tailrace.source.rqlite.receiver import STATUS, receiving_alone
-from tailrace.source.sqlite.offset import LogOffset
-from tailrace.testing.replay import Replay
+from tailrace.source.sqlite.offset import SqliteOffset
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.wait import wait_until
 from tests.source.rqlite.following import LIMIT, changes, fails, free_port, make_source, node_and_replay, post, rows
@@ -58,7 +58,7 @@ def test_recorded_requests_become_tables_without_anything_else_being_known(
     source = make_source(tmp_path, free_port(), missing_images="pass")
     source = replace(source, tables_wanted=TableOptions(include=[f"{service}.{table}"]))
     bodies = recorded(file)
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, *bodies)
         wait_until(lambda: replay.step() or f"{service}.{table}" in replay.tables)
@@ -78,7 +78,7 @@ def test_a_schema_file_gives_types_and_keys(tmp_path: Path) -> None:
         make_source(tmp_path, free_port(), schema_file=str(file), missing_images="pass"),
         tables_wanted=TableOptions(include=["svc1.t", "svc1.tb"]),
     )
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, *recorded("single-node.jsonl")[:5])
         wait_until(lambda: replay.step() or "svc1.t" in replay.tables)
@@ -90,7 +90,7 @@ def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_pat
     file = tmp_path / "schema.sql"
     file.write_text(ITEMS)
     source = make_source(tmp_path, free_port(), schema_file=str(file))
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, body([entry(3, insert("items", 1, id=1, name="a", price=2))]))
         wait_until(lambda: replay.step() or "rqlite.items" in replay.tables)
@@ -101,10 +101,10 @@ def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_pat
         assert "new: size" in error.message
         assert "schema file" in (error.fix or "")
         replay.planned = None
-        replay.orders = Orders(paused=["rqlite.items"])
+        replay.directives = TableDirectives(paused=["rqlite.items"])
         wait_until(lambda: not replay.step())
         file.write_text(ITEMS.replace("REAL", "REAL, size INTEGER"))
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert rows(replay, "rqlite.items")[-1] == {"id": 2, "name": "b", "price": 2.0, "size": 3}
         post(source, body([entry(5, insert("other", 2, id=2))]))
@@ -112,14 +112,14 @@ def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_pat
 
 
 @contextmanager
-def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, Replay]]:
+def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, SourceReplay]]:
     """Two clusters, `one` and `two`, with a table each, and a pipeline that is level with both."""
     port = free_port()
     url = f"http://127.0.0.1:{port}/cdc"
     with RqliteNode(url, service="one") as one, RqliteNode(url, service="two") as two:
         one.execute(ITEMS)
         two.execute(ITEMS)
-        with Replay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
+        with SourceReplay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
             replay.catch_up()
             yield one, two, replay
 
@@ -127,7 +127,7 @@ def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, Repla
 def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> None:
     with two_clusters(tmp_path) as (one, two, replay):
         one.close()
-        replay.orders = Orders(resync={"one.items": 1})
+        replay.directives = TableDirectives(resync={"one.items": 1})
         two.execute("INSERT INTO items VALUES (1, 'x', 1)")
         wait_until(lambda: replay.step() or (1,) in replay.tables["two.items"].rows)
 
@@ -137,7 +137,7 @@ def test_a_single_run_is_not_at_its_end_while_a_cluster_does_not_answer(tmp_path
         assert replay.offset is not None
         target = replay.follower.target()
         one.close()
-        replay.orders = Orders(resync={"one.items": 1})
+        replay.directives = TableDirectives(resync={"one.items": 1})
         wait_until(lambda: not replay.step())
         with pytest.raises(UnavailableError):
             replay.follower.done(replay.offset, target)
@@ -145,7 +145,7 @@ def test_a_single_run_is_not_at_its_end_while_a_cluster_does_not_answer(tmp_path
 
 def test_an_inferred_table_grows_with_its_events(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, body([entry(3, insert("t", 1, a=1)), entry(4, insert("t", 2, a=2.5, b="x"))], service="svc"))
         wait_until(lambda: replay.step() or len(replay.tables) == 1)
@@ -164,7 +164,7 @@ def insert(table: str, rowid: int | None, **row: Any) -> dict[str, Any]:
 
 def test_a_table_without_rowids_needs_to_be_known(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, body([entry(3, insert("t", None, a=1))]))
         error = fails(replay)
@@ -176,7 +176,7 @@ def test_a_table_without_rowids_needs_to_be_known(tmp_path: Path) -> None:
 def test_a_change_without_its_row_stops_its_table_where_nobody_can_be_asked(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
     lacking = {"op": "UPDATE", "table": "t", "new_row_id": 1, "old_row_id": 1, "error": "mismatched column names"}
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, body([entry(3, insert("t", 1, a=1))]))
         wait_until(lambda: replay.step() or len(replay.tables) == 1)
@@ -186,7 +186,7 @@ def test_a_change_without_its_row_stops_its_table_where_nobody_can_be_asked(tmp_
         assert error.position == f"{4:016x}{0:016x}"
         assert b"mismatched" in (error.raw or b"")
         replay.planned = None
-        replay.orders = Orders(skips={"rqlite.t": [error.position]})
+        replay.directives = TableDirectives(skips={"rqlite.t": [error.position]})
         replay.catch_up()
         assert rows(replay, "rqlite.t") == [{"rowid": 1, "a": 1}]
 
@@ -227,7 +227,7 @@ def test_a_change_without_its_row_is_flagged_where_its_key_is_not_the_rowid(tmp_
         assert "its key (w) is not the rowid" in error.message
         assert error.fix == "tailrace resync FILE svc.words"
         replay.planned = None
-        replay.orders = Orders(resync={"svc.words": 1})
+        replay.directives = TableDirectives(resync={"svc.words": 1})
         replay.catch_up()
         assert rows(replay, "svc.words") == [{"w": "b", "n": 1, "note": None}]
 
@@ -253,7 +253,7 @@ def test_a_policy_may_stop_at_a_schema_change(tmp_path: Path) -> None:
     with RqliteNode(f"http://127.0.0.1:{port}/cdc") as node:
         node.execute(ITEMS)
         source = replace(make_source(tmp_path, port, api=node.url), tables_wanted=tables)
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             node.execute("ALTER TABLE items ADD COLUMN more TEXT")
             node.execute("INSERT INTO items VALUES (1, 'one', 1, 'x')")
@@ -277,7 +277,7 @@ def test_a_rebuilt_cluster_stops_its_own_tables_and_no_others(tmp_path: Path) ->
             for number in range(20):
                 node.execute(["INSERT INTO items VALUES (?, 'x', 1)", number])
         source = make_source(tmp_path, port, api=(("one", one.url), ("two", two.url)))
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             one.rebuild()
             one.execute(ITEMS)
@@ -285,17 +285,17 @@ def test_a_rebuilt_cluster_stops_its_own_tables_and_no_others(tmp_path: Path) ->
             two.execute("INSERT INTO items VALUES (600, 'more', 1)")
             failed: list[TableError] = []
 
-            def is_told() -> bool:
+            def should_stop() -> bool:
                 try:
                     replay.step()
                 except TableError as error:
                     failed.append(error)
                 return bool(failed)
 
-            wait_until(is_told)
+            wait_until(should_stop)
             assert failed[0].table == "one.items"
             replay.planned = None
-            replay.orders = Orders(stopped={"one.items": None})
+            replay.directives = TableDirectives(stopped={"one.items": None})
             wait_until(lambda: replay.step() or (600,) in replay.tables["two.items"].rows)
             assert source.status()["error"] is not None
 
@@ -320,11 +320,11 @@ def test_events_arrive_once_after_a_failover(tmp_path: Path) -> None:
 
 def test_a_paused_table_goes_on_where_it_was(tmp_path: Path) -> None:
     with node_and_replay(tmp_path, ITEMS, WORDS) as (node, replay):
-        replay.orders = Orders(paused=["svc.items"])
+        replay.directives = TableDirectives(paused=["svc.items"])
         node.execute("INSERT INTO items VALUES (1, 'one', 1)", "INSERT INTO words VALUES ('w', 1)", transaction=True)
         replay.catch_up()
         assert (rows(replay, "svc.items"), len(rows(replay, "svc.words"))) == ([], 1)
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert len(rows(replay, "svc.items")) == 1
 
@@ -337,7 +337,7 @@ def test_the_source_stands_alone_with_a_cursor_of_its_own(tmp_path: Path) -> Non
         follower = source.follow()
         try:
             start = follower.start()
-            end = follower.latest(start, LIMIT, Orders())
+            end = follower.latest(start, LIMIT, TableDirectives())
             assert [one.upstream_id for one in source.progress(end)] == ["svc.items"]
         finally:
             follower.stop()
@@ -355,7 +355,7 @@ def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> No
     with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
         node.execute(ITEMS, "CREATE TABLE noise (v TEXT)")
         source = make_source(tmp_path, port, api=node.url, max_bytes=1_000_000)
-        with Replay(replace(source, tables_wanted=TableOptions(include=["svc.items"])), LIMIT) as replay:
+        with SourceReplay(replace(source, tables_wanted=TableOptions(include=["svc.items"])), LIMIT) as replay:
             replay.catch_up()
             for _ in range(40):
                 node.execute(["INSERT INTO noise VALUES (?)", "x" * 100_000])
@@ -383,9 +383,9 @@ def test_a_batch_of_a_cluster_that_has_gone_silent_is_planned_again(tmp_path: Pa
     with Silent("http://127.0.0.1:1/cdc") as node:
         source = make_source(tmp_path, free_port(), api=node.url)
         source.prepare()
-        follower = source.follow(Remembered())
+        follower = source.follow(SchemaFile())
         try:
-            told = {"services": {"svc": LogOffset(START).to_json()}}
+            told = {"services": {"svc": SqliteOffset(START).to_json()}}
             assert follower.plan({"services": {}}, told) == []
             assert follower.done(told, told) is True
         finally:

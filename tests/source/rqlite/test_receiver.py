@@ -19,7 +19,7 @@ from tailrace.failpoint import VARIABLE, FailpointError
 from tailrace.journal import Cursor
 from tailrace.source.rqlite.cluster import Cluster
 from tailrace.source.rqlite.entry import parse
-from tailrace.source.rqlite.window import Window
+from tailrace.source.rqlite.window import DeduplicationWindow
 from tests.source.rqlite.posting import Entry, body, entry, insert, lines, recorded, update
 
 
@@ -113,7 +113,7 @@ def test_requests_before_the_one_that_stops_a_cluster_are_stored(tmp_path: Path)
 
 
 def test_an_index_older_than_the_window_stops_the_cluster() -> None:
-    window = Window(events=10)
+    window = DeduplicationWindow(events=10)
     for index in range(1, 30):
         window.admit(parse(body([entry(index, insert(index))])))
     assert window.admit(parse(body([entry(25, insert(25))], node="n2"))) == []
@@ -254,7 +254,7 @@ def test_what_is_known_survives_the_removal_of_its_frames(tmp_path: Path) -> Non
         for index in range(1, 13):
             assert post(cluster, entry(index, insert(index, v=wide))) is None
         Cursor(tmp_path / "rqlite", "reader").advance(Position(11, 1))
-        cluster.tend()
+        cluster.maintain()
         assert len(list((tmp_path / "rqlite").glob("*.seg"))) < 4
         # A crash: nothing is written at the end.
         cluster._unsaved = 0
@@ -277,7 +277,7 @@ def test_a_full_journal_refuses_until_its_readers_have_passed(tmp_path: Path) ->
         assert any("full" in warning for warning in cluster.warnings())
         Cursor(tmp_path / "rqlite", "reader").advance(Position(index, 1))
         assert post(cluster, entry(index + 1, insert(index + 1, v=wide))) is None
-        cluster.tend()
+        cluster.maintain()
         assert cluster.warnings() == []
 
 
@@ -299,7 +299,7 @@ def test_notes_that_cannot_be_written_do_not_keep_the_journal_from_being_emptied
         Cursor(tmp_path / "rqlite", "reader").advance(Position(11, 1))
         (tmp_path / "rqlite" / "told").mkdir()
         with pytest.raises(UnavailableError, match="cannot be written"):
-            cluster.tend()
+            cluster.maintain()
         assert len(list((tmp_path / "rqlite").glob("*.seg"))) < 4
 
 
@@ -308,7 +308,7 @@ def test_cursors_that_cannot_be_read_concern_their_cluster_alone(tmp_path: Path)
         assert post(cluster, A) is None
         (tmp_path / "rqlite" / "cursors" / "reader.cursor").mkdir(parents=True)
         with pytest.raises(UnavailableError, match="cannot be used"):
-            cluster.tend()
+            cluster.maintain()
 
 
 def test_a_stop_that_a_full_disk_kept_from_being_written_is_written_later(tmp_path: Path) -> None:
@@ -318,10 +318,10 @@ def test_a_stop_that_a_full_disk_kept_from_being_written_is_written_later(tmp_pa
         obstacle.mkdir()
         assert post(cluster, entry(4, insert(9))) is not None
         with pytest.raises(UnavailableError, match="cannot be written"):
-            cluster.tend()
+            cluster.maintain()
         assert isinstance(post(cluster, C), LostError)
         obstacle.rmdir()
-        cluster.tend()
+        cluster.maintain()
     with opened(tmp_path) as cluster:
         assert isinstance(post(cluster, C), LostError)
 
@@ -359,7 +359,7 @@ def test_a_journal_that_lacks_what_rqlite_was_told_stops_the_cluster(tmp_path: P
     with opened(tmp_path) as cluster:
         post(cluster, A)
         post(cluster, B)
-        cluster.tend()
+        cluster.maintain()
     newest = max((tmp_path / "rqlite").glob("*.seg"))
     newest.write_bytes(newest.read_bytes()[:-20])
     with opened(tmp_path) as cluster:
@@ -462,7 +462,7 @@ def test_the_journal_holds_every_event_once_in_order(steps: list[tuple[Any, ...]
             elif kind == "retry":
                 upstream.retry()
             elif kind == "tend":
-                upstream.cluster.tend()
+                upstream.cluster.maintain()
             else:
                 if kind == "crash":
                     upstream.cluster._unsaved = 0

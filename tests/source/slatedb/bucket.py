@@ -16,7 +16,7 @@ from typing import NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
-from tailrace.source.slatedb.store import Store
+from tailrace.source.slatedb.store import ObjectStore
 
 
 class Stored(NamedTuple):
@@ -40,8 +40,8 @@ class Buckets:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Request,), {"buckets": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
 
-    def store(self, bucket: str) -> Store:
-        return Store("s3", bucket, self.options)
+    def store(self, bucket: str) -> ObjectStore:
+        return ObjectStore("s3", bucket, self.options)
 
     @property
     def options(self) -> dict[str, str]:

@@ -19,11 +19,11 @@ from tailrace.change import Changes
 from tailrace.errors import TableError, UnfitError
 from tailrace.selection import TableOptions
 from tailrace.source.slatedb import crew as crews
-from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, Crew
-from tailrace.source.slatedb.offset import Mark
+from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, ReaderPool
+from tailrace.source.slatedb.offset import WalPoint
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.split import WalSplit, Wanted, read_wal
-from tailrace.source.slatedb.store import Database, Store
+from tailrace.source.slatedb.split import WalRange, WalSplit, read_wal
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.wal import find_tail
 from tailrace.testing.process import is_ended
 from tailrace.testing.wait import wait_until
@@ -35,22 +35,22 @@ UTF8 = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"p
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[Crew]:
+def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReaderPool]:
     """That of a machine with two cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    made = Crew()
+    made = ReaderPool()
     yield made
-    made.dismiss()
+    made.close()
 
 
 def splits_of(source: SlateDbSource, size: int = WORTHWHILE_BYTES) -> list[WalSplit]:
     """One for each file."""
-    wanted = {str(table.table): Wanted(table, Mark(0, 0), Mark(END, END), 0) for table in source.tables()}
+    wanted = {str(table.table): WalRange(table, WalPoint(0, 0), WalPoint(END, END), 0) for table in source.tables()}
     numbers = range(1, find_tail(source.database, 0) + 1)
-    return [WalSplit(first=number, last=number, wanted=wanted, bytes=size) for number in numbers]
+    return [WalSplit(first=number, last=number, ranges=wanted, bytes=size) for number in numbers]
 
 
-def read_two(crew: Crew, source: SlateDbSource, here: WalSplit, there: WalSplit) -> list[Changes]:
+def read_two(crew: ReaderPool, source: SlateDbSource, here: WalSplit, there: WalSplit) -> list[Changes]:
     """Read one split while another is being read in this process."""
     reading = crew.read(source, here)
     first = next(reading)
@@ -61,7 +61,7 @@ def rows(changes: list[Changes]) -> list[object]:
     return [row for piece in changes for row in piece.batch.to_pylist()]
 
 
-def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew: Crew) -> None:
+def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew: ReaderPool) -> None:
     with Writer(tmp_path / "store", UTF8) as writer:
         writer.write((b"a", b"1"), (b"t:b", b"2"))
         writer.write((b"a", None), (b"t:c", b"3"))
@@ -78,11 +78,14 @@ def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew:
     ("change", "size"),
     [
         (lambda source: source, WORTHWHILE_BYTES - 1),
-        (lambda source: replace(source, database=replace(source.database, wal_store=Store("memory", "m"))), 2**40),
+        (
+            lambda source: replace(source, database=replace(source.database, wal_store=ObjectStore("memory", "m"))),
+            2**40,
+        ),
     ],
 )
 def test_small_splits_and_stores_in_memory_stay_here(
-    change: Callable[[SlateDbSource], SlateDbSource], size: int, tmp_path: Path, crew: Crew
+    change: Callable[[SlateDbSource], SlateDbSource], size: int, tmp_path: Path, crew: ReaderPool
 ) -> None:
     with Writer(tmp_path / "store") as writer:
         source = change(writer.source(tmp_path / "state"))
@@ -92,7 +95,7 @@ def test_small_splits_and_stores_in_memory_stay_here(
         assert not crew._idle
 
 
-def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, crew: Crew) -> None:
+def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, crew: ReaderPool) -> None:
     with Writer(tmp_path / "store") as writer:
         writer.put(b"a", b"1")
         source = writer.source(tmp_path / "state")
@@ -101,7 +104,7 @@ def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, crew: Cr
         assert not crew._idle
 
 
-def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, crew: Crew) -> None:
+def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, crew: ReaderPool) -> None:
     with Writer(tmp_path / "store") as writer:
         writer.put(b"a", b"1")
         writer.put(b"b", b"2")
@@ -123,7 +126,7 @@ def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, 
 
 
 def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
-    tmp_path: Path, crew: Crew, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, crew: ReaderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_answers: IO[bytes]) -> list[Any]:
         raise KeyboardInterrupt
@@ -134,7 +137,7 @@ def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
         source = writer.source(tmp_path / "state")
         _, here, there, other = splits_of(source)
         with monkeypatch.context() as patch:
-            patch.setattr(crews, "hear", interrupted)
+            patch.setattr(crews, "receive_rows", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 read_two(crew, source, here, there)
         assert not crew._busy
@@ -142,7 +145,7 @@ def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
         assert [key for piece in pieces for key in piece.row.field("key").to_pylist()] == [b"a", b"c"]
 
 
-def test_errors_of_another_process_are_raised_here(tmp_path: Path, crew: Crew) -> None:
+def test_errors_of_another_process_are_raised_here(tmp_path: Path, crew: ReaderPool) -> None:
     with Writer(tmp_path / "store", UTF8) as writer:
         writer.put(b"t:a", b"fits")
         writer.put(b"t:b", b"\xff")
@@ -176,11 +179,11 @@ def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path
 
 def _own(store: str) -> None:
     """Start a further process, say which, and never end."""
-    source = SlateDbSource("own", Database("db1", Store("local", store)), TableOptions(), f"{store}-state")
+    source = SlateDbSource("own", SlateDbDatabase("db1", ObjectStore("local", store)), TableOptions(), f"{store}-state")
     [_, split] = splits_of(source)
     os.cpu_count = lambda: 2
-    read_two(crews.crew(), source, split, split)
-    [hand] = crews.crew()._idle
+    read_two(crews.reader_pool(), source, split, split)
+    [hand] = crews.reader_pool()._idle
     print(hand.process.pid, flush=True)
     threading.Event().wait()
 

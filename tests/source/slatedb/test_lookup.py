@@ -11,7 +11,7 @@ from tailrace.errors import TableError
 from tailrace.selection import TableOptions
 from tailrace.source.slatedb import lookup
 from tailrace.source.slatedb.lookup import look_up
-from tailrace.source.slatedb.rule import read_rules
+from tailrace.source.slatedb.rule import read_mappings
 from tests.source.slatedb.writing import Writer
 
 COUNT = 4_000
@@ -37,7 +37,7 @@ def test_keys_find_their_rows_however_close_they_lie(
         # All of one stretch, so that the pace changes on the way.
         wanted += [b"%05d" % number for number in range(COUNT // 2, COUNT // 2 + 300)]
         chance.shuffle(wanted)
-        rules = read_rules("db1", TableOptions())
+        rules = read_mappings("db1", TableOptions())
         found = look_up(writer.database, rules, rules[0], wanted)
         assert found.column("found").to_pylist() == [key in there for key in wanted]
         cells = zip(*(found.column(name).to_pylist() for name in ("key", "value", "seq")), strict=True)
@@ -53,7 +53,7 @@ def test_operands_between_the_keys_that_are_wanted_do_not_matter(
         writer.write(*((key, bytes(7) + b"\1") for key in keys))
         writer.put(b"s:050x", b"no number")
         writer.merge(b"s:050x", bytes(7) + b"\1")
-        rules = read_rules("db1", SUMS)
+        rules = read_mappings("db1", SUMS)
         assert all(look_up(writer.database, rules, rules[0], keys).column("found").to_pylist())
         with pytest.raises(TableError, match="cannot be folded"):
             look_up(writer.database, rules, rules[0], [*keys, b"s:050x"])

@@ -13,9 +13,9 @@ import pytest
 from tailrace.change import Op
 from tailrace.errors import ConfigError, TableError, UnfitError
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
-from tailrace.source.slatedb.rule import read_rules
-from tailrace.testing.replay import Replay
+from tailrace.source import Limit, TableDirectives
+from tailrace.source.slatedb.rule import read_mappings
+from tailrace.testing.replay import SourceReplay
 from tests.source.slatedb.writing import Writer
 
 msgpack: Any = import_module("msgpack")
@@ -29,7 +29,10 @@ def mapped(**mapping: Any) -> TableOptions:
 
 def rows_of(folder: Path, tables: TableOptions, *puts: tuple[bytes, bytes], table: str = "slatedb.t") -> list[Any]:
     """What the table holds after these puts came through the log."""
-    with Writer(folder / "store", tables) as writer, Replay(writer.source(folder / "state", tables), LIMIT) as replay:
+    with (
+        Writer(folder / "store", tables) as writer,
+        SourceReplay(writer.source(folder / "state", tables), LIMIT) as replay,
+    ):
         replay.catch_up()
         writer.write(*puts)
         replay.catch_up()
@@ -61,7 +64,7 @@ def test_the_longest_prefix_wins_and_other_keys_go_to_the_default_table(tmp_path
     with Writer(tmp_path / "store", tables) as writer:
         writer.write((b"ab1", b""), (b"ac1", b""), (b"b", b""))
         writer.flush()
-        with Replay(writer.source(tmp_path / "state", tables), LIMIT) as replay:
+        with SourceReplay(writer.source(tmp_path / "state", tables), LIMIT) as replay:
             replay.catch_up()
             writer.write((b"ab2", b""), (b"ac2", b""), (b"c", b""))
             replay.catch_up()
@@ -98,7 +101,7 @@ def test_many_json_values_are_read_at_once_with_nulls_for_deleted_rows(tmp_path:
     tables = mapped(key="utf8", value="json", columns={"n": "int64", "f": "float64", "b": "boolean"})
     with Writer(tmp_path / "store", tables) as writer:
         source = writer.source(tmp_path / "state", tables)
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.write((b"t:a", b'{"n": 1,\n "f": 2, "b": true}'), (b"t:b", b'{"n": 2}'))
             writer.write((b"t:b", None), (b"t:c", b' {"f": 0.5, "other": [1, {"n": 5}]} '))
@@ -141,7 +144,7 @@ def test_a_row_that_does_not_fit_stops_its_table_and_can_be_passed_over(
     tables = mapped(**mapping)
     with (
         Writer(tmp_path / "store", tables) as writer,
-        Replay(writer.source(tmp_path / "state", tables), LIMIT) as replay,
+        SourceReplay(writer.source(tmp_path / "state", tables), LIMIT) as replay,
     ):
         replay.catch_up()
         writer.put(key, value)
@@ -155,14 +158,14 @@ def test_a_row_that_does_not_fit_stops_its_table_and_can_be_passed_over(
         assert str(value or key) not in str(error)
         # The batch is done again with the row passed over, as `errors skip` orders it.
         replay.planned = None
-        replay.orders = Orders(skips={"slatedb.t": [str(error.position)]})
+        replay.directives = TableDirectives(skips={"slatedb.t": [str(error.position)]})
         replay.catch_up()
         assert replay.tables["slatedb.t"].rows == {}
         assert list(replay.tables["slatedb.db1"].rows) == [(b"other",)]
 
 
 def test_operands_without_an_operator_stop_their_table_with_what_to_do(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         replay.catch_up()
         writer.merge(b"k", b"x")
         assert replay.plan()
@@ -177,7 +180,7 @@ def test_a_changelog_keeps_every_write_and_operand_in_order(tmp_path: Path) -> N
         writer.put(b"t:before", b"the changelog begins empty")
         writer.flush()
         source = writer.source(tmp_path / "state", tables)
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.put(b"t:k", b"one")
             writer.merge(b"t:k", b"two")
@@ -218,14 +221,14 @@ def test_a_changelog_keeps_every_write_and_operand_in_order(tmp_path: Path) -> N
 def test_a_mapping_that_makes_no_sense_is_refused_by_its_place_in_the_file(mapping: dict[str, Any], said: str) -> None:
     tables = TableOptions.model_validate({"settings": {"slatedb.t": {"mapping": mapping}}})
     with pytest.raises(ConfigError, match=said):
-        read_rules("db1", tables)
+        read_mappings("db1", tables)
 
 
 def test_an_operator_of_ones_own_is_found_by_its_import_path(tmp_path: Path) -> None:
     tables = mapped(key="utf8", value="utf8", merge=f"{__name__}:longest")
     with (
         Writer(tmp_path / "store", tables) as writer,
-        Replay(writer.source(tmp_path / "state", tables), LIMIT) as replay,
+        SourceReplay(writer.source(tmp_path / "state", tables), LIMIT) as replay,
     ):
         replay.catch_up()
         for operand in (b"aa", b"bbbb", b"c"):

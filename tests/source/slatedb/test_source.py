@@ -12,15 +12,15 @@ import pytest
 
 from tailrace.errors import LostError, StaleCopyError, TableError
 from tailrace.selection import TableOptions
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.source.slatedb import follower
 from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import kept_numbers
+from tailrace.source.slatedb.keep import archived_numbers
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit
-from tailrace.source.slatedb.store import Database, Store, binding, run
-from tailrace.testing.replay import Replay
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase, binding, run
+from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.source.slatedb.writing import Writer
 
@@ -29,7 +29,7 @@ TABLE = "slatedb.db1"
 HOUR_MILLIS = 3_600_000
 
 
-def keys(replay: Replay) -> list[bytes]:
+def keys(replay: SourceReplay) -> list[bytes]:
     return sorted(key[0] for key in replay.tables[TABLE].rows)
 
 
@@ -38,7 +38,7 @@ def levels(source: SlateDbSource) -> dict[str, str]:
 
 
 def test_a_log_that_goes_on_is_followed_over_crashed_and_fenced_writers(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         for number in range(3):
             writer.put(b"k%d" % number, b"v")
             writer.fence()
@@ -52,7 +52,10 @@ def test_a_log_that_goes_on_is_followed_over_crashed_and_fenced_writers(tmp_path
 
 
 def test_a_batch_ends_at_a_file_near_its_limit(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), Limit(3, 1 << 30)) as replay:
+    with (
+        Writer(tmp_path / "store") as writer,
+        SourceReplay(writer.source(tmp_path / "state"), Limit(3, 1 << 30)) as replay,
+    ):
         replay.catch_up()
         for number in range(12):
             writer.put(b"%d" % number, b"v")
@@ -64,7 +67,7 @@ def test_a_batch_ends_at_a_file_near_its_limit(tmp_path: Path) -> None:
 
 
 def test_every_write_of_a_batch_has_its_position(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         replay.catch_up()
         writer.write((b"b", b"1"), (b"a", b"1"), (b"b", b"2"))
         writer.put(b"c", b"1")
@@ -81,13 +84,13 @@ def test_every_write_of_a_batch_has_its_position(tmp_path: Path) -> None:
 
 
 def test_a_collected_file_stops_with_the_way_out(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         replay.catch_up()
         lose_files(writer)
         with pytest.raises(LostError, match="only a new snapshot helps") as caught:
             replay.step()
         assert f"re-snapshot: tailrace resync FILE {TABLE}" in str(caught.value.fix)
-        replay.orders = Orders(resync={TABLE: 1})
+        replay.directives = TableDirectives(resync={TABLE: 1})
         replay.catch_up()
         assert keys(replay) == [b"lost0", b"lost1", b"lost2", b"lost3"]
 
@@ -96,7 +99,7 @@ def test_a_collected_file_is_answered_with_a_new_copy_where_that_is_configured(t
     with Writer(tmp_path / "store") as writer:
         writer.put(b"gone", b"")
         source = writer.source(tmp_path / "state", on_collected="resnapshot")
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.delete(b"gone")
             lose_files(writer)
@@ -110,7 +113,7 @@ def test_a_file_that_is_collected_after_it_was_planned_concerns_its_tables(
 ) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", on_collected=policy)
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.put(b"a", b"")
             writer.put(b"b", b"")
@@ -136,21 +139,21 @@ def lose_files(writer: Writer) -> None:
 def test_kept_files_are_read_though_slatedb_has_collected_them(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", keeps=str(tmp_path / "kept"))
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             kept = source.keep_wal
             assert kept is not None
-            before = max(kept_numbers(kept))
+            before = max(archived_numbers(kept))
             for number in range(4):
                 writer.put(b"%d" % number, b"")
-            wait_until(lambda: max(kept_numbers(kept)) >= before + 4)
+            wait_until(lambda: max(archived_numbers(kept)) >= before + 4)
             writer.flush()
             writer.put(b"4", b"")
             writer.flush()
             writer.collect()
             replay.catch_up()
             assert keys(replay) == [b"0", b"1", b"2", b"3", b"4"]
-            assert len(kept_numbers(kept)) == 1
+            assert len(archived_numbers(kept)) == 1
 
 
 def test_rows_leave_when_they_expire_and_stay_when_they_were_written_again(
@@ -160,7 +163,7 @@ def test_rows_leave_when_they_expire_and_stay_when_they_were_written_again(
         writer.put(b"copied", b"", expire_after=HOUR_MILLIS)
         writer.flush()
         source = writer.source(tmp_path / "state")
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.put(b"short", b"", expire_after=HOUR_MILLIS)
             writer.put(b"again", b"", expire_after=HOUR_MILLIS)
@@ -176,7 +179,7 @@ def test_rows_leave_when_they_expire_and_stay_when_they_were_written_again(
 
 
 def test_a_row_that_is_read_after_its_time_never_arrives(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         writer.put(b"k", b"before")
         replay.catch_up()
         writer.put(b"k", b"after", expire_after=1)
@@ -229,7 +232,7 @@ def test_partitions_share_the_keys_without_overlap(tmp_path: Path) -> None:
             source = SlateDbSource.from_options(
                 given, name=f"part{index}", tables=TableOptions(), state_dir=tmp_path / f"state{index}"
             )
-            with Replay(source, LIMIT) as replay:
+            with SourceReplay(source, LIMIT) as replay:
                 replay.catch_up()
                 if index == 0:
                     writer.write(*((b"logged%d" % number, b"") for number in range(50)))
@@ -256,7 +259,7 @@ def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.source.slatedb.follower.BYPASS_SECONDS", 0.0)
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         writer.put(b"k", b"v")
         writer.flush()
         replay.catch_up()
@@ -270,12 +273,14 @@ def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
 
 
 def test_a_database_that_is_not_there_is_an_error_of_check(tmp_path: Path) -> None:
-    source = SlateDbSource("none", Database("db1", Store("local", str(tmp_path))), TableOptions(), str(tmp_path / "s"))
+    source = SlateDbSource(
+        "none", SlateDbDatabase("db1", ObjectStore("local", str(tmp_path))), TableOptions(), str(tmp_path / "s")
+    )
     assert levels(source) == {"database db1": "error"}
 
 
 def test_a_database_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
-    with Writer(tmp_path / "old") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "old") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         for number in range(5):
             writer.put(b"%d" % number, b"")
         replay.catch_up()
@@ -290,7 +295,7 @@ def test_a_database_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Pa
 def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", min_age_seconds=0.4)
-        with Replay(source, Limit(1, 1 << 30)) as replay:
+        with SourceReplay(source, Limit(1, 1 << 30)) as replay:
             replay.catch_up()
             assert source.status()["error"] is None
             for number in range(5):
@@ -306,7 +311,7 @@ def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
 def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", min_age_seconds=0.4)
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.fence()
             writer.put(b"unread", b"")
@@ -317,7 +322,7 @@ def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: P
 
 
 def test_a_stopped_table_goes_on_behind_the_position_it_had(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         writer.put(b"a", b"1")
         replay.catch_up()
         assert replay.offset is not None
@@ -326,23 +331,23 @@ def test_a_stopped_table_goes_on_behind_the_position_it_had(tmp_path: Path) -> N
             writer.put(b"b%d" % number, b"")
             assert replay.plan()
             replay.commit()  # these batches fail for the table: nothing of them is written
-        replay.orders = Orders(stopped={TABLE: str(standing.position)})
+        replay.directives = TableDirectives(stopped={TABLE: str(standing.position)})
         assert replay.step()
         assert [one.phase for one in replay.source.progress(replay.offset)] == ["stopped"]
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert keys(replay) == [b"a", *(b"b%d" % number for number in range(6))]
 
 
 def test_a_paused_table_waits_and_goes_on(tmp_path: Path) -> None:
-    with Writer(tmp_path / "store") as writer, Replay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         writer.put(b"a", b"1")
         replay.catch_up()
-        replay.orders = Orders(paused=[TABLE])
+        replay.directives = TableDirectives(paused=[TABLE])
         replay.step()
         writer.put(b"b", b"")
         assert not replay.step()
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         replay.catch_up()
         assert keys(replay) == [b"a", b"b"]
 
@@ -351,25 +356,25 @@ def test_files_between_a_table_that_is_behind_and_the_others_are_not_read(tmp_pa
     tables = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"prefix": "t:"}}}})
     with (
         Writer(tmp_path / "store", tables) as writer,
-        Replay(writer.source(tmp_path / "state", tables), Limit(8, 1 << 30)) as replay,
+        SourceReplay(writer.source(tmp_path / "state", tables), Limit(8, 1 << 30)) as replay,
     ):
         writer.write((b"a", b""), (b"t:a", b""))
         replay.catch_up()
-        replay.orders = Orders(paused=["slatedb.text"])
+        replay.directives = TableDirectives(paused=["slatedb.text"])
         replay.step()
         for number in range(40):
             writer.put(b"%d" % number, b"")
         while len(replay.tables[TABLE].rows) < 41:
             replay.step()
-        replay.orders = Orders()
+        replay.directives = TableDirectives()
         writer.write((b"b", b""), (b"t:b", b""))
         assert replay.plan()
         assert replay.offset is not None
         assert replay.planned is not None
         splits = [one for one in replay.follower.plan(replay.offset, replay.planned) if isinstance(one, WalSplit)]
-        assert all(split.wanted for split in splits)
+        assert all(split.ranges for split in splits)
         files = [number for split in splits for number in range(split.first, split.last + 1)]
-        wanted = {one for split in splits for one in split.wanted.values()}
+        wanted = {one for split in splits for one in split.ranges.values()}
         assert len(wanted) == 2
         assert files == [n for n in range(99) if any(one.after.wal < n <= one.upto.wal for one in wanted)]
         replay.catch_up()
@@ -387,7 +392,7 @@ def test_a_large_table_is_copied_in_ranges_and_a_crash_goes_on_with_the_next(
             writer.write(*((b"%d-%d" % (part, number), b"v" * 50) for number in range(50)))
             writer.flush()
         source = writer.source(tmp_path / "state")
-        with Replay(source, LIMIT) as replay:
+        with SourceReplay(source, LIMIT) as replay:
             batches = 0
             while not replay.tables:
                 replay.step()
@@ -418,7 +423,7 @@ def test_a_source_travels_and_shows_no_credentials(tmp_path: Path) -> None:
 
 
 def test_a_store_in_memory_is_the_same_for_everyone_in_the_process(tmp_path: Path) -> None:
-    database = Database("db1", Store("memory", f"of {tmp_path}"))
+    database = SlateDbDatabase("db1", ObjectStore("memory", f"of {tmp_path}"))
 
     async def write() -> None:
         db = await binding().DbBuilder("db1", database.store.open()).build()
@@ -428,7 +433,7 @@ def test_a_store_in_memory_is_the_same_for_everyone_in_the_process(tmp_path: Pat
 
     run(write(), "writing")
     source = SlateDbSource("memory", database, TableOptions(), str(tmp_path), poll_seconds=0.0)
-    with Replay(source, LIMIT) as replay:
+    with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         assert keys(replay) == [b"k"]
 

@@ -13,9 +13,9 @@ from tailrace.selection import TableOptions
 from tailrace.source import Limit
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.store import Database, Store
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.wal import read_head
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tests.source.slatedb.bucket import Buckets
 from tests.source.slatedb.writing import Writer
 
@@ -43,7 +43,7 @@ def test_a_database_in_buckets_is_copied_and_followed(apart: bool, tmp_path: Pat
         writer.write(*((b"copied%d" % number, b"v") for number in range(20)))
         writer.merge(b"c:a", struct.pack(">q", 1))
         writer.flush()
-        with Replay(source_of(buckets, tmp_path, apart), LIMIT) as replay:
+        with SourceReplay(source_of(buckets, tmp_path, apart), LIMIT) as replay:
             replay.catch_up()
             writer.write((b"copied1", None), (b"logged", b"v"))
             writer.merge(b"c:a", struct.pack(">q", 2))
@@ -68,7 +68,7 @@ def source_of(buckets: Buckets, state: Path, apart: bool) -> SlateDbSource:
 def test_an_outage_of_the_store_is_told_in_time_and_outlived(tmp_path: Path, buckets: Buckets) -> None:
     with Writer(buckets.store("ledger")) as writer:
         writer.put(b"before", b"")
-        with Replay(writer.source(tmp_path), LIMIT) as replay:
+        with SourceReplay(writer.source(tmp_path), LIMIT) as replay:
             replay.catch_up()
             writer.put(b"after", b"")
             buckets.down = True
@@ -88,7 +88,7 @@ def test_check_does_not_wait_for_a_store_that_is_out_of_reach(tmp_path: Path, bu
 
 
 def test_an_endpoint_without_encryption_has_to_be_allowed() -> None:
-    store = Store("s3", "ledger", {"endpoint": "http://127.0.0.1:1", "region": "eu-west-1"})
+    store = ObjectStore("s3", "ledger", {"endpoint": "http://127.0.0.1:1", "region": "eu-west-1"})
     with pytest.raises(ConfigError, match="plain http") as caught:
         store.open()
     assert 'allow_http: "true"' in str(caught.value.fix)
@@ -96,10 +96,10 @@ def test_an_endpoint_without_encryption_has_to_be_allowed() -> None:
 
 def test_an_option_that_is_wrong_is_named_and_its_value_is_not(buckets: Buckets) -> None:
     with pytest.raises(ConfigError, match="regoin"):
-        read_head(Database("db1", Store("s3", "ledger", {"regoin": "eu"})))
+        read_head(SlateDbDatabase("db1", ObjectStore("s3", "ledger", {"regoin": "eu"})))
     with pytest.raises(ConfigError, match="boolean") as caught:
-        read_head(Database("db1", Store("s3", "ledger", {**buckets.options, "allow_http": "CANARY"})))
+        read_head(SlateDbDatabase("db1", ObjectStore("s3", "ledger", {**buckets.options, "allow_http": "CANARY"})))
     assert "CANARY" not in str(caught.value)
     assert caught.value.__cause__ is None
     with pytest.raises(ConfigError, match=r'failed to parse "[*]+" as Duration'):
-        read_head(Database("db1", Store("s3", "ledger", {"region": "A", "connect_timeout": "CANARY"})))
+        read_head(SlateDbDatabase("db1", ObjectStore("s3", "ledger", {"region": "A", "connect_timeout": "CANARY"})))

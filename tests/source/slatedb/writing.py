@@ -11,9 +11,9 @@ from typing import Any, Self
 
 from tailrace.selection import TableOptions
 from tailrace.source.slatedb import operator
-from tailrace.source.slatedb.rule import folds_of, read_rules
+from tailrace.source.slatedb.rule import folds_of, read_mappings
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.store import Database, Store, binding, run
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase, binding, run
 
 api = binding()
 NOW = api.GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
@@ -26,15 +26,15 @@ class Writer:
 
     def __init__(
         self,
-        place: Path | Store,
+        place: Path | ObjectStore,
         tables: TableOptions | None = None,
         *,
         path: str = "db1",
-        wal: Path | Store | None = None,
+        wal: Path | ObjectStore | None = None,
         **settings: str,
     ) -> None:
-        self.database = Database(path, _store(place), _store(wal) if wal is not None else None)
-        self.rules = read_rules(path, tables or TableOptions())
+        self.database = SlateDbDatabase(path, _store(place), _store(wal) if wal is not None else None)
+        self.rules = read_mappings(path, tables or TableOptions())
         self._settings = {"flush_interval": '"5ms"', **settings}
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -135,15 +135,15 @@ class Writer:
         self._loop.close()
 
 
-def _store(place: Path | Store) -> Store:
+def _store(place: Path | ObjectStore) -> ObjectStore:
     """A folder as a store, made when it is missing."""
-    if isinstance(place, Store):
+    if isinstance(place, ObjectStore):
         return place
     place.mkdir(parents=True, exist_ok=True)
-    return Store("local", str(place))
+    return ObjectStore("local", str(place))
 
 
-def scan(database: Database, clock: int | None = None, folds: Any = None) -> dict[bytes, Row]:
+def scan(database: SlateDbDatabase, clock: int | None = None, folds: Any = None) -> dict[bytes, Row]:
     """Every row as SlateDB's own reader has it; with a clock, only those that have not expired then."""
 
     async def read() -> list[Any]:

@@ -19,10 +19,10 @@ from tailrace.cli import app as cli
 from tailrace.errors import UnavailableError
 from tailrace.selection import TableOptions
 from tailrace.source import Limit
-from tailrace.source.sqlite.engine import Engine
+from tailrace.source.sqlite.engine import CapturedFile
 from tailrace.source.sqlite.source import SqliteSource
 from tailrace.sqlite.replica import revert
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 
 Opens = Literal["alone", "shared"]
 
@@ -101,13 +101,13 @@ def tables(path: Path) -> None:
 
 def follow(path: Path) -> None:
     source = SqliteSource("app", str(path), str(path.parent / "tape"), TableOptions(), library="turso")
-    with Replay(source, Limit(500, 10**9)) as replay:
+    with SourceReplay(source, Limit(500, 10**9)) as replay:
         replay.catch_up()
         assert len(replay.contents()["main.items"]) == count_quietly(path)
 
 
 def count_quietly(path: Path) -> int:
-    with Engine("turso", str(path)).snapshot("counting") as connection:
+    with CapturedFile("turso", str(path)).snapshot("counting") as connection:
         return int(connection.execute("SELECT count(*) FROM items").fetchone()[0])
 
 
@@ -153,7 +153,7 @@ def test_a_closed_file_is_read_without_a_trace(path: Path, read: Callable[[Path]
 
 
 def test_an_application_that_shares_its_file_may_end_while_it_is_read(path: Path) -> None:
-    engine = Engine("turso", str(path))
+    engine = CapturedFile("turso", str(path))
     with running(path, "shared") as application:
         application.insert(1)
         with engine.snapshot("reading") as connection:
@@ -169,7 +169,7 @@ def test_a_file_that_is_written_while_it_is_read_as_a_closed_one_is_read_again(p
         application.insert(1)
         application.close()
     written = pytest.raises(UnavailableError, match="was written while")
-    with written, Engine("turso", str(path)).snapshot("reading") as connection:
+    with written, CapturedFile("turso", str(path)).snapshot("reading") as connection:
         connection.execute("SELECT count(*) FROM items").fetchone()
         with running(path, "alone") as application:
             application.insert(1)
@@ -222,6 +222,6 @@ def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_w
         source._purge(8, before=2**40)
         assert application.insert(1) == 6
     source._purge(10, before=2**40)
-    with Engine("turso", str(path)).snapshot("looking") as connection:
+    with CapturedFile("turso", str(path)).snapshot("looking") as connection:
         assert connection.execute("SELECT min(change_id) FROM turso_cdc").fetchone()[0] == 10
     assert count(path, "shared") == 6

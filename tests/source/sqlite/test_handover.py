@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.source import Limit, Orders
-from tailrace.testing.replay import Replay
+from tailrace.source import Limit, TableDirectives
+from tailrace.testing.replay import SourceReplay
 from tests.source.sqlite.writer import KINDS, Application, Kind, Traffic, differences, held, make_source
 
 
@@ -32,7 +32,7 @@ def run(seed: int, kind: Kind, folder: Path, *, mode: str = "full", ddl: bool = 
     traffic.load(chance.choice([0, 30, 120]))
     application.capture()
     limit = Limit(rows=chance.choice([5, 60, 5000]), bytes=chance.choice([20_000, 64_000_000]))
-    with Replay(make_source(application, folder), limit) as replay:
+    with SourceReplay(make_source(application, folder), limit) as replay:
         requests = 0
         for _ in range(30):
             for _ in range(chance.randint(0, 3)):
@@ -41,7 +41,7 @@ def run(seed: int, kind: Kind, folder: Path, *, mode: str = "full", ddl: bool = 
             settled = replay.planned is None and not replay.stale
             if chance.random() < 0.1 and settled and replay.offset and replay.offset["tables"]:
                 requests += 1
-                replay.orders = Orders(resync={chance.choice(list(replay.offset["tables"])): requests})
+                replay.directives = TableDirectives(resync={chance.choice(list(replay.offset["tables"])): requests})
         replay.catch_up()
         assert not differences(held(replay.tables), application.contents())
     application.close()

@@ -13,8 +13,8 @@ import pytest
 
 from tailrace.errors import UnavailableError
 from tailrace.source import Limit
-from tailrace.source.sqlite.engine import Engine, EngineName
-from tailrace.testing.replay import Replay
+from tailrace.source.sqlite.engine import CapturedFile, EngineName
+from tailrace.testing.replay import SourceReplay
 from tests.source.sqlite.writer import Application, make_source
 
 OPEN = {
@@ -54,7 +54,7 @@ def test_a_file_is_tailed_while_another_process_writes_it(library: EngineName, t
     application = Application(tmp_path / "app.db", "turso" if library == "turso" else "trigger")
     application.run("CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)")
     application.capture()
-    with Replay(make_source(application, tmp_path), Limit(500, 10**9)) as replay:
+    with SourceReplay(make_source(application, tmp_path), Limit(500, 10**9)) as replay:
         replay.catch_up()
         with program(application.path, library, WRITE) as process:
             assert process.stdout is not None
@@ -78,10 +78,10 @@ def test_a_turso_file_that_its_application_does_not_share_is_unavailable(tmp_pat
         assert process.stdout is not None
         assert process.stdout.readline() == "open\n"
         refused = pytest.raises(UnavailableError, match="locked by another process")
-        with refused as caught, Engine("turso", str(path)).snapshot("testing"):
+        with refused as caught, CapturedFile("turso", str(path)).snapshot("testing"):
             raise AssertionError("it opened")
         assert "multiprocess_wal" in (caught.value.fix or "")
-    with Engine("turso", str(path)).snapshot("testing") as connection:
+    with CapturedFile("turso", str(path)).snapshot("testing") as connection:
         assert connection.execute("SELECT count(*) FROM held").fetchall() == [(0,)]
 
 
@@ -90,7 +90,7 @@ def test_a_locked_sqlite_file_is_unavailable(tmp_path: Path, monkeypatch: pytest
     holder = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
     holder.execute("CREATE TABLE held (x)")
     holder.execute("BEGIN EXCLUSIVE")
-    engine = Engine("sqlite", str(tmp_path / "app.db"))
+    engine = CapturedFile("sqlite", str(tmp_path / "app.db"))
     with pytest.raises(UnavailableError, match="locked"), engine.snapshot("testing") as connection:
         connection.execute("SELECT * FROM held").fetchall()
     holder.close()
@@ -102,7 +102,7 @@ def test_text_that_is_not_utf8_is_copied_without_being_altered(tmp_path: Path) -
     application.run("INSERT INTO items VALUES (1, CAST(x'ff41' AS TEXT)), (2, 'é')")
     application.capture()
     source = make_source(application, tmp_path)
-    with Replay(source, Limit(500, 10**9)) as replay:
+    with SourceReplay(source, Limit(500, 10**9)) as replay:
         assert replay.plan()
         assert replay.offset is not None
         assert replay.planned is not None

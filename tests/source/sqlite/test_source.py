@@ -11,9 +11,9 @@ import pytest
 
 from tailrace.change import Op, Position
 from tailrace.errors import LostError, PreflightError, TableError, UnfitError
-from tailrace.source import Limit, Orders
+from tailrace.source import Limit, TableDirectives
 from tailrace.sqlite import disable
-from tailrace.testing.replay import Replay
+from tailrace.testing.replay import SourceReplay
 from tests.source.sqlite.writer import KINDS, Application, Kind, differences, held, make_source
 
 LIMIT = Limit(100_000, 100_000_000)
@@ -33,14 +33,14 @@ def captured(folder: Path, kind: Kind, *sql: str, mode: str = "full") -> Iterato
 
 
 @contextmanager
-def following(application: Application, folder: Path, **options: Any) -> Iterator[Replay]:
+def following(application: Application, folder: Path, **options: Any) -> Iterator[SourceReplay]:
     """A pipeline that has copied everything there is."""
-    with Replay(make_source(application, folder, **options), LIMIT) as replay:
+    with SourceReplay(make_source(application, folder, **options), LIMIT) as replay:
         replay.catch_up()
         yield replay
 
 
-def changes(replay: Replay) -> list[dict[str, Any]]:
+def changes(replay: SourceReplay) -> list[dict[str, Any]]:
     """The changes of the next batch, which is left uncommitted."""
     assert replay.plan()
     assert replay.offset is not None
@@ -50,13 +50,13 @@ def changes(replay: Replay) -> list[dict[str, Any]]:
     return sorted(found, key=lambda row: (row["commit"], row["ordinal"]))
 
 
-def fails(replay: Replay) -> TableError:
+def fails(replay: SourceReplay) -> TableError:
     with pytest.raises(TableError) as caught:
         changes(replay)
     return caught.value
 
 
-def equal(replay: Replay, application: Application) -> None:
+def equal(replay: SourceReplay, application: Application) -> None:
     replay.catch_up()
     assert not differences(held(replay.tables), application.contents())
 
@@ -212,7 +212,7 @@ def test_a_tape_that_was_started_over_is_lost_and_never_passed_over(kind: Kind, 
 
 def test_a_purge_of_what_a_stopped_table_still_needs_is_noticed(tmp_path: Path) -> None:
     with captured(tmp_path, "hook", ITEMS, WORDS) as app, following(app, tmp_path) as to:
-        to.orders = Orders(paused=["words"])
+        to.directives = TableDirectives(paused=["words"])
         app.run("INSERT INTO words VALUES ('a', 1)")
         app.run("INSERT INTO items VALUES (1, 'a', 0)")
         while to.step():
@@ -220,7 +220,7 @@ def test_a_purge_of_what_a_stopped_table_still_needs_is_noticed(tmp_path: Path) 
         app.run("DELETE FROM turso_cdc WHERE change_id < (SELECT max(change_id) FROM turso_cdc)")
         with pytest.raises(LostError, match=r"main\.words still needs"):
             to.step()
-        to.orders = Orders(resync={"words": 1})
+        to.directives = TableDirectives(resync={"words": 1})
         equal(to, app)
 
 
@@ -262,7 +262,7 @@ def test_a_malformed_record_stops_its_table_with_the_bytes_and_can_be_skipped(tm
         assert "07ff" not in str(error)
         to.crash()
         to.planned = None
-        to.orders = Orders(skips={"items": [str(Position(bad, 0))]})
+        to.directives = TableDirectives(skips={"items": [str(Position(bad, 0))]})
         assert [one["row"]["id"] for one in changes(to)] == [2]
 
 

@@ -17,23 +17,23 @@ from tailrace.change import EXACT, Op, Position
 from tailrace.collapse import Collapsed, Marks
 from tailrace.destination import Refetch
 from tailrace.destination.delta.file import read_columns
-from tailrace.destination.delta.index import Index, Wanted
+from tailrace.destination.delta.index import Indexes, KeyProbe
 from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
-from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
+from tailrace.destination.delta.target import Candidate, DeltaTarget, Finder, partition_kinds
 from tailrace.errors import TableError, UnfitError
 
 
 def complete(
-    target: Target,
+    target: DeltaTarget,
     collapsed: Collapsed,
-    wanted: Wanted,
-    home: Index,
-    home_row: Index,
+    wanted: KeyProbe,
+    home: Indexes,
+    home_row: Indexes,
     candidates: Sequence[Candidate],
     finder: Finder,
     refetch: Refetch | None,
-) -> tuple[list[pa.ChunkedArray[Any]], Marks, Index]:
+) -> tuple[list[pa.ChunkedArray[Any]], Marks, Indexes]:
     """The rows to upsert with every column: what changes left out comes from the rows of before the batch.
 
     A row that is nowhere comes from upstream as it is now; if it is gone there, too, its delete is on the way and the
@@ -56,7 +56,7 @@ def complete(
     old_columns = [*needed, *([EXACT] if has_exact else [])]
     old_schema = pa.schema([target.schema.field(column) for column in old_columns])
     pieces: list[pa.Table] = []
-    order: list[Index] = []
+    order: list[Indexes] = []
     for number in np.unique(found[found >= 0]):
         entry = candidates[number]
         at = np.flatnonzero(found == number)
@@ -121,7 +121,7 @@ def _fit(texts: pa.ChunkedArray[Any], needed: Sequence[str]) -> bool:
     return not any(set(json.loads(text)) & set(needed) for text in texts.to_pylist() if text)
 
 
-def _refetched(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> tuple[pa.Table, Index]:
+def _refetched(collapsed: Collapsed, rows: Indexes, refetch: Refetch | None) -> tuple[pa.Table, Indexes]:
     table = collapsed.table
     if refetch is None:
         first = rows[0]
@@ -138,7 +138,7 @@ def _refetched(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> tu
 
 
 def _with_old_exact(
-    marks: Marks, columns: Sequence[Any], unchanged: npt.NDArray[np.bool_], source: Index, filler: pa.Table
+    marks: Marks, columns: Sequence[Any], unchanged: npt.NDArray[np.bool_], source: Indexes, filler: pa.Table
 ) -> Marks:
     old = filler.column(EXACT)
     unfit = ~np.asarray(pc.is_null(old).to_numpy(zero_copy_only=False), bool)

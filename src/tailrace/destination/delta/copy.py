@@ -18,24 +18,24 @@ from urllib.parse import unquote
 
 from tailrace import failpoint
 from tailrace.destination import Batch
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.errors import TableError
 
-Receipt = dict[str, Any]
+FileReceipt = dict[str, Any]
 _NAME = re.compile(r"copy-(\d{20})\.json")
 
 
 @dataclass(frozen=True)
-class Note:
+class CopyNote:
     """What one batch of a copy staged, and when that was."""
 
     batch: Batch
     starts: bool
     at: float
-    receipts: list[Receipt]
+    receipts: list[FileReceipt]
 
 
-def hold(place: Place, batch: Batch, receipts: Sequence[Receipt], *, starts: bool) -> None:
+def hold(place: TablePath, batch: Batch, receipts: Sequence[FileReceipt], *, starts: bool) -> None:
     """Keep what a batch staged for the end of its copy. With `starts`, an earlier copy that did not end is given up."""
     failpoint.reach("delta.before_hold")
     note = {"pipeline": batch.pipeline, "starts": starts, "at": time.time(), "receipts": list(receipts)}
@@ -45,26 +45,26 @@ def hold(place: Place, batch: Batch, receipts: Sequence[Receipt], *, starts: boo
         give_up(place, batch)
 
 
-def held(place: Place, batch: Batch) -> list[Note]:
+def held(place: TablePath, batch: Batch) -> list[CopyNote]:
     """The notes of the copy that this batch goes on with, in order; empty when none is held."""
     notes = [note for note in _notes(place) if note.batch.pipeline == batch.pipeline and note.batch.id < batch.id]
     begun = max((note.batch.id for note in notes if note.starts), default=None)
     return [note for note in notes if begun is not None and note.batch.id >= begun]
 
 
-def give_up(place: Place, batch: Batch) -> None:
+def give_up(place: TablePath, batch: Batch) -> None:
     """Forget what was held before this batch, for a copy that it replaces."""
     # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
     given_up = [note for note in _notes(place) if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id]
     place.forget([_name(note.batch) for note in given_up])
 
 
-def last_held(place: Place) -> float | None:
+def last_held(place: TablePath) -> float | None:
     """When something was held last, in seconds since 1970; None when nothing is."""
     return max((note.at for note in _notes(place)), default=None)
 
 
-def require_files(place: Place, table: str, notes: Sequence[Note]) -> None:
+def require_files(place: TablePath, table: str, notes: Sequence[CopyNote]) -> None:
     """Raises TableError when a file that is held is gone, as after a vacuum by somebody else."""
     paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
     if missing := place.missing(paths):
@@ -79,11 +79,11 @@ def _name(batch: Batch) -> str:
     return f"copy-{batch.id:020}.json"
 
 
-def _notes(place: Place) -> list[Note]:
-    found: list[Note] = []
+def _notes(place: TablePath) -> list[CopyNote]:
+    found: list[CopyNote] = []
     for name in place.notes():
         if (match := _NAME.fullmatch(name)) and (text := place.noted(name)) is not None:
             raw = json.loads(text)
             batch = Batch(raw["pipeline"], int(match[1]))
-            found.append(Note(batch, raw["starts"], raw["at"], raw["receipts"]))
+            found.append(CopyNote(batch, raw["starts"], raw["at"], raw["receipts"]))
     return found

@@ -16,17 +16,17 @@ import pyarrow as pa
 from tailrace import failpoint
 from tailrace.change import EXACT, UNCHANGED, Changes
 from tailrace.collapse import Collapsed, any_exact, collapse, fit, slim
-from tailrace.destination import Batch, Direct, Refetch, Staged, Written
+from tailrace.destination import Batch, DirectCommitter, Refetch, Staged, Written
 from tailrace.destination.delta import copy, engine, preflight, upkeep
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
-from tailrace.destination.delta.layout import Layout
-from tailrace.destination.delta.log import ConflictError, Snapshot, commit, reaching
-from tailrace.destination.delta.path import Place
-from tailrace.destination.delta.reading import Reading
-from tailrace.destination.delta.target import Target
+from tailrace.destination.delta.layout import DeltaLayout
+from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit, reaching
+from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.reading import ColumnReading
+from tailrace.destination.delta.target import DeltaTarget
 from tailrace.destination.delta.upkeep import Compaction, Vacuum
-from tailrace.destination.part import METADATA, early, now, parts, require_unwritten
+from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.schema import TableName, TableSchema
 from tailrace.selection import idle, matches
@@ -114,7 +114,7 @@ class DeltaDestination:
         at = now()
         exact = False
         with reaching(place, str(table.table)):
-            before = Snapshot.load(place, str(table.table))
+            before = DeltaSnapshot.load(place, str(table.table))
             place.make()
             limit = rows_per_file(total_rows(before.files()) if before else 0)
             writer = FileWriter(place, layout.schema, layout.partition_by, limit)
@@ -160,7 +160,7 @@ class DeltaDestination:
         if kept != table:
             changes = (Changes(kept, slim(fit(chunk, table)).batch) for chunk in changes)
         with reaching(place, name):
-            before = Snapshot.load(place, name)
+            before = DeltaSnapshot.load(place, name)
             if before is not None:
                 before.sync()
             if before is not None and before.has(batch):
@@ -178,13 +178,13 @@ class DeltaDestination:
                 keep_deleted=self.deletes == "soft",
             )
             part = next(pieces, None)
-            receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in staged]
+            receipts: list[copy.FileReceipt] = [json.loads(one.receipt) for one in staged]
             goes_on = before is not None and not starts and (completes or bool(receipts))
             held = copy.held(place, batch) if goes_on else []
             replaces_rows = starts and before is not None and bool(before.files())
             if not completes and (replaces_rows or (held and receipts)):
                 if part:
-                    raise early(table.table)
+                    raise early_changes_error(table.table)
                 copy.hold(place, batch, receipts, starts=starts)
                 return Written()
             if completes and held:
@@ -209,7 +209,7 @@ class DeltaDestination:
                     written = self._write(place, layout, before, works, receipts, batch, starts, refetch)
                 except ConflictError as conflict:
                     problem = conflict
-                    before = Snapshot.load(place, name)
+                    before = DeltaSnapshot.load(place, name)
                 else:
                     if completes:
                         copy.give_up(place, batch)
@@ -226,11 +226,11 @@ class DeltaDestination:
 
     def _write(
         self,
-        place: Place,
-        layout: Layout,
-        before: Snapshot | None,
+        place: TablePath,
+        layout: DeltaLayout,
+        before: DeltaSnapshot | None,
         works: Iterable[_Log | Collapsed],
-        receipts: Sequence[copy.Receipt],
+        receipts: Sequence[copy.FileReceipt],
         batch: Batch,
         starts: bool,
         refetch: Refetch | None,
@@ -248,7 +248,7 @@ class DeltaDestination:
         for work in works:
             if work.has_exact and not layout.exact:
                 layout, evolution = _evolve(replace(layout, exact=True), None if starts else before)
-            target = Target(place, layout, evolution.schema, files)
+            target = DeltaTarget(place, layout, evolution.schema, files)
             if first:
                 target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
             first = False
@@ -290,7 +290,7 @@ class DeltaDestination:
         """
         place = self.place(table.table)
         with reaching(place, str(table.table)):
-            Snapshot.load(place, str(table.table))
+            DeltaSnapshot.load(place, str(table.table))
             place.remove()
 
     def maintain(self, table: TableName) -> str | None:
@@ -299,29 +299,29 @@ class DeltaDestination:
         with reaching(place, str(table)):
             return upkeep.maintain(place, str(table), self.compact, self.vacuum)
 
-    def delivering(self) -> AbstractContextManager[Direct]:
-        return nullcontext(Direct())
+    def committer(self) -> AbstractContextManager[DirectCommitter]:
+        return nullcontext(DirectCommitter())
 
     def shutdown(self) -> None:
         """Nothing is open between calls."""
 
-    def place(self, table: TableName) -> Place:
+    def place(self, table: TableName) -> TablePath:
         """Where a table lies, with all that it takes to open it."""
         options = {
             name: getattr(value, "reveal", lambda value=value: str(value))()
             for name, value in self.storage_options.items()
         }
-        return Place.of(self.path, table, options)
+        return TablePath.of(self.path, table, options)
 
-    def _layout(self, table: TableSchema, *, exact: bool = False) -> Layout:
+    def _layout(self, table: TableSchema, *, exact: bool = False) -> DeltaLayout:
         metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
         partition_by = tuple(self.partition_by.get(str(table.table), ()))
         history = self.keeps_history(table)
         kept = replace(table, key=()) if history else table
-        return Layout(kept, metadata, self.deletes == "soft", partition_by, exact, history)
+        return DeltaLayout(kept, metadata, self.deletes == "soft", partition_by, exact, history)
 
 
-def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]:
+def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLayout, Evolution]:
     """The columns the table has after the batch: those of the layout alone when there is no table to go on with."""
     if before is None:
         require_partition(layout)
@@ -333,7 +333,7 @@ def _evolve(layout: Layout, before: Snapshot | None) -> tuple[Layout, Evolution]
     return layout, evolve(before.schema, layout)
 
 
-def _require_kind(found: pa.Schema, layout: Layout) -> None:
+def _require_kind(found: pa.Schema, layout: DeltaLayout) -> None:
     """Raises SchemaChangedError where rows of before are current ones and a history is wanted, or the reverse."""
     if layout.history == (UNCHANGED in found.names):
         return
@@ -345,13 +345,15 @@ def _require_kind(found: pa.Schema, layout: Layout) -> None:
     )
 
 
-def _schema_of(receipt: copy.Receipt) -> pa.Schema:
+def _schema_of(receipt: copy.FileReceipt) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(receipt["schema"])))
 
 
-def _staged(receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: Layout) -> list[tuple[DataFile, Reading]]:
+def _staged(
+    receipts: Iterable[copy.FileReceipt], schema: pa.Schema, layout: DeltaLayout
+) -> list[tuple[DataFile, ColumnReading]]:
     """The files of the receipts, each with how it reads: it may have been written before a schema change."""
-    found: list[tuple[DataFile, Reading]] = []
+    found: list[tuple[DataFile, ColumnReading]] = []
     for receipt in receipts:
         if layout.history:
             _require_kind(_schema_of(receipt), layout)

@@ -23,14 +23,14 @@ from tailrace.collapse import Collapsed
 from tailrace.destination import Refetch
 from tailrace.destination.delta.completion import complete
 from tailrace.destination.delta.file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
-from tailrace.destination.delta.index import Index, Wanted
-from tailrace.destination.delta.layout import Layout, delta_type, to_delta
+from tailrace.destination.delta.index import Indexes, KeyProbe
+from tailrace.destination.delta.layout import DeltaLayout, delta_type, to_delta
 from tailrace.destination.delta.reading import AS_IS
-from tailrace.destination.delta.target import Candidate, Finder, Target, partition_kinds
+from tailrace.destination.delta.target import Candidate, DeltaTarget, Finder, partition_kinds
 from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
 
 _JOINED_BYTES = 192 << 20
-_NONE: Index = np.zeros(0, np.int64)
+_NONE: Indexes = np.zeros(0, np.int64)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
 
@@ -45,7 +45,7 @@ class Outcome:
     deletes: int = 0
 
 
-def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Outcome:
+def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Outcome:
     """Write the files that turn the table before the batch into the table after it. Commits nothing."""
     layout = target.layout
     if collapsed.truncated and not layout.keeps_deleted:
@@ -60,10 +60,10 @@ def apply(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch
         entry = Candidate(file, reading, staged=True)
         # A row may be copied twice, when it moved within the table between two rounds; the later copy counts.
         if rivals := [one for one in candidates if one.file.may_share_keys(file)]:
-            finder.bury_all(rivals, Wanted(finder.keys(entry).comparable()))
+            finder.bury_all(rivals, KeyProbe(finder.keys(entry).comparable()))
         candidates.append(entry)
 
-    wanted = Wanted(_wanted_keys(collapsed, kinds))
+    wanted = KeyProbe(_wanted_keys(collapsed, kinds))
     upserts = collapsed.rows.num_rows
     home = np.full(len(wanted), -1, np.int64)
     home_row = np.full(len(wanted), -1, np.int64)
@@ -135,7 +135,7 @@ def _wanted_keys(collapsed: Collapsed, kinds: Mapping[str, pa.DataType]) -> keys
     )
 
 
-def _join_smallest(candidates: Sequence[Candidate], fresh: Index, limit: int, layout: Layout) -> Index:
+def _join_smallest(candidates: Sequence[Candidate], fresh: Indexes, limit: int, layout: DeltaLayout) -> Indexes:
     """Few new rows go into the smallest file, if that is small, so that a trickle of inserts makes no heap of files."""
     if layout.partition_by or not len(fresh) or len(fresh) > limit // 2:
         return fresh
@@ -177,7 +177,7 @@ class _Wipe:
 
 
 def _write(
-    target: Target, candidates: Sequence[Candidate], upsert: pa.Table | None, fresh: Index, wipe: _Wipe | None
+    target: DeltaTarget, candidates: Sequence[Candidate], upsert: pa.Table | None, fresh: Indexes, wipe: _Wipe | None
 ) -> Outcome:
     outcome = Outcome([], [])
     limit = rows_per_file(total_rows(target.files) + (upsert.num_rows if upsert is not None else 0))
@@ -202,7 +202,7 @@ def _write(
 
 
 def _rewrite(
-    target: Target, entry: Candidate, upsert: pa.Table | None, joining: Index, wipe: _Wipe | None, limit: int
+    target: DeltaTarget, entry: Candidate, upsert: pa.Table | None, joining: Indexes, wipe: _Wipe | None, limit: int
 ) -> list[DataFile]:
     """A file without its dead rows and with the rows that join it."""
     alive = np.ones(entry.file.rows, bool)
@@ -224,7 +224,7 @@ def _rewrite(
     return writer.written
 
 
-def _picked(rows: pa.Table, at: Index) -> pa.Table:
+def _picked(rows: pa.Table, at: Indexes) -> pa.Table:
     """The rows `at`, ascending. Chunk by chunk, as Arrow would first join the chunks of the whole table."""
     at = np.sort(at)
     batches = rows.to_batches()
@@ -240,14 +240,14 @@ def _picked(rows: pa.Table, at: Index) -> pa.Table:
     return pa.Table.from_batches(picked, rows.schema)
 
 
-def _write_new(target: Target, upsert: pa.Table, part: Index, limit: int) -> list[DataFile]:
+def _write_new(target: DeltaTarget, upsert: pa.Table, part: Indexes, limit: int) -> list[DataFile]:
     rows = upsert.slice(int(part[0]), len(part)) if part[-1] - part[0] + 1 == len(part) else _picked(upsert, part)
     with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
         writer.write(AS_IS.read(rows, target.schema))
     return writer.written
 
 
-def log(target: Target, tables: Iterable[pa.Table], changes: int) -> Outcome:
+def log(target: DeltaTarget, tables: Iterable[pa.Table], changes: int) -> Outcome:
     """The changes of a table without a key, as new rows behind those there are."""
     stale = [Candidate(file, target.reading) for file in target.files if target.reading.rewrite]
     copied = [Candidate(file, reading, staged=True) for file, reading in target.staged]

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.collapse import origins
-from tailrace.destination.delta.layout import Layout, number_of, to_delta
-from tailrace.destination.delta.reading import AS_IS, Reading
+from tailrace.destination.delta.layout import DeltaLayout, number_of, to_delta
+from tailrace.destination.delta.reading import AS_IS, ColumnReading
 from tailrace.errors import SchemaChangedError, TableError
 
 
@@ -30,14 +30,14 @@ class Evolution:
 
     schema: pa.Schema
     added: tuple[pa.Field[Any], ...] = ()
-    reading: Reading = AS_IS
+    reading: ColumnReading = AS_IS
 
     @property
     def changes(self) -> bool:
         return bool(self.added or self.reading.rewrite)
 
 
-def evolve(now: pa.Schema, layout: Layout) -> Evolution:
+def evolve(now: pa.Schema, layout: DeltaLayout) -> Evolution:
     """From a Delta table's columns to those of a layout. Raises SchemaChangedError where there is no way."""
     wanted = layout.schema
     added: list[pa.Field[Any]] = []
@@ -56,7 +56,7 @@ def evolve(now: pa.Schema, layout: Layout) -> Evolution:
     return Evolution(schema, tuple(added), reading_of(now, schema, layout))
 
 
-def reading_of(now: pa.Schema, schema: pa.Schema, layout: Layout) -> Reading:
+def reading_of(now: pa.Schema, schema: pa.Schema, layout: DeltaLayout) -> ColumnReading:
     """How files with the columns `now` read as rows of a table that has the columns `schema`.
 
     Raises SchemaChangedError for a column whose type is another one and not a wider or a narrower one.
@@ -84,7 +84,7 @@ def reading_of(now: pa.Schema, schema: pa.Schema, layout: Layout) -> Reading:
                     table=name,
                     fix=f"tailrace resync FILE {name}",
                 )
-    return Reading(name, renamed, initial, bool(renamed or initial or retyped))
+    return ColumnReading(name, renamed, initial, bool(renamed or initial or retyped))
 
 
 def _folded(schema: pa.Schema) -> set[str]:
@@ -92,7 +92,7 @@ def _folded(schema: pa.Schema) -> set[str]:
     return {name.lower() for name in schema.names}
 
 
-def require_partition(layout: Layout, partition_by: tuple[str, ...] | None = None) -> None:
+def require_partition(layout: DeltaLayout, partition_by: tuple[str, ...] | None = None) -> None:
     """Raises TableError when the table lacks a column it is to be partitioned by, or is partitioned otherwise now."""
     table = layout.table
     if missing := [name for name in layout.partition_by if name not in table.arrow.names]:
@@ -109,7 +109,7 @@ def require_partition(layout: Layout, partition_by: tuple[str, ...] | None = Non
         )
 
 
-def initial_values(layout: Layout) -> Mapping[str, pa.Scalar[Any]]:
+def initial_values(layout: DeltaLayout) -> Mapping[str, pa.Scalar[Any]]:
     """What rows older than a column hold in it, where that is not null, as Delta keeps it."""
     return {
         column.name: to_delta(

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from deltalake.transaction import AddAction, RemoveAction
 
 from tailrace import key as keys
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.errors import UnfitError
 
 # A random update rewrites the file that holds its row, so the file's size is the price of a small batch; but a table
@@ -109,7 +109,7 @@ class FileWriter:
     Used as a context: files are durable, but not visible, when it ends. After an error nothing of the open ones stays.
     """
 
-    def __init__(self, place: Place, schema: pa.Schema, partition_by: Sequence[str], rows: int) -> None:
+    def __init__(self, place: TablePath, schema: pa.Schema, partition_by: Sequence[str], rows: int) -> None:
         self.place = place
         self.schema = schema
         self.partition_by = tuple(partition_by)
@@ -157,7 +157,7 @@ class FileWriter:
 
 
 class _OpenFile:
-    def __init__(self, place: Place, schema: pa.Schema, partition: Mapping[str, str | None]) -> None:
+    def __init__(self, place: TablePath, schema: pa.Schema, partition: Mapping[str, str | None]) -> None:
         self.place = place
         self.partition = partition
         self.schema = pa.schema([f.remove_metadata() for f in schema if f.name not in partition])
@@ -372,7 +372,7 @@ def _stat(value: Any, is_high: bool) -> str | None:
 
 
 def read_columns(
-    place: Place, file: DataFile, columns: Sequence[str] | None, kinds: Mapping[str, pa.DataType]
+    place: TablePath, file: DataFile, columns: Sequence[str] | None, kinds: Mapping[str, pa.DataType]
 ) -> Iterator[pa.Table]:
     """A file's rows, a row group's worth at a time, the partition's values put back. `kinds` types the latter."""
     with pq.ParquetFile(

@@ -17,10 +17,10 @@ import pyarrow.compute as pc
 
 from tailrace import key as keys
 from tailrace.destination.delta.file import DataFile, read_columns
-from tailrace.destination.delta.path import Place
-from tailrace.destination.delta.reading import Reading
+from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.reading import ColumnReading
 
-Index = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 _Name = tuple[str, str, str]
 MOST_BYTES = 256 << 20
 """What a process keeps of all tables' keys."""
@@ -44,7 +44,7 @@ class FileKeys:
         """The keys, in no particular order."""
         return self.key
 
-    def match(self, wanted: Wanted) -> tuple[Index, Index]:
+    def match(self, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
         """The rows of the file whose key is wanted, and which of the wanted ones each is."""
         nothing = np.zeros(0, np.int64)
         if isinstance(self.key, np.ndarray) and wanted.numbers is not None:
@@ -71,14 +71,14 @@ class FileKeys:
         return rows, np.asarray(among.drop_null().to_numpy(zero_copy_only=False), np.int64)
 
 
-class Wanted:
+class KeyProbe:
     """Keys to be found in files; numbers are sorted once for all of them."""
 
     def __init__(self, key: keys.Comparable) -> None:
         self.key = key
         self.numbers: keys.Numbers | None = None
         if isinstance(key, np.ndarray):
-            self.order: Index = np.argsort(key)
+            self.order: Indexes = np.argsort(key)
             self.numbers = key[self.order]
         self._binary: pa.Array[Any] | None = None
 
@@ -103,7 +103,7 @@ _kept_bytes = 0
 _lock = threading.Lock()
 
 
-def keys_of(place: Place, file: DataFile, kinds: Mapping[str, pa.DataType], reading: Reading) -> FileKeys:
+def keys_of(place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], reading: ColumnReading) -> FileKeys:
     """The keys of a file, from memory or read now. `kinds` gives the key's columns and their types."""
     global _kept_bytes
     schema = pa.schema(list(kinds.items()))

@@ -88,7 +88,7 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Layout:
+class DeltaLayout:
     """How one table is kept. `exact` adds the column for values that their own column cannot hold.
 
     `history` keeps a row for each change: the table is one without a key then, whatever it is upstream.

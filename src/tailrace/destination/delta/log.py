@@ -29,7 +29,7 @@ from tailrace import failpoint
 from tailrace.destination import Batch
 from tailrace.destination.delta.file import DataFile, partition_text
 from tailrace.destination.delta.layout import delta_type
-from tailrace.destination.delta.path import OWN, Place
+from tailrace.destination.delta.path import OWN, TablePath
 from tailrace.errors import OwnedError, TableError, UnavailableError
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
@@ -52,15 +52,15 @@ class ConflictError(Exception):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class DeltaSnapshot:
     """A Delta table as it stands at one version."""
 
-    place: Place
+    place: TablePath
     table: str
     handle: DeltaTable
 
     @classmethod
-    def load(cls, place: Place, table: str) -> Snapshot | None:
+    def load(cls, place: TablePath, table: str) -> DeltaSnapshot | None:
         """The table now, None if there is none. Raises TableError for one that tailrace did not make."""
         try:
             if place.is_file():
@@ -151,7 +151,7 @@ class Snapshot:
         return int(pq.read_metadata(self.place.open(path)).num_rows)
 
 
-def _checkpoint(place: Place) -> int:
+def _checkpoint(place: TablePath) -> int:
     """The version of the last checkpoint: a reader needs nothing before it."""
     try:
         return int(json.loads(Path(place.base, LOG, _LAST_CHECKPOINT).read_bytes())["version"])
@@ -159,7 +159,7 @@ def _checkpoint(place: Place) -> int:
         return 0
 
 
-def _opened(place: Place) -> DeltaTable:
+def _opened(place: TablePath) -> DeltaTable:
     return DeltaTable(place.uri, storage_options=dict(place.options) or None)
 
 
@@ -173,7 +173,7 @@ def app_id(batch: Batch) -> str:
     return f"tailrace/{batch.pipeline}"
 
 
-def foreign_content(place: Place) -> str | None:
+def foreign_content(place: TablePath) -> str | None:
     """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
     if place.is_file():
         return f"{place.uri} is a file, not a directory"
@@ -184,16 +184,16 @@ def foreign_content(place: Place) -> str | None:
     return f"{place.uri} holds files that are no Delta table" if others else None
 
 
-def _is_data(place: Place, name: str) -> bool:
+def _is_data(place: TablePath, name: str) -> bool:
     """Whether this is a data file, or the folder of a partition with nothing else in it."""
     files = place.names_below(name) if "=" in name else [name]
     return all(file.startswith("part-") and file.endswith(".parquet") for file in files)
 
 
 def commit(
-    place: Place,
+    place: TablePath,
     table: str,
-    before: Snapshot | None,
+    before: DeltaSnapshot | None,
     schema: pa.Schema,
     partition_by: Sequence[str],
     adds: Sequence[AddAction],
@@ -231,7 +231,7 @@ def commit(
                     commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
                 )
                 # On disk before the rows: a power cut may not take the columns alone.
-                Snapshot(place, table, _opened(place)).sync()
+                DeltaSnapshot(place, table, _opened(place)).sync()
                 failpoint.reach("delta.columns_added")
             if replace or not (added and alone):
                 before.handle.create_write_transaction(
@@ -259,7 +259,7 @@ def commit(
         if not lost:
             raise
         if batch is not None:
-            now = Snapshot.load(place, table)
+            now = DeltaSnapshot.load(place, table)
             if now is not None and now.has(batch):
                 raise OwnedError(
                     f"another runner wrote batch {batch.id} of pipeline {batch.pipeline}",
@@ -267,7 +267,7 @@ def commit(
                     fix="stop the other runner of this pipeline, or this one",
                 ) from error
         raise ConflictError(str(error)) from error
-    Snapshot(place, table, _opened(place)).sync()
+    DeltaSnapshot(place, table, _opened(place)).sync()
 
 
 # delta-rs raises most failures of a store as OSError; what is left begins with these words. Names of tables, columns
@@ -281,7 +281,7 @@ _EXISTS = re.compile(r"(?:Generic error: )?A (?:Delta Lake )?table already exist
 
 
 @contextmanager
-def reaching(place: Place, table: str) -> Iterator[None]:
+def reaching(place: TablePath, table: str) -> Iterator[None]:
     """Turns a full disk, a read-only one or an object store that does not answer into UnavailableError."""
     try:
         yield
@@ -306,7 +306,7 @@ def reaching(place: Place, table: str) -> Iterator[None]:
         ) from error
 
 
-def _unavailable(place: Place, table: str, reason: str) -> UnavailableError:
+def _unavailable(place: TablePath, table: str, reason: str) -> UnavailableError:
     way = "write access to," if place.is_local else "the network and storage_options for,"
     return UnavailableError(
         f"cannot use {place.uri}: {reason}",

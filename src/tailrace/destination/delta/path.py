@@ -53,7 +53,7 @@ def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
 
 
 @dataclass(frozen=True)
-class Place:
+class TablePath:
     """A table's directory: what delta-rs opens (`uri`) and where its files are (`base` on `files`)."""
 
     uri: str
@@ -63,7 +63,7 @@ class Place:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def of(cls, root: str, table: TableName, options: Mapping[str, str]) -> Place:
+    def of(cls, root: str, table: TableName, options: Mapping[str, str]) -> TablePath:
         """`options` are delta-rs's storage options, for an object store."""
         tail = f"{encode(table.schema)}/{encode(table.name)}"
         if "://" in root and not root.startswith("file://"):

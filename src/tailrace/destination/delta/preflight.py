@@ -11,9 +11,9 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tailrace.destination.delta.layout import Layout, delta_type
+from tailrace.destination.delta.layout import DeltaLayout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content, reaching
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.path import TablePath
 from tailrace.destination.part import LEAVE_OUT, METADATA
 from tailrace.errors import Finding
 from tailrace.option import nearest
@@ -23,7 +23,7 @@ _LITTLE_SPACE = 1 << 30
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
 
 
-def check(root: str, tables: Sequence[tuple[TableSchema, Place, Layout]]) -> list[Finding]:
+def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]]) -> list[Finding]:
     """Findings about the path and each table. Creates nothing."""
     findings = [] if "://" in root and not root.startswith("file://") else _look_at_path(root)
     if any(finding.level == "error" for finding in findings):
@@ -62,7 +62,7 @@ def _look_at_path(root: str) -> list[Finding]:
     return [Finding("ok", root, f"writable, {free >> 30} GiB free")]
 
 
-def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Finding]:
+def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) -> list[Finding]:
     name = str(table.table)
     problems: list[tuple[str, str]] = []
     for column in layout.partition_by:
@@ -100,7 +100,7 @@ def _look_at_table(table: TableSchema, place: Place, layout: Layout) -> list[Fin
     return findings or [Finding("ok", name, f"kept {'with its history ' if layout.history else ''}at {place.uri}")]
 
 
-def _foreign(place: Place) -> str | None:
+def _foreign(place: TablePath) -> str | None:
     if place.is_file():
         return foreign_content(place)
     try:

@@ -16,7 +16,7 @@ from tailrace.errors import SchemaChangedError
 
 
 @dataclass(frozen=True)
-class Reading:
+class ColumnReading:
     """What a file's columns have become since it was written.
 
     table      whose file it is, for errors
@@ -90,4 +90,4 @@ class Reading:
             ) from error
 
 
-AS_IS = Reading()
+AS_IS = ColumnReading()

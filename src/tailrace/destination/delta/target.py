@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from tailrace.destination.delta.file import DataFile
-from tailrace.destination.delta.index import FileKeys, Index, Wanted, keys_of
-from tailrace.destination.delta.layout import Layout
-from tailrace.destination.delta.path import Place
-from tailrace.destination.delta.reading import AS_IS, Reading
+from tailrace.destination.delta.index import FileKeys, Indexes, KeyProbe, keys_of
+from tailrace.destination.delta.layout import DeltaLayout
+from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.reading import AS_IS, ColumnReading
 
 
 @dataclass
-class Target:
+class DeltaTarget:
     """A table to be changed: its files of before the batch, and how its columns read.
 
     schema     the columns the table has after the batch (dropped ones included)
@@ -23,26 +23,26 @@ class Target:
     reading    how `files` read as rows of `schema`
     """
 
-    place: Place
-    layout: Layout
+    place: TablePath
+    layout: DeltaLayout
     schema: pa.Schema
     files: list[DataFile]
-    staged: list[tuple[DataFile, Reading]] = field(default_factory=list)
-    reading: Reading = AS_IS
+    staged: list[tuple[DataFile, ColumnReading]] = field(default_factory=list)
+    reading: ColumnReading = AS_IS
 
 
 @dataclass
 class Candidate:
     file: DataFile
-    reading: Reading = AS_IS
+    reading: ColumnReading = AS_IS
     staged: bool = False
     keys: FileKeys | None = None
-    dead: list[Index] = field(default_factory=list)
-    joining: Index | None = None
+    dead: list[Indexes] = field(default_factory=list)
+    joining: Indexes | None = None
 
 
 class Finder:
-    def __init__(self, target: Target, kinds: Mapping[str, pa.DataType]) -> None:
+    def __init__(self, target: DeltaTarget, kinds: Mapping[str, pa.DataType]) -> None:
         self.target = target
         self.kinds = kinds
 
@@ -51,7 +51,7 @@ class Finder:
             entry.keys = keys_of(self.target.place, entry.file, self.kinds, entry.reading)
         return entry.keys
 
-    def bury_all(self, candidates: list[Candidate], wanted: Wanted) -> None:
+    def bury_all(self, candidates: list[Candidate], wanted: KeyProbe) -> None:
         for entry in candidates:
             if wanted.may_hold(entry.file.low, entry.file.high):
                 rows, _ = self.keys(entry).match(wanted)
@@ -59,7 +59,7 @@ class Finder:
                     entry.dead.append(rows)
 
 
-def partition_kinds(target: Target, file: DataFile) -> dict[str, pa.DataType]:
+def partition_kinds(target: DeltaTarget, file: DataFile) -> dict[str, pa.DataType]:
     """The types of the columns a file is partitioned by."""
     names = target.schema.names
     return {name: target.schema.field(name).type if name in names else pa.string() for name in file.partition}

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from tailrace.destination.delta import copy
 from tailrace.destination.delta.file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
-from tailrace.destination.delta.log import ConflictError, Snapshot, commit
-from tailrace.destination.delta.path import Place
+from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit
+from tailrace.destination.delta.path import TablePath
 from tailrace.destination.delta.reading import AS_IS
 
 
@@ -41,9 +41,9 @@ _FULL = "full.json"
 _looked: dict[str, float] = {}
 
 
-def maintain(place: Place, table: str, compact: Compaction | None, vacuum: Vacuum | None) -> str | None:
+def maintain(place: TablePath, table: str, compact: Compaction | None, vacuum: Vacuum | None) -> str | None:
     """Do what is due. Cheap when nothing is: one look at the log."""
-    snapshot = Snapshot.load(place, table)
+    snapshot = DeltaSnapshot.load(place, table)
     if snapshot is None:
         return None
     files = snapshot.files()
@@ -54,7 +54,7 @@ def maintain(place: Place, table: str, compact: Compaction | None, vacuum: Vacuu
     return "; ".join(filter(None, done)) or None
 
 
-def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> str | None:
+def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: Compaction) -> str | None:
     limit = rows_per_file(total_rows(files))
     # What is small by these measures may be all that fits: wide rows fill a file by bytes that compress well.
     full = set(json.loads(snapshot.place.noted(_FULL) or "[]"))
@@ -104,7 +104,7 @@ def _compact(snapshot: Snapshot, files: list[DataFile], compact: Compaction) -> 
     return f"merged {len(merged)} files into {len(written)}"
 
 
-def _vacuum(snapshot: Snapshot, files: list[DataFile], vacuum: Vacuum) -> str | None:
+def _vacuum(snapshot: DeltaSnapshot, files: list[DataFile], vacuum: Vacuum) -> str | None:
     place, now = snapshot.place, time.time()
     retention = max(vacuum.retention_seconds, _HOUR)
     if now - _last_vacuum(snapshot) < vacuum.every_seconds:
@@ -127,7 +127,7 @@ def _vacuum(snapshot: Snapshot, files: list[DataFile], vacuum: Vacuum) -> str | 
     return f"deleted {len(gone)} files" if gone else None
 
 
-def _last_vacuum(snapshot: Snapshot) -> float:
+def _last_vacuum(snapshot: DeltaSnapshot) -> float:
     """When the table was vacuumed last, or else made. Kept with the table: a runner may live for one batch only."""
     noted = snapshot.place.noted(_NOTE)
     if noted is not None:

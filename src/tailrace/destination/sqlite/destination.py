@@ -13,21 +13,21 @@ import pyarrow as pa
 
 from tailrace.change import Changes
 from tailrace.collapse import Collapsed, collapse
-from tailrace.destination import Batch, Direct, Refetch, Staged, Written
-from tailrace.destination.part import METADATA, early, now, parts, require_unwritten
+from tailrace.destination import Batch, DirectCommitter, Refetch, Staged, Written
+from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
 from tailrace.destination.sqlite import preflight, register, stage
 from tailrace.destination.sqlite.evolution import plan, succeed
 from tailrace.destination.sqlite.file import opened, reaching, transaction
-from tailrace.destination.sqlite.layout import Layout
+from tailrace.destination.sqlite.layout import SqliteLayout
 from tailrace.destination.sqlite.merge import append, merge
 from tailrace.destination.sqlite.name import file_name, quote
 from tailrace.destination.sqlite.register import SHADOW
-from tailrace.destination.sqlite.target import Target, has_rows
+from tailrace.destination.sqlite.target import SqliteTarget, has_rows
 from tailrace.errors import Finding, OwnedError
 from tailrace.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
-    from tailrace.destination.sqlite.option import SqliteOptions
+    from tailrace.destination.sqlite.option import SqliteDestinationOptions
 
 PART_BYTES = 64 << 20
 """How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
@@ -60,7 +60,7 @@ class SqliteDestination:
     lock_timeout_seconds: float = 60.0
 
     @classmethod
-    def from_options(cls, options: SqliteOptions, *, name: str) -> SqliteDestination:
+    def from_options(cls, options: SqliteDestinationOptions, *, name: str) -> SqliteDestination:
         return cls(str(options.path), options.deletes, options.metadata, float(options.lock_timeout))
 
     @property
@@ -118,7 +118,7 @@ class SqliteDestination:
                     )
                 target, is_shadow = _target(self._file, connection, layout, batch, starts, completes or bool(staged))
                 if is_shadow and first and not completes:
-                    raise early(table.table)
+                    raise early_changes_error(table.table)
                 at = now()
                 written = Written(upserts=append(target, stage.read(self._file, staged), at))
                 while first:
@@ -169,28 +169,28 @@ class SqliteDestination:
                     done.append(f"cut a write-ahead log of {size >> 20} MiB")
         return "; ".join(done) or None
 
-    def delivering(self) -> AbstractContextManager[Direct]:
-        return nullcontext(Direct())
+    def committer(self) -> AbstractContextManager[DirectCommitter]:
+        return nullcontext(DirectCommitter())
 
     def shutdown(self) -> None:
         """Nothing is open between calls."""
 
-    def _layout(self, table: TableSchema) -> Layout:
+    def _layout(self, table: TableSchema) -> SqliteLayout:
         metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
-        return Layout(table, metadata, self.deletes == "soft")
+        return SqliteLayout(table, metadata, self.deletes == "soft")
 
     def _work(self, part: list[Changes], table: TableSchema) -> Collapsed | list[Changes]:
         return collapse(part, table, keep_deleted=self.deletes == "soft") if table.key else part
 
 
-def _evolves(connection: sqlite3.Connection, layout: Layout) -> bool:
+def _evolves(connection: sqlite3.Connection, layout: SqliteLayout) -> bool:
     now = register.kept(connection, layout.table.table)
     return now is not None and plan(now, layout.table).changes(now)
 
 
 def _target(
-    file: Path, connection: sqlite3.Connection, layout: Layout, batch: Batch, starts: bool, copies: bool
-) -> tuple[Target, bool]:
+    file: Path, connection: sqlite3.Connection, layout: SqliteLayout, batch: Batch, starts: bool, copies: bool
+) -> tuple[SqliteTarget, bool]:
     """The table that the batch writes to, with its columns in order, and whether it is to take the place of another."""
     table = layout.table.table
     name = file_name(table)
@@ -200,23 +200,23 @@ def _target(
         connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
         register.forget_copy(connection, table)
         if now is None:
-            return Target.created(connection, name, layout), False
-        shadow = Target.created(connection, SHADOW + name, layout)
+            return SqliteTarget.created(connection, name, layout), False
+        shadow = SqliteTarget.created(connection, SHADOW + name, layout)
         if has_rows(connection, name):
             return shadow, True
         succeed(connection, SHADOW + name, name)
         shadow.name = name
         return shadow, False
     if copy is not None and copy.pipeline == batch.pipeline and copies:
-        return Target.evolved(connection, SHADOW + name, copy.kept, layout), True
+        return SqliteTarget.evolved(connection, SHADOW + name, copy.kept, layout), True
     if now is None:
         require_unwritten(layout.table, batch, str(file))
-        return Target.created(connection, name, layout), False
-    return Target.evolved(connection, name, now, layout), False
+        return SqliteTarget.created(connection, name, layout), False
+    return SqliteTarget.evolved(connection, name, now, layout), False
 
 
 def _apply(
-    target: Target, work: Collapsed | list[Changes], now: pa.TimestampScalar, refetch: Refetch | None
+    target: SqliteTarget, work: Collapsed | list[Changes], now: pa.TimestampScalar, refetch: Refetch | None
 ) -> Written:
     if isinstance(work, Collapsed):
         return merge(target, work, now, refetch)

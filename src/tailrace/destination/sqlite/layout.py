@@ -23,7 +23,7 @@ from tailrace.plaintext import text_of
 from tailrace.schema import TableSchema
 
 OWN = (POSITION, OP, COMMITTED_AT, DELETED_AT, EXACT)
-Columns = list[list[Any]]
+ColumnValues = list[list[Any]]
 """Rows for the driver, column by column."""
 
 
@@ -43,7 +43,7 @@ def create_sql(name: str, kept: TableSchema, own: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Layout:
+class SqliteLayout:
     """How one table is kept: the version it has after the batch, and the columns that are added for people."""
 
     table: TableSchema
@@ -58,14 +58,14 @@ class Layout:
         names = tuple(field.name for name, field in METADATA.items() if name in wanted)
         return (*names, DELETED_AT) if keyed and self.keeps_deleted else names
 
-    def rows(self, columns: Sequence[Any], marks: Marks, kept: TableSchema, now: pa.TimestampScalar) -> Columns:
+    def rows(self, columns: Sequence[Any], marks: Marks, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
         """The upstream's columns (in `table` order), tailrace's own, and the texts of unfit values at last.
 
         Raises UnfitError for a key that SQLite could not find again.
         """
         name = str(self.table.table)
         exact: list[str | None] = marks.exact.to_pylist()
-        found: Columns = []
+        found: ColumnValues = []
         for column, values in zip(self.table.columns, columns, strict=True):
             nan = nan_mask(values)
             if column.name in self.table.key and (nan is not None or values.null_count):
@@ -83,7 +83,7 @@ class Layout:
         }
         return [*found, *(own[column]() for column in self.own), exact]
 
-    def rows_of(self, changes: Changes, kept: TableSchema, now: pa.TimestampScalar) -> Columns:
+    def rows_of(self, changes: Changes, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
         """The changes themselves as rows, uncollapsed."""
         return self.rows(changes.row.flatten(), Marks.of(changes), kept, now)
 

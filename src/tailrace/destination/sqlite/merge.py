@@ -16,8 +16,8 @@ from tailrace.change import EXACT, Changes, Op, Position, op_names, position_tex
 from tailrace.collapse import Collapsed, Marks, fit
 from tailrace.destination import Refetch, Written
 from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
-from tailrace.destination.sqlite.layout import Columns, instants, merged_exact
-from tailrace.destination.sqlite.target import Target
+from tailrace.destination.sqlite.layout import ColumnValues, instants, merged_exact
+from tailrace.destination.sqlite.target import SqliteTarget
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
 
@@ -28,7 +28,7 @@ Old = dict[int, tuple[Any, ...]]
 """By row of a collapsed batch, the values it needs from the row it changes, in the order they are asked for."""
 
 
-def append(target: Target, chunks: Iterable[Changes], now: pa.TimestampScalar) -> int:
+def append(target: SqliteTarget, chunks: Iterable[Changes], now: pa.TimestampScalar) -> int:
     """Write whole rows in their order, copied ones or those of a log; says how many."""
     count = 0
     for chunk in chunks:
@@ -40,7 +40,7 @@ def append(target: Target, chunks: Iterable[Changes], now: pa.TimestampScalar) -
     return count
 
 
-def merge(target: Target, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Written:
+def merge(target: SqliteTarget, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Written:
     """Apply the last change of each key.
 
     Rows that lack values get those of the row they change, as it was before the batch; if there is none, those that the
@@ -90,7 +90,7 @@ class _Gaps:
         names = [collapsed.table.columns[at].name for at in places]
         return cls(places, names, mask, collapsed.incomplete, collapsed.lookup, {})
 
-    def look_up(self, target: Target, collapsed: Collapsed) -> None:
+    def look_up(self, target: SqliteTarget, collapsed: Collapsed) -> None:
         """Find values in the table as it is."""
         known = np.asarray(pc.is_valid(self.keys.column(0)).to_numpy(), bool)
         if collapsed.truncated or not known.any():
@@ -99,7 +99,7 @@ class _Gaps:
         self.old = target.find(self.rows[known].tolist(), self.keys.filter(pa.array(known)), asked)
 
     def fetch(
-        self, target: Target, collapsed: Collapsed, wanted: npt.NDArray[np.bool_], refetch: Refetch | None
+        self, target: SqliteTarget, collapsed: Collapsed, wanted: npt.NDArray[np.bool_], refetch: Refetch | None
     ) -> None:
         """Ask the upstream for the values of rows that are not in the table; those it lacks too are not wanted."""
         lost = np.array([row for row in self.rows.tolist() if row not in self.old], np.int64)
@@ -122,7 +122,7 @@ class _Gaps:
             values = [*values, found.column(EXACT).to_pylist()]
         self.old |= dict(zip(lost[at >= 0].tolist(), zip(*values, strict=True), strict=True))
 
-    def fill(self, columns: Columns, start: int) -> None:
+    def fill(self, columns: ColumnValues, start: int) -> None:
         """Put the values found into the slice of rows that begins at `start`."""
         exact = columns[-1]
         low, high = np.searchsorted(self.rows, [start, start + SLICE_ROWS])

@@ -9,7 +9,7 @@ from pydantic import Field
 from tailrace.option import Duration, FilePath, TypedOptions
 
 
-class SqliteOptions(TypedOptions):
+class SqliteDestinationOptions(TypedOptions):
     """A replica in one SQLite file."""
 
     type: Literal["sqlite"]

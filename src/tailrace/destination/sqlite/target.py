@@ -14,31 +14,31 @@ import pyarrow as pa
 from tailrace.change import EXACT
 from tailrace.destination.part import DELETED_AT
 from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
-from tailrace.destination.sqlite.layout import OWN, Columns, Layout, as_kept, create_sql, noted
+from tailrace.destination.sqlite.layout import OWN, ColumnValues, SqliteLayout, as_kept, create_sql, noted
 from tailrace.destination.sqlite.name import listed, quote
 from tailrace.destination.sqlite.value import declared, encode
 from tailrace.schema import TableSchema
 
 
 @dataclass
-class Target:
+class SqliteTarget:
     """A table inside the transaction of its batch: its name in the file, the columns kept there, the layout of rows."""
 
     connection: sqlite3.Connection
     name: str
     kept: TableSchema
-    layout: Layout
+    layout: SqliteLayout
     own: list[str] = field(default_factory=list)
 
     @classmethod
-    def created(cls, connection: sqlite3.Connection, name: str, layout: Layout) -> Target:
+    def created(cls, connection: sqlite3.Connection, name: str, layout: SqliteLayout) -> SqliteTarget:
         """A new table."""
         kept = as_kept(layout.table)
         connection.execute(create_sql(name, kept, layout.own))
         return cls(connection, name, kept, layout, list(layout.own))
 
     @classmethod
-    def evolved(cls, connection: sqlite3.Connection, name: str, now: TableSchema, layout: Layout) -> Target:
+    def evolved(cls, connection: sqlite3.Connection, name: str, now: TableSchema, layout: SqliteLayout) -> SqliteTarget:
         """The table that is there, with the columns of the layout. Raises SchemaChangedError where there is no way."""
         present = {row[1] for row in connection.execute(f"PRAGMA table_info({quote(name)})")}
         own = [column for column in OWN if column in present]
@@ -66,7 +66,7 @@ class Target:
             self.connection.create_function("tailrace_noted", 1, lambda text: noted(text, unfit), deterministic=True)
             self.connection.execute(f"UPDATE {quote(self.name)} SET {EXACT} = tailrace_noted({EXACT})")  # noqa: S608
 
-    def put(self, columns: Columns, wanted: Sequence[bool] | None = None) -> int:
+    def put(self, columns: ColumnValues, wanted: Sequence[bool] | None = None) -> int:
         """Write rows, as `Layout.rows` gives them, over those of their keys; only those wanted. Says how many."""
         *values, exact = columns
         if any(exact):
@@ -120,7 +120,7 @@ class Target:
         )
         return {number: tuple(values) for number, *values in found}
 
-    def encoded(self, rows: pa.Table) -> Columns:
+    def encoded(self, rows: pa.Table) -> ColumnValues:
         """Some of the upstream's columns as the file keeps them."""
         name = str(self.layout.table.table)
         return [encode(rows.column(c), self.kept.column(c).type, c, name) for c in rows.column_names]

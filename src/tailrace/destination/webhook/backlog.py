@@ -41,7 +41,7 @@ class Parcel:
     watermarks: dict[str, Position]
 
 
-class Rows:
+class QueuedRows:
     """Rows of one frame as columns, to be compared with watermarks all at once."""
 
     def __init__(self, table: pa.Table) -> None:
@@ -84,7 +84,7 @@ class Rows:
 class _Piece:
     """A frame, and how much of it was taken."""
 
-    def __init__(self, before: Position, last: Position, rows: Rows, due: npt.NDArray[np.int64]) -> None:
+    def __init__(self, before: Position, last: Position, rows: QueuedRows, due: npt.NDArray[np.int64]) -> None:
         self.before = before
         self.last = last
         self.rows = rows
@@ -157,7 +157,7 @@ class Backlog:
             return
         limit = max(_READ_EVENTS, _READ_REQUESTS * self._max_events)
         for last, table in self._reader.read(frame_of(self._end), limit):
-            rows = Rows(table)
+            rows = QueuedRows(table)
             self._pieces.append(_Piece(self._end, last, rows, rows.due(self._watermarks)))
             self._end = last
 

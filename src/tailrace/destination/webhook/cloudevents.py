@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from tailrace.change import Changes, op_names, position_texts
 from tailrace.destination.webhook.event import join_texts, member
-from tailrace.destination.webhook.image import Told, tell
+from tailrace.destination.webhook.image import EventImages, build_images
 from tailrace.destination.webhook.writer import EventWriter
 
 _WRITER = EventWriter()
@@ -24,7 +24,7 @@ class CloudEventsFormat:
     content_type = "application/cloudevents-batch+json"
 
     def encode(self, changes: Changes, *, source: str) -> pa.RecordBatch:
-        told = tell(changes, _WRITER, joins=True)
+        told = build_images(changes, _WRITER, joins=True)
         ids = told.ids(source)
         texts = pc.binary_join_element_wise(
             '{"specversion":"1.0","id":',
@@ -49,14 +49,14 @@ class CloudEventsFormat:
             "}}",
             "",
         )
-        return told.queued(ids, texts)
+        return told.to_queue(ids, texts)
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         """Who sent them is no part of these events."""
         return b"[" + join_texts(events.column("event"), ",") + b"]"
 
 
-def _unchanged(told: Told) -> pa.Array[Any]:
+def _unchanged(told: EventImages) -> pa.Array[Any]:
     """The names of columns that were not sent, as a list. There are few distinct ones, each is written once."""
     encoded = told.column("unchanged").dictionary_encode()
     names = told.changes.table.row_type.names

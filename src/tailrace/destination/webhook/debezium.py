@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op, position_texts
 from tailrace.destination.webhook.event import join_texts
-from tailrace.destination.webhook.image import Told, second_halves, tell
+from tailrace.destination.webhook.image import EventImages, build_images, second_halves
 from tailrace.destination.webhook.writer import EventWriter
 
 _WRITER = EventWriter()
@@ -29,7 +29,7 @@ class DebeziumFormat:
     content_type = "application/json"
 
     def encode(self, changes: Changes, *, source: str) -> pa.RecordBatch:
-        told = tell(changes, _WRITER, joins=False, placeholder=_UNAVAILABLE)
+        told = build_images(changes, _WRITER, joins=False, placeholder=_UNAVAILABLE)
         ids = told.ids(source)
         table = changes.table.table
         milliseconds = _milliseconds(told)
@@ -59,20 +59,20 @@ class DebeziumFormat:
             "}",
             "",
         )
-        return told.queued(ids, texts)
+        return told.to_queue(ids, texts)
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         """Who sent them is no part of these events."""
         return b"[" + join_texts(events.column("event"), ",") + b"]"
 
 
-def _milliseconds(told: Told) -> pa.Array[Any]:
+def _milliseconds(told: EventImages) -> pa.Array[Any]:
     """The time of the commit. Not that of the encoding: the same event is the same text whenever it is made."""
     at = pc.floor_temporal(told.column("committed_at"), unit="millisecond")
     return _WRITER.value(at.cast(pa.timestamp("ms", "UTC")).cast(pa.int64()))
 
 
-def _headers(told: Told) -> pa.Array[Any]:
+def _headers(told: EventImages) -> pa.Array[Any]:
     halves = np.searchsorted(told.place, second_halves(told.changes))
     if not len(halves):
         return pa.repeat("", len(told.place))

@@ -24,7 +24,7 @@ from tailrace.failpoint import reach
 _log = logging.getLogger(__name__)
 
 
-class Delivery:
+class EventDelivery:
     """Takes the events of one request after the other to the endpoint. Used by one thread; `abort` by any."""
 
     def __init__(self, options: SenderOptions, report: Report) -> None:

@@ -123,11 +123,11 @@ class WebhookDestination:
         return None
 
     @contextmanager
-    def delivering(self) -> Iterator[WebhookDelivery]:
+    def committer(self) -> Iterator[WebhookCommitter]:
         folder = Path(self.queue)
         queue = QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes)
         with queue as writer, self.start_sender() as sender:
-            yield WebhookDelivery(folder, writer, self._stage, sender)
+            yield WebhookCommitter(folder, writer, self._stage, sender)
 
     def start_sender(self) -> Child:
         """The process that sends, while this node has the lease."""
@@ -148,7 +148,7 @@ class WebhookDestination:
         return self._format.encode(changes, source=self.pipeline)
 
 
-class WebhookDelivery:
+class WebhookCommitter:
     """The driver's part: batches into the queue, and a look at the sender."""
 
     def __init__(self, folder: Path, writer: QueueWriter, stage: Stage, sender: Child) -> None:
@@ -161,8 +161,8 @@ class WebhookDelivery:
         self._began = time.time()
 
     @contextmanager
-    def taking(self, batch: Batch) -> Iterator[None]:
-        self.tend()
+    def batch(self, batch: Batch) -> Iterator[None]:
+        self.poll()
         self._writer.require_room()
         # What is there is of attempts and tasks that failed; they may be many, and nobody else would ever remove it.
         self._stage.clear()
@@ -172,7 +172,7 @@ class WebhookDelivery:
         self._writer.append(batch, chain(level, self._stage.gather(batch, tables)), tables)
         self._stage.clear()
 
-    def tend(self) -> None:
+    def poll(self) -> None:
         try:
             self._sender.require_alive()
         except UnavailableError as error:
@@ -196,14 +196,14 @@ class WebhookDelivery:
                 reached = self._levels.popleft()[1]
         return [] if reached is None else [markers([(EVERY, reached)])]
 
-    def drain(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def drain(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         with closing(QueueReader(self._folder)) as reader:
-            self._drain(reader, is_told)
+            self._drain(reader, should_stop)
 
-    def _drain(self, reader: QueueReader, is_told: Callable[[], bool]) -> None:
+    def _drain(self, reader: QueueReader, should_stop: Callable[[], bool]) -> None:
         head, seen, since = reader.head, None, time.monotonic()
-        while not is_told():
-            self.tend()
+        while not should_stop():
+            self.poll()
             status = read_status(self._folder, STATUS)
             if status.get("at", 0) < self._began:
                 status = {}  # what the sender of another run said

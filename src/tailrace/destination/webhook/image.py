@@ -18,12 +18,12 @@ from tailrace.destination.webhook.writer import EventWriter
 from tailrace.digest import row_digests
 from tailrace.errors import TableError
 
-Places = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 _Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Told:
+class EventImages:
     """The events of some changes, in their order; the columns have a value for each event.
 
     place            which of the changes it is; of a changed key that is told as one update, the second half
@@ -34,8 +34,8 @@ class Told:
     """
 
     changes: Changes
-    place: Places
-    old_place: Places
+    place: Indexes
+    old_place: Indexes
     op: npt.NDArray[np.int8]
     before: pa.Array[Any]
     after: pa.Array[Any]
@@ -62,7 +62,7 @@ class Told:
             prefix = pc.if_else(pa.array(copied), f"{prefix}read:", prefix)
         return pc.binary_join_element_wise(prefix, position_texts(commit, ordinal), "")
 
-    def queued(self, ids: pa.Array[Any], texts: pa.Array[Any]) -> pa.RecordBatch:
+    def to_queue(self, ids: pa.Array[Any], texts: pa.Array[Any]) -> pa.RecordBatch:
         """The events as rows of the queue."""
         count = len(self.place)
         return pa.RecordBatch.from_arrays(
@@ -80,14 +80,14 @@ class Told:
         )
 
 
-def tell(
+def build_images(
     changes: Changes,
     writer: EventWriter,
     *,
     joins: bool,
     names: Sequence[str] | None = None,
     placeholder: str | None = None,
-) -> Told:
+) -> EventImages:
     """The events of the changes. With `joins`, the two halves of a changed key are one update.
 
     An image has the columns `names`, in that order; all by default. Those that the upstream did not send are left out,
@@ -114,7 +114,7 @@ def tell(
     old, new = images.old(), images.new(placeholder)
     key = images.key()
     origin = old_place[place]
-    return Told(
+    return EventImages(
         changes,
         place,
         origin,
@@ -126,7 +126,7 @@ def tell(
     )
 
 
-def second_halves(changes: Changes) -> Places:
+def second_halves(changes: Changes) -> Indexes:
     """The places of inserts that make one changed key with the delete right before them."""
     op, commit, ordinal = (changes.numpy(name) for name in ("op", "commit", "ordinal"))
     return 1 + np.flatnonzero(
@@ -138,7 +138,7 @@ def second_halves(changes: Changes) -> Places:
     )
 
 
-def _row_digests(changes: Changes) -> Places:
+def _row_digests(changes: Changes) -> Indexes:
     """A number for each row that stays the same however the table is cut into chunks; without a key, nearly so."""
     columns = dict(zip(changes.table.row_type.names, changes.row.flatten(), strict=True))
     if changes.table.key:
@@ -229,7 +229,7 @@ def _where(mask: _Mask, text: pa.Array[Any]) -> pa.Array[Any]:
     return text if mask.all() else pc.if_else(pa.array(mask), text, None)
 
 
-def _spread(text: pa.Array[Any], places: Places, count: int) -> pa.Array[Any]:
+def _spread(text: pa.Array[Any], places: Indexes, count: int) -> pa.Array[Any]:
     """The texts at their places, null elsewhere."""
     index = np.full(count, -1)
     index[places] = np.arange(len(places))

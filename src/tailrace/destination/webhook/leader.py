@@ -17,7 +17,7 @@ from pathlib import Path
 from tailrace.change import START, Position
 from tailrace.errors import OwnedError
 from tailrace.state.address import SCHEMA, is_folder
-from tailrace.state.engine import Cursor, Engine, Row
+from tailrace.state.engine import Row, StateCursor, StateDatabase
 from tailrace.state.lock import Owner
 from tailrace.state.row import text_of, time_of
 
@@ -30,7 +30,7 @@ def elapsed() -> float:
 
 
 @dataclass(frozen=True)
-class Standing:
+class LeaderState:
     """What a new leader has to know.
 
     `place` is up to where its own queue is delivered. `watermarks` tell what other nodes delivered since, by table;
@@ -49,7 +49,7 @@ class Leadership:
     """
 
     def __init__(
-        self, engine: Engine, pipeline: str, *, node: str, queue: str, seconds: float, owner: Owner | None = None
+        self, engine: StateDatabase, pipeline: str, *, node: str, queue: str, seconds: float, owner: Owner | None = None
     ) -> None:
         self._engine = engine
         self._pipeline = pipeline
@@ -70,7 +70,7 @@ class Leadership:
         """Whether the lease lasts for certain. Asks nobody: made to be called right before each request."""
         return self._epoch is not None and elapsed() < self._until
 
-    def claim(self) -> Standing | None:
+    def claim(self) -> LeaderState | None:
         """Take the lease; None while another node has it. A dead process of this machine is not waited for."""
         with self._lock:
             asked = elapsed()
@@ -105,7 +105,7 @@ class Leadership:
                 )
                 marks = {} if lease["writer"] == self._queue else _marks(self._run(cursor, _WATERMARKS))
             self._epoch, self._until = epoch, asked + self._seconds
-            return Standing(epoch, Position.parse(places[0]["place"]) if places else START, marks)
+            return LeaderState(epoch, Position.parse(places[0]["place"]) if places else START, marks)
 
     def renew(self) -> bool:
         """Another so many seconds from now; False when another node leads, and this one does not any more."""
@@ -201,7 +201,7 @@ class Leadership:
         with self._lock:
             self._engine.close()
 
-    def _put_place(self, cursor: Cursor, place: Position, at: str) -> None:
+    def _put_place(self, cursor: StateCursor, place: Position, at: str) -> None:
         self._run(
             cursor,
             "INSERT INTO sender_queue (pipeline, queue, node, place, at)"
@@ -214,14 +214,14 @@ class Leadership:
             at=at,
         )
 
-    def _is_ours(self, cursor: Cursor) -> bool:
+    def _is_ours(self, cursor: StateCursor) -> bool:
         return self._epoch is not None and int(self._lease(cursor)["epoch"]) == self._epoch
 
-    def _lease(self, cursor: Cursor) -> Row:
+    def _lease(self, cursor: StateCursor) -> Row:
         rows = self._run(cursor, _LEASE + self._engine.locking)
         return rows[0] if rows else {"epoch": -1}
 
-    def _run(self, cursor: Cursor, statement: str, **values: object) -> list[Row]:
+    def _run(self, cursor: StateCursor, statement: str, **values: object) -> list[Row]:
         return cursor.run(statement, {"pipeline": self._pipeline, **values})
 
     def _read(self, statement: str) -> list[Row]:
@@ -243,12 +243,12 @@ def _holder(lease: Row) -> Owner | None:
     return Owner(lease["owner_pid"], lease["owner_host"], time_of(lease["owner_started"]), lease["owner_machine"] or "")
 
 
-def open_engine(lease: str) -> Engine:
+def open_engine(lease: str) -> StateDatabase:
     """The shared store: a folder with a SQLite file on one machine, a Postgres DSN across machines."""
     if is_folder(lease):
-        from tailrace.state.sqlite import SqliteEngine
+        from tailrace.state.sqlite import SqliteStateDatabase
 
-        return SqliteEngine.open_writing(Path(lease))
-    from tailrace.state.postgres import PostgresEngine
+        return SqliteStateDatabase.open_writing(Path(lease))
+    from tailrace.state.postgres import PostgresStateDatabase
 
-    return PostgresEngine.open_writing(lease, SCHEMA)
+    return PostgresStateDatabase.open_writing(lease, SCHEMA)

@@ -10,9 +10,9 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
 from tailrace.destination.webhook.signature import key_of
-from tailrace.destination.webhook.target import Target
+from tailrace.destination.webhook.target import WebhookTarget
 from tailrace.errors import ConfigError
-from tailrace.option import Dsn, Duration, FilePath, Options, Place, Secret, Size, TypedOptions, resolve_path
+from tailrace.option import Dsn, Duration, FilePath, OptionContext, Options, Secret, Size, TypedOptions, resolve_path
 from tailrace.state.address import is_folder
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
@@ -31,21 +31,23 @@ class WebhookUrl(Secret):
         text = url.reveal().strip()
         # Who only looks at the file, and connects to nothing, has it with its variables unset.
         if text != "stdout" and not _VARIABLE.search(text):
-            Target.of(text)
+            WebhookTarget.of(text)
         return cls(text)
 
     @property
     def masked(self) -> str:
-        return self._text if self._text == "stdout" or _VARIABLE.search(self._text) else Target.of(self._text).shown
+        return (
+            self._text if self._text == "stdout" or _VARIABLE.search(self._text) else WebhookTarget.of(self._text).shown
+        )
 
 
 def _queue_path(value: object, info: ValidationInfo) -> object:
-    return Place.of(info).state / "queue" if value is None else value
+    return OptionContext.of(info).state / "queue" if value is None else value
 
 
 def _lease(value: object, info: ValidationInfo) -> object:
     if value is None:
-        return Dsn(str(Place.of(info).state))
+        return Dsn(str(OptionContext.of(info).state))
     if isinstance(value, str) and value.strip() and is_folder(value):
         return Dsn(str(resolve_path(Path(value), info)))
     return value
@@ -79,7 +81,7 @@ def _as_list(value: object) -> object:
     return value if isinstance(value, list | tuple) else [value]
 
 
-class BatchOptions(Options):
+class EventBatchOptions(Options):
     """How many events one request holds."""
 
     max_events: int = Field(default=100, ge=1, le=100_000, description="no more than these in one request")
@@ -108,7 +110,7 @@ class RetryOptions(Options):
         return self
 
 
-class TlsOptions(Options):
+class WebhookTlsOptions(Options):
     """Whom to trust and who we are. There is no way to trust everybody."""
 
     ca: FilePath | None = Field(default=None, description="authorities to trust, in PEM; default: the system's")
@@ -158,10 +160,10 @@ class WebhookOptions(TypedOptions):
     copied_rows: bool = Field(
         default=True, description="send the rows of a copy as events; false: only what changes from then on"
     )
-    batch: BatchOptions = Field(default_factory=BatchOptions)
+    batch: EventBatchOptions = Field(default_factory=EventBatchOptions)
     retry: RetryOptions = Field(default_factory=RetryOptions)
     timeout: Duration = Field(default=5.0, gt=0, description="how long one request may take, answer included")
-    tls: TlsOptions = Field(default_factory=TlsOptions)
+    tls: WebhookTlsOptions = Field(default_factory=WebhookTlsOptions)
     leader: LeaderOptions = Field(default_factory=dict, validate_default=True)
     headers: Annotated[dict[str, Secret], AfterValidator(_headers)] = Field(
         default={}, description="more headers for each request, such as Authorization"

@@ -17,7 +17,7 @@ _SPREAD = 0.25
 
 
 @dataclass(frozen=True)
-class Schedule:
+class RetrySchedule:
     """The pauses between attempts. `limit` is how many attempts a request gets before it is dropped; None: no end."""
 
     policy: Policy = "exponential"

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tailrace.change import Changes, Op, op_names
 from tailrace.destination.webhook.event import join_texts, member
-from tailrace.destination.webhook.image import Told, tell
+from tailrace.destination.webhook.image import EventImages, build_images
 from tailrace.destination.webhook.writer import GoWriter
 from tailrace.schema import TableSchema
 
@@ -32,7 +32,7 @@ class RqliteFormat:
         shown = _shown_row_id(changes.table)
         row_id = shown or _key_row_id(changes.table)
         names = sorted(column.name for column in changes.table.columns if column.name != shown)
-        told = tell(changes, _WRITER, joins=True, names=names)
+        told = build_images(changes, _WRITER, joins=True, names=names)
         op = np.where(told.op == Op.READ, np.int8(Op.INSERT), told.op)
         texts = pc.binary_join_element_wise(
             '{"op":"',
@@ -44,7 +44,7 @@ class RqliteFormat:
             "}",
             "",
         )
-        return told.queued(told.ids(source), texts)
+        return told.to_queue(told.ids(source), texts)
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         commit = events.column("commit").to_numpy()
@@ -92,7 +92,7 @@ def _key_row_id(table: TableSchema) -> str | None:
     return table.key[0]
 
 
-def _row_ids(told: Told, column: str | None) -> list[Any]:
+def _row_ids(told: EventImages, column: str | None) -> list[Any]:
     """`new_row_id` and `old_row_id`, each where an event has it. rqlite leaves out 0, and so do we."""
     if column is None:
         return []

@@ -14,9 +14,9 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from tailrace.change import START, Position
-from tailrace.destination.webhook.backlog import Backlog, Parcel, Rows, frame_of, merge, watermark_of
-from tailrace.destination.webhook.delivery import Delivery
-from tailrace.destination.webhook.leader import Leadership, Standing, open_engine
+from tailrace.destination.webhook.backlog import Backlog, Parcel, QueuedRows, frame_of, merge, watermark_of
+from tailrace.destination.webhook.delivery import EventDelivery
+from tailrace.destination.webhook.leader import Leadership, LeaderState, open_engine
 from tailrace.destination.webhook.ownership import claim_queue, queue_id
 from tailrace.destination.webhook.queue import QueueReader
 from tailrace.destination.webhook.report import Report
@@ -51,7 +51,7 @@ class Sender:
             failing.callback(self._closing.close)
             self._report = Report(self._folder, options.node_id)
             self._closing.callback(self._report.close)
-            self._delivery = Delivery(options, self._report)
+            self._delivery = EventDelivery(options, self._report)
             self._closing.callback(self._delivery.close)
             self._reader = QueueReader(self._folder)
             self._closing.callback(self._reader.close)
@@ -125,7 +125,7 @@ class Sender:
         except UnavailableError as error:
             self._wait_for_store(error)
 
-    def _lead(self, leadership: Leadership, standing: Standing) -> None:
+    def _lead(self, leadership: Leadership, standing: LeaderState) -> None:
         """Send while the lease lasts."""
         self._report.leads(standing.epoch)
         _log.info("this node sends the events of %s now, in epoch %d", self._options.pipeline, standing.epoch)
@@ -164,7 +164,7 @@ class Sender:
                 self._pause(POLL_SECONDS)
             self._store(leadership)
 
-    def _begin(self, standing: Standing) -> None:
+    def _begin(self, standing: LeaderState) -> None:
         """Where to read on: behind everything that is known to be delivered from this queue."""
         head = self._reader.head
         stored = standing.place
@@ -222,7 +222,7 @@ class Sender:
             frames = self._reader.read(frame_of(self._place), FOLLOWED_EVENTS)
             self._blocked = None
             for last, table in frames:
-                rows = Rows(table)
+                rows = QueuedRows(table)
                 due = rows.due(watermarks)
                 if len(due := due[due >= self._place.ordinal]):
                     self._blocked = rows.at(int(due[0]))

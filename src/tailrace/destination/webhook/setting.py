@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from tailrace.destination.webhook.option import WebhookOptions
-from tailrace.destination.webhook.retry import Schedule
-from tailrace.destination.webhook.target import Target
-from tailrace.destination.webhook.transport import Route, Tls, open_transport, scheme_of
+from tailrace.destination.webhook.retry import RetrySchedule
+from tailrace.destination.webhook.target import WebhookTarget
+from tailrace.destination.webhook.transport import Route, WebhookTls, open_transport, scheme_of
 from tailrace.errors import Finding, TailraceError, UnavailableError
 
 
@@ -22,7 +22,7 @@ class SenderOptions:
     pipeline: str
     queue: str
     route: Route = field(repr=False)
-    schedule: Schedule = field(default_factory=Schedule)
+    schedule: RetrySchedule = field(default_factory=RetrySchedule)
     format: str = "cloudevents"
     max_events: int = 100
     max_bytes: int = 1_000_000
@@ -45,10 +45,10 @@ class SenderOptions:
             route=Route(
                 url=options.url.reveal(),
                 timeout_seconds=options.timeout,
-                tls=Tls(_text(tls.ca), _text(tls.cert), _text(tls.key), tls.server_name),
+                tls=WebhookTls(_text(tls.ca), _text(tls.cert), _text(tls.key), tls.server_name),
                 allow_private=options.allow_private,
             ),
-            schedule=Schedule(retry.policy, retry.min, retry.max, retry.limit),
+            schedule=RetrySchedule(retry.policy, retry.min, retry.max, retry.limit),
             format=options.format,
             max_events=options.batch.max_events,
             max_bytes=options.batch.max_bytes,
@@ -65,14 +65,14 @@ class SenderOptions:
     @property
     def shown_url(self) -> str:
         """What may be shown of the endpoint."""
-        return self.route.url if scheme_of(self.route.url) == "stdout" else Target.of(self.route.url).shown
+        return self.route.url if scheme_of(self.route.url) == "stdout" else WebhookTarget.of(self.route.url).shown
 
     def check(self) -> list[Finding]:
         """Look whether the endpoint may be spoken to. Nothing is sent."""
         try:
             open_transport(self.route).close()
             if scheme_of(self.route.url) != "stdout":
-                Target.of(self.route.url).addresses(allow_private=self.route.allow_private)
+                WebhookTarget.of(self.route.url).addresses(allow_private=self.route.allow_private)
         except UnavailableError as error:
             return [Finding("warning", self.shown_url, error.message, error.fix)]
         except TailraceError as error:
@@ -90,8 +90,8 @@ class SenderOptions:
         return cls(
             **values
             | {
-                "route": Route(**route | {"tls": Tls(**route["tls"])}),
-                "schedule": Schedule(**values["schedule"]),
+                "route": Route(**route | {"tls": WebhookTls(**route["tls"])}),
+                "schedule": RetrySchedule(**values["schedule"]),
                 "secrets": tuple(values["secrets"]),
             }
         )

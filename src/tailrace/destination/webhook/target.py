@@ -21,7 +21,7 @@ _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
 @dataclass(frozen=True)
-class Target:
+class WebhookTarget:
     """An HTTP(S) URL in parts. Only scheme, host and port ever show: path, query and login may be secret."""
 
     scheme: str
@@ -31,7 +31,7 @@ class Target:
     authorization: str | None = field(default=None, repr=False)
 
     @classmethod
-    def of(cls, url: str) -> Target:
+    def of(cls, url: str) -> WebhookTarget:
         """Raises ValueError, without quoting the URL, for one that cannot be used."""
         try:
             parts = urlsplit(url)

@@ -20,7 +20,7 @@ from typing import Protocol
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from tailrace.destination.webhook.target import Target
+from tailrace.destination.webhook.target import WebhookTarget
 from tailrace.errors import ConfigError, UnavailableError
 
 ANSWER_BYTES = 64 << 10
@@ -36,7 +36,7 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Tls:
+class WebhookTls:
     """Files in PEM: whom to trust (default: the system's authorities), and who we are, where the endpoint asks."""
 
     ca: str | None = None
@@ -51,7 +51,7 @@ class Route:
 
     url: str = field(repr=False)
     timeout_seconds: float = 5.0
-    tls: Tls = Tls()
+    tls: WebhookTls = WebhookTls()
     allow_private: bool = False
 
 
@@ -82,7 +82,7 @@ class HttpTransport:
     """
 
     def __init__(self, route: Route) -> None:
-        self._target = Target.of(route.url)
+        self._target = WebhookTarget.of(route.url)
         self._timeout = route.timeout_seconds
         self._allow_private = route.allow_private
         self._server_name = route.tls.server_name or self._target.host
@@ -220,7 +220,7 @@ def open_transport(route: Route) -> Transport:
     return SCHEMES[scheme_of(route.url)](route)
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
+def _context(tls: WebhookTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -25,7 +25,7 @@ import pyarrow as pa
 
 from tailrace.errors import ConfigError, Finding
 from tailrace.schema import TableSchema
-from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.source.poll.mark import Keyset, Stretch
 from tailrace.source.poll.version import Scale, kind_of
 
 
@@ -117,7 +117,7 @@ class Page:
     rows: pa.StructArray
     exact: pa.Array[Any] | None
     hashes: npt.NDArray[np.int64] | None
-    last: Mark | None
+    last: Keyset | None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -137,7 +137,7 @@ class Clock:
     prepared: frozenset[str] = frozenset()
 
 
-class Session(Protocol):
+class ConnectorSession(Protocol):
     """An open connection, for one thread. Every method may raise UnavailableError; then the session is of no use."""
 
     def tables(self) -> list[TableSchema]:
@@ -156,7 +156,7 @@ class Session(Protocol):
 
     def page(self, query: Query) -> Page: ...
 
-    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
         """The mark of the key that is `rows` rows behind `after` in the order of keys; None past the end."""
         ...
 
@@ -184,7 +184,7 @@ class SourceConnector(Protocol):
         """Whether it can be polled, apart from its tables. A refused login is a finding."""
         ...
 
-    def open(self) -> AbstractContextManager[Session]: ...
+    def open(self) -> AbstractContextManager[ConnectorSession]: ...
 
 
 BUILT_IN: Final = {

@@ -15,7 +15,7 @@ from typing import Self
 
 from tailrace.change import Changes
 from tailrace.errors import DamagedError, TailraceError
-from tailrace.source import Limit, Offset, Orders
+from tailrace.source import Limit, Offset, TableDirectives
 from tailrace.source.poll.follower import PollFollower
 from tailrace.source.poll.source import PollSource
 from tailrace.source.poll.watermark import WatermarkStore
@@ -68,7 +68,7 @@ class PollConsumer:
         assert self._follower is not None
         self._given = False
         if self._planned is None:
-            end = self._follower.latest(self._offset, self._limit, Orders())
+            end = self._follower.latest(self._offset, self._limit, TableDirectives())
             if end == self._offset:
                 return
             self._planned = end

@@ -20,11 +20,11 @@ from tailrace import key as keys
 from tailrace.change import Changes, Op
 from tailrace.digest import row_digests
 from tailrace.errors import TableError
-from tailrace.source import Errand, Split
-from tailrace.source.poll.connector import Query, Session
-from tailrace.source.poll.found import keep_found
+from tailrace.source import ScanSplit, Split
+from tailrace.source.poll.connector import ConnectorSession, Query
+from tailrace.source.poll.found import write_diff_result
 from tailrace.source.poll.known import GONE, HASH, PART, STEP, Base, read_keys, record
-from tailrace.source.poll.mark import Mark
+from tailrace.source.poll.mark import Keyset
 from tailrace.source.poll.split import RefusedSplit, Task, pages
 
 _ORDINALS = 1 << 40
@@ -63,7 +63,7 @@ class NewcomerSplit(DiffSplit):
 
 
 @dataclass(frozen=True)
-class DiffErrand(Errand):
+class DiffScan(ScanSplit):
     """A piece that is worth a task of its own."""
 
     piece: DiffSplit | None = None
@@ -73,7 +73,7 @@ class DiffErrand(Errand):
         task = self.piece.task
         assert task is not None
         try:
-            return keep_found(task.known.new_found(task.step), task.table.schema, read(self.piece))
+            return write_diff_result(task.known.new_diff_result(task.step), task.table.schema, read(self.piece))
         except TableError as error:
             return RefusedSplit(weights=self.weights, schemas=self.schemas, error=error)
 
@@ -81,7 +81,7 @@ class DiffErrand(Errand):
 _Found = Iterator[tuple[Op, pa.StructArray, "pa.Array[pa.Scalar[str]] | None"]]
 
 
-def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
+def read_diff(session: ConnectorSession, split: DiffSplit) -> Iterator[Changes]:
     """The deletes and changes of one piece, in its own range of ordinals."""
     task = split.task
     assert task is not None
@@ -105,7 +105,7 @@ def read_diff(session: Session, split: DiffSplit) -> Iterator[Changes]:
         task.known.put_window(task.step, task.known.window(split.window))
 
 
-def _compare_newcomers(session: Session, task: Task, split: NewcomerSplit, polled: pa.Table | None) -> _Found:
+def _compare_newcomers(session: ConnectorSession, task: Task, split: NewcomerSplit, polled: pa.Table | None) -> _Found:
     """Keys that came and went. Those that the base holds are compared with their stretch."""
     if polled is None:
         return
@@ -156,7 +156,7 @@ def _since(polled: pa.Table | None, since: int) -> _Since | None:
     return _Since(polled.filter(pc.invert(there)), polled.filter(gone))
 
 
-def _compare_stretch(session: Session, task: Task, base: Base, since: _Since | None) -> _Found:
+def _compare_stretch(session: ConnectorSession, task: Task, base: Base, since: _Since | None) -> _Found:
     """One stretch of the table as it is now against its base and what was polled since."""
     now, cuts = _read_stretch(session, task, base)
     known = base.read()
@@ -175,13 +175,13 @@ def _compare_stretch(session: Session, task: Task, base: Base, since: _Since | N
     task.known.put_base(task.step, base.stretch, now, cuts)
 
 
-def _read_stretch(session: Session, task: Task, base: Base) -> tuple[pa.Table, list[Mark]]:
+def _read_stretch(session: ConnectorSession, task: Task, base: Base) -> tuple[pa.Table, list[Keyset]]:
     """Keys and hashes of the stretch, and the marks at which the next diff may cut it."""
     tables: list[pa.Table] = []
-    cuts: list[Mark] = []
+    cuts: list[Keyset] = []
     rows_in_part = 0
     query = Query(task.table, None, base.stretch, task.key_columns, task.page_rows, hashed=True)
-    last: Mark | None = None
+    last: Keyset | None = None
     for page in pages(session, query):
         if rows_in_part >= task.chunk_rows and last is not None:
             cuts.append(last)

@@ -24,10 +24,10 @@ from tailrace.errors import Finding, PreflightError, SchemaChangedError, Tailrac
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Mark, Stretch, where_clause
+from tailrace.source.poll.mark import Keyset, Stretch, where_clause
 from tailrace.source.poll.option import path_of
-from tailrace.source.poll.pace import pace_of
-from tailrace.source.poll.version import Kind, Scale, kind_of
+from tailrace.source.poll.pace import spacing_of
+from tailrace.source.poll.version import Scale, VersionKind, kind_of
 
 FETCH_KEYS: Final = 50_000
 RETRY_SECONDS: Final = 0.05
@@ -98,7 +98,7 @@ class DuckDbSession:
     def __init__(self, dsn: str, options: ConnectorOptions) -> None:
         self._path = path_of(dsn)
         self._options = options
-        self._pace = pace_of(dsn, options.queries_per_second)
+        self._spacing = spacing_of(dsn, options.queries_per_second)
 
     def _open(self) -> duckdb.DuckDBPyConnection:
         deadline = time.monotonic() + self._options.statement_seconds
@@ -119,7 +119,7 @@ class DuckDbSession:
 
     def _ask(self, query: str, table: str = "", wanted: pa.Table | None = None) -> pa.Table:
         """The answer as Arrow. `wanted` are rows that the query calls _WANTED."""
-        self._pace.wait()
+        self._spacing.wait()
         connection = self._open()
         done = threading.Event()
         limit = threading.Thread(target=self._limit, args=(connection, done), daemon=True)
@@ -198,9 +198,9 @@ class DuckDbSession:
         if kind is None:
             return None
         latest = None
-        if kind is Kind.NUMBER:
+        if kind is VersionKind.NUMBER:
             latest = self._ask(f"SELECT max({_name(column)}) FROM {_table(table)} AS source", table.name)[0][0].as_py()
-        zone = (self._options.zone or self._zone) if kind in (Kind.LOCAL, Kind.DAY) else "UTC"
+        zone = (self._options.zone or self._zone) if kind in (VersionKind.LOCAL, VersionKind.DAY) else "UTC"
         return Scale(kind, _TICKS.get(found.upstream_type, 1), zone, latest)
 
     def page(self, query: Query) -> Page:
@@ -237,7 +237,7 @@ class DuckDbSession:
             hashes = np.asarray(arrays[-1].to_numpy(zero_copy_only=False), np.uint64).view(np.int64)
         return Page(row, combine(unfit), hashes, last)
 
-    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
         order = table.order(None)
         texts = ", ".join(f"{_name(name)}::VARCHAR AS a{at}" for at, name in enumerate(order))
         where = where_clause(_conditions(table, None, Stretch(after)))
@@ -328,7 +328,7 @@ def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
     return found
 
 
-def _bound(table: Polled, order: Sequence[str], mark: Mark, sign: str, *, ends: str) -> str:
+def _bound(table: Polled, order: Sequence[str], mark: Keyset, sign: str, *, ends: str) -> str:
     """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error to DuckDB.
 
     What it says of the first column alone lets DuckDB pass over blocks of rows.

@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING
 
 from tailrace.change import Position, end_of
 from tailrace.errors import TableError, UnavailableError
-from tailrace.source import Limit, Offset, Orders, Split, Versions
-from tailrace.source.heed import heed
-from tailrace.source.poll.connector import Polled, Session, has_unknown_past
-from tailrace.source.poll.horizon import Height, Horizon, View
-from tailrace.source.poll.known import Hashes, Known
-from tailrace.source.poll.mark import START, Mark
-from tailrace.source.poll.offset import Entry, PollOffset, Reading
+from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
+from tailrace.source.heed import apply_directives
+from tailrace.source.poll.connector import ConnectorSession, Polled, has_unknown_past
+from tailrace.source.poll.horizon import Height, SettledClock, SettledTime
+from tailrace.source.poll.known import Hashes, KeySnapshot
+from tailrace.source.poll.mark import START, Keyset
+from tailrace.source.poll.offset import PollOffset, PollTableOffset, StepRead
 from tailrace.source.poll.plan import Planner
-from tailrace.source.poll.probe import ForeignMarkError, Found, Probe
-from tailrace.source.poll.roster import Roster, call
-from tailrace.source.poll.schedule import Schedule
+from tailrace.source.poll.probe import ForeignMarkError, Probe, ProbeResult
+from tailrace.source.poll.roster import PollDiscovery, select_tables
+from tailrace.source.poll.schedule import PollSchedule
 
 if TYPE_CHECKING:
     from tailrace.source.poll.source import PollSource
 
-ROSTER_SECONDS = 5.0
+DISCOVERY_SECONDS = 5.0
 
 log = logging.getLogger(__name__)
 
 
 @dataclass
-class Memory:
+class PollCache:
     """What earlier looks at a table found out, at one step. Losing it costs looking again.
 
     `floors`: up to here, which may be further than the offset's marks, everything was given. `seen` are the rows of the
@@ -40,7 +40,7 @@ class Memory:
     """
 
     step: int
-    floors: dict[str, Mark]
+    floors: dict[str, Keyset]
     seen: Hashes
     heights: dict[str, tuple[Height, ...]] = field(default_factory=dict)
 
@@ -48,17 +48,17 @@ class Memory:
 class PollFollower:
     """Asks the database and decides; everything durable is in the offsets, the versions and the state folder."""
 
-    def __init__(self, source: PollSource, versions: Versions) -> None:
+    def __init__(self, source: PollSource, versions: SchemaVersions) -> None:
         self.source = source
         self._versions = versions
         self._opened = ExitStack()
-        self._session: Session | None = None
-        self._roster = Roster({}, {}, [])
+        self._session: ConnectorSession | None = None
+        self._discovery = PollDiscovery({}, {}, [])
         self._called: float | None = None
-        self._horizon: Horizon | None = None
+        self._settled_clock: SettledClock | None = None
         self._target: float | None = None
-        self._memory: dict[str, Memory] = {}
-        self._schedule = Schedule(
+        self._cache: dict[str, PollCache] = {}
+        self._schedule = PollSchedule(
             Path(source.folder) / "schedule.json", source.interval_seconds, source.idle_interval_seconds
         )
 
@@ -67,13 +67,13 @@ class PollFollower:
         return PollOffset().to_json()
 
     def target(self) -> Offset:
-        self._call(at_once=True)
+        self._discover(at_once=True)
         self._target = time.monotonic()
         return PollOffset(clock=(round(self._target * 1e6), 0)).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
         now, since = PollOffset.from_json(start), PollOffset.from_json(target).clock[0] / 1e6
-        if now.damaged or now.tables.keys() - self._roster.unfit.keys() != self._roster.tables.keys():
+        if now.damaged or now.tables.keys() - self._discovery.unfit.keys() != self._discovery.tables.keys():
             return False
         done = all(
             entry.phase == "stopped"
@@ -85,29 +85,29 @@ class PollFollower:
             self._schedule.save()
         return done
 
-    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         try:
-            self._call()
-            return self._advance(start, limit, orders)
+            self._discover()
+            return self._advance(start, limit, directives)
         except UnavailableError:
             self._disconnect()
             raise
 
-    def _advance(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+    def _advance(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         given = PollOffset.from_json(start)
-        now = self._enrol(self._heed(given, orders))
+        now = self._enrol(self._apply_directives(given, directives))
         step = now.step + 1
-        changed: dict[str, Entry] = {}
-        view: View | None = None
+        changed: dict[str, PollTableOffset] = {}
+        view: SettledTime | None = None
         budget = limit.rows
         for each, entry in sorted(now.tables.items()):
-            request = orders.resync.get(each, 0)
+            request = directives.resync.get(each, 0)
             anew = entry.phase == "init" or request > entry.request
             refused = entry.step == step
             if (
                 refused
-                or each not in self._roster.tables
-                or (each in orders.paused and request <= entry.request)
+                or each not in self._discovery.tables
+                or (each in directives.paused and request <= entry.request)
                 or budget <= 0
                 or (entry.phase == "stopped" and not anew)
             ):
@@ -115,16 +115,16 @@ class PollFollower:
             if not anew and entry.phase == "ready" and not self._is_due(each):
                 continue
             if not anew and (reason := self._outgrown(each, entry)):
-                log.warning("%s is copied again: %s", self._roster.tables[each].name, reason)
+                log.warning("%s is copied again: %s", self._discovery.tables[each].name, reason)
                 anew = True
-            view = view or self._look(now)
+            view = view or self._read_clock(now)
             try:
                 entry = replace(entry, request=max(entry.request, request))
                 read = self._read(each, entry, view, step, budget, anew=anew)
             except TableError as error:
                 # A copy that could not begin is still to be made when the table goes on.
-                stays = entry.restart() if anew else entry
-                read = stays.read(step, Reading("refuse", reason=error.message, fix=error.fix or ""))
+                stays = entry.recopy() if anew else entry
+                read = stays.read(step, StepRead("refuse", reason=error.message, fix=error.fix or ""))
             if read is not None:
                 changed[each] = read
                 assert read.reading is not None
@@ -136,9 +136,9 @@ class PollFollower:
         return PollOffset(step, clock, tables).to_json()
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
-        self._call()
-        unfit = {each: table for each, (table, _) in self._roster.unfit.items()}
-        return Planner(self.source, {**unfit, **self._roster.tables}, self._versions).plan(PollOffset.from_json(end))
+        self._discover()
+        unfit = {each: table for each, (table, _) in self._discovery.unfit.items()}
+        return Planner(self.source, {**unfit, **self._discovery.tables}, self._versions).plan(PollOffset.from_json(end))
 
     def stop(self) -> None:
         self._schedule.save()
@@ -146,7 +146,7 @@ class PollFollower:
 
     # -- the database -------------------------------------------------------------------------------------
 
-    def _connect(self) -> Session:
+    def _connect(self) -> ConnectorSession:
         if self._session is None:
             self._session = self._opened.enter_context(self.source.connector().open())
         return self._session
@@ -155,55 +155,61 @@ class PollFollower:
         self._session = None
         self._opened.close()
 
-    def _call(self, *, at_once: bool = False) -> None:
+    def _discover(self, *, at_once: bool = False) -> None:
         """Look now and then which tables there are. Those that cannot be followed are named once, and left out."""
-        if not at_once and self._called is not None and time.monotonic() - self._called < ROSTER_SECONDS:
+        if not at_once and self._called is not None and time.monotonic() - self._called < DISCOVERY_SECONDS:
             return
-        roster = call(self._connect().tables(), self.source.tables_wanted)
+        discovery = select_tables(self._connect().tables(), self.source.tables_wanted)
         self._called = time.monotonic()
-        for finding in roster.findings:
-            if finding not in self._roster.findings:
+        for finding in discovery.findings:
+            if finding not in self._discovery.findings:
                 log.warning("%s is not followed: %s", finding.subject, finding.message)
-        self._roster = roster
+        self._discovery = discovery
 
-    def _look(self, now: PollOffset) -> View:
-        self._horizon = self._horizon or Horizon(self.source.look_back_us, now.clock)
-        view = self._horizon.look(self._connect().clock())
+    def _read_clock(self, now: PollOffset) -> SettledTime:
+        self._settled_clock = self._settled_clock or SettledClock(self.source.look_back_us, now.clock)
+        view = self._settled_clock.read(self._connect().clock())
         if view.rewound is not None:
             log.warning("the database's clock was set back: what was written since is read again")
         return view
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    def _heed(self, now: PollOffset, orders: Orders) -> PollOffset:
+    def _apply_directives(self, now: PollOffset, directives: TableDirectives) -> PollOffset:
         """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
         tables = {
-            each: heed(entry, each, orders, reached=entry.step, place_of=lambda text, _: Position.parse(text).commit)
+            each: apply_directives(
+                entry, each, directives, reached=entry.step, place_of=lambda text, _: Position.parse(text).commit
+            )
             for each, entry in now.tables.items()
         }
         for each, entry in tables.items():
             if entry.phase == "stopped" and entry.step < now.tables[each].step:
-                Known.of(self.source.folder, each).forget(entry.step)
+                KeySnapshot.of(self.source.folder, each).forget(entry.step)
         return now.with_tables(tables)
 
     def _enrol(self, now: PollOffset) -> PollOffset:
         """Tables that are gone leave, new ones wait for their copy; those with a watermark of no use are dealt with."""
-        tables: dict[str, Entry] = {}
-        for each, table in self._roster.tables.items():
+        tables: dict[str, PollTableOffset] = {}
+        for each, table in self._discovery.tables.items():
             entry = now.tables.get(each)
             if entry is None and each in now.damaged:
-                entry = Entry("init") if self._rewinds else self._refuse(table, Entry("ready"), now.step + 1)
+                entry = (
+                    PollTableOffset("init")
+                    if self._rewinds
+                    else self._refuse(table, PollTableOffset("ready"), now.step + 1)
+                )
             elif entry is None:
-                entry = Entry("init")
+                entry = PollTableOffset("init")
             elif entry.phase in ("ready", "copy") and entry.by != table.basis:
-                entry = entry.restart() if self._rewinds else self._refuse(table, entry, now.step + 1)
+                entry = entry.recopy() if self._rewinds else self._refuse(table, entry, now.step + 1)
             tables[each] = entry
-        for each, (_, finding) in self._roster.unfit.items():
+        for each, (_, finding) in self._discovery.unfit.items():
             if (known := now.tables.get(each)) is not None:
-                reading = Reading("refuse", reason=finding.message, fix=finding.fix or "")
+                reading = StepRead("refuse", reason=finding.message, fix=finding.fix or "")
                 tables[each] = known if known.phase == "stopped" else known.read(now.step + 1, reading)
         for each in now.tables.keys() - tables.keys():
-            Known.of(self.source.folder, each).leave()
+            KeySnapshot.of(self.source.folder, each).leave()
         return replace(now, tables=tables, damaged=())
 
     @property
@@ -212,15 +218,15 @@ class PollFollower:
         return self.source.on_bad_watermark == "permissive"
 
     @staticmethod
-    def _refuse(table: Polled, entry: Entry, step: int) -> Entry:
+    def _refuse(table: Polled, entry: PollTableOffset, step: int) -> PollTableOffset:
         """Otherwise the table stops until somebody says so."""
         reason = "its stored watermark is damaged, or of another column, type or key than the table has now"
         fix = f"tailrace resync FILE {table.name}, or set source.on_bad_watermark to permissive and retry it"
-        return entry.read(step, Reading("refuse", reason=reason, fix=fix))
+        return entry.read(step, StepRead("refuse", reason=reason, fix=fix))
 
-    def _outgrown(self, each: str, entry: Entry) -> str | None:
+    def _outgrown(self, each: str, entry: PollTableOffset) -> str | None:
         """Why what was copied is not what polls can go on from; None when it is."""
-        table = self._roster.tables[each]
+        table = self._discovery.tables[each]
         if entry.scope != table.scope:
             return "other columns or soft deletes are configured"
         if entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
@@ -233,14 +239,16 @@ class PollFollower:
 
     def _note_schema(self, each: str, step: int) -> None:
         """The columns that a step reads are a known version before its offset is given away."""
-        table = self._roster.tables[each]
+        table = self._discovery.tables[each]
         policy = self.source.tables_wanted.settings_of(table.name).schema_changes
         if policy == "evolve" or self._versions.schema_at(each) is None:
             self._versions.put_schema(table.schema, Position(step, 0))
 
     # -- what a step reads --------------------------------------------------------------------------------
 
-    def _read(self, each: str, entry: Entry, view: View, step: int, budget: int, *, anew: bool) -> Entry | None:
+    def _read(
+        self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int, *, anew: bool
+    ) -> PollTableOffset | None:
         if anew:
             entry = self._begin(each, entry, step, view)
         read = self._copy(entry, step, budget) if entry.phase == "copy" else self._poll(each, entry, view, step, budget)
@@ -248,14 +256,14 @@ class PollFollower:
             self._note_schema(each, step)
         return read
 
-    def _begin(self, each: str, entry: Entry, step: int, view: View) -> Entry:
+    def _begin(self, each: str, entry: PollTableOffset, step: int, view: SettledTime) -> PollTableOffset:
         """A copy begins: its chunks, and the marks that polls go on from when it is done."""
-        table, session = self._roster.tables[each], self._connect()
-        bounds: list[Mark] = []
+        table, session = self._discovery.tables[each], self._connect()
+        bounds: list[Keyset] = []
         while (bound := session.hop(table, bounds[-1] if bounds else START, self.source.chunk_rows)) is not None:
             bounds.append(bound)
         self._versions.put_schema(table.schema, Position(step, 0))
-        return Entry(
+        return PollTableOffset(
             "copy",
             by=table.basis,
             scope=table.scope,
@@ -267,16 +275,16 @@ class PollFollower:
             request=entry.request,
         )
 
-    def _first_mark(self, table: Polled, column: str | None, view: View) -> Mark:
+    def _first_mark(self, table: Polled, column: str | None, view: SettledTime) -> Keyset:
         """What is older is settled now, and so in the copy that begins now. A number has no such past: all is read."""
         scale = self._connect().scale(table, column) if column is not None else None
         if scale is None or not scale.timed or scale.is_empty:
             return START
         return view.settled_mark(scale, ())
 
-    def _copy(self, entry: Entry, step: int, budget: int) -> Entry:
+    def _copy(self, entry: PollTableOffset, step: int, budget: int) -> PollTableOffset:
         take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows))
-        reading = Reading("copy", entry.next, entry.next + take, rows=take * self.source.chunk_rows)
+        reading = StepRead("copy", entry.next, entry.next + take, rows=take * self.source.chunk_rows)
         done = entry.next + take == entry.chunks
         return entry.read(step, reading, next=entry.next + take, phase="ready" if done else "copy")
 
@@ -284,16 +292,18 @@ class PollFollower:
         return self._schedule.is_due(each, self._target) or self._is_diff_due(each)
 
     def _is_diff_due(self, each: str) -> bool:
-        deletes = self.source.tables_wanted.settings_of(self._roster.tables[each].name).deletes
+        deletes = self.source.tables_wanted.settings_of(self._discovery.tables[each].name).deletes
         return self._schedule.is_diff_due(each, deletes.full_diff if deletes is not None else None)
 
-    def _poll(self, each: str, entry: Entry, view: View, step: int, budget: int) -> Entry | None:
+    def _poll(
+        self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int
+    ) -> PollTableOffset | None:
         """What the table is read for now; None when nothing is new."""
         if self._is_diff_due(each):
             return self._diff(each, entry, step)
-        began, table = time.monotonic(), self._roster.tables[each]
+        began, table = time.monotonic(), self._discovery.tables[each]
         memory = self._recall(each, entry)
-        found: dict[str, Found] = {}
+        found: dict[str, ProbeResult] = {}
         # A task holds what it reads of a poll at once; what is left comes with the next step.
         limit = min(budget, self.source.chunk_rows)
         for column, deleted in ((table.version, False), (table.soft, True)):
@@ -301,7 +311,7 @@ class PollFollower:
                 continue
             probe = Probe(self._connect(), table, column, deleted, view, memory.seen, self.source.page_rows, limit)
             try:
-                one = probe.look(memory.floors[column], memory.heights.get(column, ()))
+                one = probe.run(memory.floors[column], memory.heights.get(column, ()))
             except ForeignMarkError:
                 if self._rewinds:
                     return self._copy(self._begin(each, entry, step, view), step, budget)
@@ -319,7 +329,7 @@ class PollFollower:
         sweep, soft = sweeps.get(table.version or ""), sweeps.get(table.soft or "")
         return entry.read(
             step,
-            Reading("poll", sweep=sweep, soft=soft, window=entry.window, rows=fresh),
+            StepRead("poll", sweep=sweep, soft=soft, window=entry.window, rows=fresh),
             mark=sweep.settled if sweep else entry.mark,
             soft=soft.settled if soft else entry.soft,
             window=step,
@@ -328,21 +338,23 @@ class PollFollower:
             bounds=(),
         )
 
-    def _recall(self, each: str, entry: Entry) -> Memory:
-        memory = self._memory.get(each)
-        table = self._roster.tables[each]
+    def _recall(self, each: str, entry: PollTableOffset) -> PollCache:
+        memory = self._cache.get(each)
+        table = self._discovery.tables[each]
         marks = {table.version or "": entry.mark, table.soft or "": entry.soft}
         if memory is None or memory.step != entry.step or memory.floors.keys() != marks.keys():
             heights = memory.heights if memory is not None else {}
-            seen = Known.of(self.source.folder, each).window(entry.window)
-            memory = self._memory[each] = Memory(entry.step, marks, seen, heights)
+            seen = KeySnapshot.of(self.source.folder, each).window(entry.window)
+            memory = self._cache[each] = PollCache(entry.step, marks, seen, heights)
         return memory
 
-    def _diff(self, each: str, entry: Entry, step: int) -> Entry:
+    def _diff(self, each: str, entry: PollTableOffset, step: int) -> PollTableOffset:
         self._schedule.diffed(each)
-        if Known.of(self.source.folder, each).bases(entry.base) is None:
-            log.warning("what was known of %s is not complete: it is copied again", self._roster.tables[each].name)
-            return self._copy(self._begin(each, entry, step, self._look(PollOffset())), step, self.source.chunk_rows)
-        rows = self._connect().estimate(self._roster.tables[each])
-        reading = Reading("diff", since=entry.base, window=entry.window, rows=rows)
+        if KeySnapshot.of(self.source.folder, each).bases(entry.base) is None:
+            log.warning("what was known of %s is not complete: it is copied again", self._discovery.tables[each].name)
+            return self._copy(
+                self._begin(each, entry, step, self._read_clock(PollOffset())), step, self.source.chunk_rows
+            )
+        rows = self._connect().estimate(self._discovery.tables[each])
+        reading = StepRead("diff", since=entry.base, window=entry.window, rows=rows)
         return entry.read(step, reading, base=step, window=step, bounds=())

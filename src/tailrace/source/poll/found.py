@@ -20,7 +20,7 @@ from tailrace.wholefile import creating
 
 
 @dataclass(frozen=True)
-class FoundSplit(Split):
+class DiffResultSplit(Split):
     """Changes of one table in a file; without one there were none."""
 
     table: TableSchema | None = None
@@ -36,7 +36,7 @@ class FoundSplit(Split):
                 yield Changes(self.table, batch)
 
 
-def keep_found(path: Path, table: TableSchema, found: Iterator[Changes]) -> FoundSplit:
+def write_diff_result(path: Path, table: TableSchema, found: Iterator[Changes]) -> DiffResultSplit:
     """Put changes into a file as they come; none is made where there are none."""
     name, size = str(table.table), 0
     with ExitStack() as opened:
@@ -47,4 +47,4 @@ def keep_found(path: Path, table: TableSchema, found: Iterator[Changes]) -> Foun
                 writer = opened.enter_context(pa.ipc.new_stream(file, changes_type(table.row_type)))
             writer.write_batch(changes.batch)
             size += changes.batch.nbytes
-    return FoundSplit(weights={name: size}, schemas={name: table}, table=table, file=str(path) if size else None)
+    return DiffResultSplit(weights={name: size}, schemas={name: table}, table=table, file=str(path) if size else None)

@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tailrace.source.poll.connector import Clock
-from tailrace.source.poll.mark import START, Mark
-from tailrace.source.poll.version import Kind, Scale
+from tailrace.source.poll.mark import START, Keyset
+from tailrace.source.poll.version import Scale, VersionKind
 
 Height = tuple[int, int]
 """The moment of a look at a table (database's time, microseconds) and the highest number its version had."""
@@ -32,36 +32,36 @@ PREPARED_US = 24 * AWAY_US
 
 
 @dataclass(frozen=True)
-class View:
+class SettledTime:
     """One look at the clock. Rows older than `settled` are final; rows from `rewound` on are to be read again."""
 
     now: int
     settled: int
     rewound: int | None
 
-    def floor(self, mark: Mark, scale: Scale) -> Mark:
+    def floor(self, mark: Keyset, scale: Scale) -> Keyset:
         """Where to read on: the mark, or further back after a clock was set back."""
         if self.rewound is None or not scale.timed or not mark:
             return mark
         back = scale.at(self.rewound)
         return (back,) if scale.place(back) < scale.place(mark[0]) else mark
 
-    def settled_mark(self, scale: Scale, heights: Sequence[Height]) -> Mark:
+    def settled_mark(self, scale: Scale, heights: Sequence[Height]) -> Keyset:
         """Rows before this mark are final."""
         if scale.timed:
             return (scale.at(self.settled),)
         return max(((value,) for moment, value in heights if moment < self.settled), default=START)
 
-    def end(self, scale: Scale) -> Mark | None:
+    def end(self, scale: Scale) -> Keyset | None:
         """Rows from here on are not read: a time in the future must not move the watermark past now."""
         if not scale.timed:
             return None
         # A time that its column rounds may be the next tick; a date is cut, not rounded.
-        rounded = 0 if scale.kind is Kind.DAY else scale.tick // 2
+        rounded = 0 if scale.kind is VersionKind.DAY else scale.tick // 2
         return (scale.after(self.now + rounded),)
 
 
-class Horizon:
+class SettledClock:
     """Remembers what it needs of earlier looks. `last` is the database's time and ours of one in an earlier process."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Horizon:
         self._oldest: int | None = None
         self._held: dict[str, int] = {}
 
-    def look(self, clock: Clock) -> View:
+    def read(self, clock: Clock) -> SettledTime:
         """What the clock means. Called before rows are read, for every poll."""
         look_back = LOOK_BACK_US[clock.known] if self._look_back is None else self._look_back
         rewound = self._rewound(clock.now)
@@ -86,7 +86,7 @@ class Horizon:
         oldest = min([clock.oldest, clock.now, *self._held.values()])
         self._seen = (clock.now, self._monotonic() // 1000)
         self._oldest = oldest
-        return View(clock.now, oldest - look_back, rewound)
+        return SettledTime(clock.now, oldest - look_back, rewound)
 
     def _rewound(self, now: int) -> int | None:
         if self._seen is not None:

@@ -34,7 +34,7 @@ import pyarrow.parquet as pq
 
 from tailrace import key as keys
 from tailrace.source.poll import mark
-from tailrace.source.poll.mark import Mark, Stretch
+from tailrace.source.poll.mark import Keyset, Stretch
 from tailrace.wholefile import creating
 
 T = TypeVar("T")
@@ -49,13 +49,13 @@ MOST_POLLED: Final = 64
 
 
 @dataclass(frozen=True)
-class Known:
+class KeySnapshot:
     """The files of one table."""
 
     folder: Path
 
     @classmethod
-    def of(cls, folder: str, upstream_id: str) -> Known:
+    def of(cls, folder: str, upstream_id: str) -> KeySnapshot:
         return cls(Path(folder) / quote(upstream_id, safe="").replace(".", "%2E"))
 
     # -- the window of a poll -----------------------------------------------------------------------------
@@ -81,7 +81,7 @@ class Known:
         """
         self._put("polled", step, rows, share)
 
-    def put_base(self, step: int, stretch: Stretch, rows: pa.Table, cuts: Sequence[Mark] = ()) -> None:
+    def put_base(self, step: int, stretch: Stretch, rows: pa.Table, cuts: Sequence[Keyset] = ()) -> None:
         """What `record` made of a stretch, and PART: between which of the cuts a key lies, for when it has grown."""
         range_ = [mark.to_json(stretch.after), None if stretch.upto is None else mark.to_json(stretch.upto)]
         note = json.dumps({"stretch": range_, "cuts": [mark.to_json(cut) for cut in cuts]})
@@ -114,14 +114,14 @@ class Known:
 
     def bases(self, step: int) -> list[Base] | None:
         """The stretches a base consists of, which together are the whole table; None when part of it is missing."""
-        by_stretch: dict[tuple[Mark, Mark | None], list[tuple[Path, list[Mark]]]] = {}
+        by_stretch: dict[tuple[Keyset, Keyset | None], list[tuple[Path, list[Keyset]]]] = {}
         for path in sorted(self.folder.glob(f"base-{step:016}-*.parquet")):
             note = json.loads(pq.read_schema(path).metadata[b"tailrace"])
             after, upto = note["stretch"]
             place = (mark.from_json(after), None if upto is None else mark.from_json(upto))
             by_stretch.setdefault(place, []).append((path, [mark.from_json(cut) for cut in note["cuts"]]))
         ends = dict(by_stretch.keys())
-        at: Mark | None = mark.START
+        at: Keyset | None = mark.START
         found: list[Base] = []
         while at is not None:
             if at not in ends or len(found) > len(ends) * 1000:
@@ -164,7 +164,7 @@ class Known:
         for path in files:
             path.unlink(missing_ok=True)
 
-    def new_found(self, step: int) -> Path:
+    def new_diff_result(self, step: int) -> Path:
         """Where one attempt of a comparison can put what it found."""
         return self._new("found", step, "arrow")
 
@@ -214,7 +214,7 @@ def read_keys(file: str, names: Sequence[str]) -> pa.Table:
     return pq.read_table(file, columns=list(names))
 
 
-def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Mark]]]) -> Iterator[Base]:
+def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Keyset]]]) -> Iterator[Base]:
     files = tuple(str(path) for path, _ in attempts)
     cuts = attempts[0][1] if len(attempts) == 1 else ()
     if not cuts:

@@ -10,32 +10,32 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-Value = int | float | str | bytes
+KeyValue = int | float | str | bytes
 """A value as its connector writes it into SQL: Postgres takes text for every type, SQLite its own classes."""
-Mark = tuple[Value, ...]
-START: Mark = ()
+Keyset = tuple[KeyValue, ...]
+START: Keyset = ()
 
 
 class Stretch(NamedTuple):
     """The rows between two marks; without `upto`, all behind `after`."""
 
-    after: Mark = START
-    upto: Mark | None = None
+    after: Keyset = START
+    upto: Keyset | None = None
 
 
-def to_json(mark: Mark) -> list[Any]:
+def to_json(mark: Keyset) -> list[Any]:
     """The mark as JSON values; bytes are the only class that JSON has not."""
     return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in mark]
 
 
-def from_json(raw: object) -> Mark:
+def from_json(raw: object) -> Keyset:
     """The inverse. Raises ValueError for anything `to_json` does not make."""
     if not isinstance(raw, list):
         raise ValueError("a mark is a list")  # noqa: TRY004 - a damaged value, not a wrong call
     return tuple(_value(each) for each in raw)
 
 
-def _value(raw: object) -> Value:
+def _value(raw: object) -> KeyValue:
     if isinstance(raw, dict) and isinstance(raw.get("hex"), str):
         return bytes.fromhex(raw["hex"])
     if isinstance(raw, int | float | str) and not isinstance(raw, bool):
@@ -43,7 +43,7 @@ def _value(raw: object) -> Value:
     raise ValueError("not a value of a mark")
 
 
-def conditions(stretch: Stretch, names: Sequence[str], literal: Callable[[int, Value], str]) -> list[str]:
+def conditions(stretch: Stretch, names: Sequence[str], literal: Callable[[int, KeyValue], str]) -> list[str]:
     """The SQL conditions of a stretch. `names` are the quoted columns of the order, `literal` writes a value of one.
 
     Row values are compared, which every database answers from an index that begins with these columns.
@@ -58,7 +58,7 @@ def conditions(stretch: Stretch, names: Sequence[str], literal: Callable[[int, V
     return found
 
 
-def _compared(mark: Mark, sign: str, names: Sequence[str], literal: Callable[[int, Value], str]) -> str:
+def _compared(mark: Keyset, sign: str, names: Sequence[str], literal: Callable[[int, KeyValue], str]) -> str:
     left = ", ".join(names[: len(mark)])
     right = ", ".join(literal(index, value) for index, value in enumerate(mark))
     return f"{left} {sign} {right}" if len(mark) == 1 else f"({left}) {sign} ({right})"

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from tailrace.source import Phase
 from tailrace.source.poll import mark
-from tailrace.source.poll.mark import START, Mark
+from tailrace.source.poll.mark import START, Keyset
 
 
 @dataclass(frozen=True)
@@ -25,9 +25,9 @@ class Sweep:
     `upto` None: whatever there is.
     """
 
-    after: Mark
-    settled: Mark
-    upto: Mark | None
+    after: Keyset
+    settled: Keyset
+    upto: Keyset | None
 
     def to_json(self) -> list[Any]:
         upto = None if self.upto is None else mark.to_json(self.upto)
@@ -40,7 +40,7 @@ class Sweep:
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepRead:
     """What one step reads of one table.
 
     kind       copy: chunks `first` to `end` of the key's order; poll: what changed; diff: everything, compared;
@@ -79,7 +79,7 @@ class Reading:
         return raw | {name: sweep.to_json() for name, sweep in sweeps.items() if sweep is not None}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Reading:
+    def from_json(cls, raw: Mapping[str, Any]) -> StepRead:
         return cls(
             raw["kind"],
             raw.get("first", 0),
@@ -95,7 +95,7 @@ class Reading:
 
 
 @dataclass(frozen=True)
-class Entry:
+class PollTableOffset:
     """One table.
 
     by          what the marks are of: where it is something else now, nobody can go on from them
@@ -114,16 +114,16 @@ class Entry:
     phase: Phase
     by: str = ""
     scope: str = ""
-    mark: Mark = START
-    soft: Mark = START
+    mark: Keyset = START
+    soft: Keyset = START
     step: int = 0
     window: int = 0
     base: int = 0
     copy: int = 0
-    bounds: tuple[Mark, ...] = ()
+    bounds: tuple[Keyset, ...] = ()
     next: int = 0
     request: int = 0
-    reading: Reading | None = None
+    reading: StepRead | None = None
     undo: Mapping[str, Any] = field(default_factory=dict)
     was: Phase | None = None
 
@@ -132,7 +132,7 @@ class Entry:
         copies = self.phase == "copy" or (self.reading is not None and self.reading.kind == "copy")
         return len(self.bounds) + 1 if copies else 0
 
-    def read(self, step: int, reading: Reading, **changed: Any) -> Entry:
+    def read(self, step: int, reading: StepRead, **changed: Any) -> PollTableOffset:
         """The table after a step that reads it."""
         undo = {
             "mark": mark.to_json(self.mark),
@@ -143,14 +143,14 @@ class Entry:
         }
         return replace(self, step=step, reading=reading, undo=undo, **changed)
 
-    def stop(self, reached: int | None) -> Entry:
+    def stop(self, reached: int | None) -> PollTableOffset:
         """Not read from now on. It was applied up to step `reached`; None: only a new copy helps."""
         if reached is None:
-            return replace(self.restart(), phase="stopped", was="init")
+            return replace(self.recopy(), phase="stopped", was="init")
         entry = self._undone() if reached < self.step and self.undo else self
         return replace(entry, phase="stopped", was=self.was if self.phase == "stopped" else self.phase)
 
-    def _undone(self) -> Entry:
+    def _undone(self) -> PollTableOffset:
         undo = self.undo
         return replace(
             self,
@@ -168,12 +168,12 @@ class Entry:
     def holds(self) -> bool:
         return self.was != "init"
 
-    def resume(self) -> Entry:
+    def resume(self) -> PollTableOffset:
         return replace(self, phase=self.was or "init", was=None)
 
-    def restart(self) -> Entry:
+    def recopy(self) -> PollTableOffset:
         """Waiting for a new copy."""
-        return Entry("init", request=self.request)
+        return PollTableOffset("init", request=self.request)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase, "by": self.by, "scope": self.scope}
@@ -195,7 +195,7 @@ class Entry:
         return raw if self.reading is None else {**raw, "reading": self.reading.to_json()}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+    def from_json(cls, raw: Mapping[str, Any]) -> PollTableOffset:
         """Raises ValueError, KeyError or TypeError for what `to_json` does not make."""
         return cls(
             raw["phase"],
@@ -210,7 +210,7 @@ class Entry:
             tuple(map(mark.from_json, raw.get("bounds", []))),
             raw.get("next", 0),
             raw.get("request", 0),
-            Reading.from_json(raw["reading"]) if "reading" in raw else None,
+            StepRead.from_json(raw["reading"]) if "reading" in raw else None,
             raw.get("undo", {}),
             raw.get("was"),
         )
@@ -231,17 +231,17 @@ class PollOffset:
 
     step: int = 0
     clock: tuple[int, int] = (0, 0)
-    tables: Mapping[str, Entry] = field(default_factory=dict)
+    tables: Mapping[str, PollTableOffset] = field(default_factory=dict)
     damaged: tuple[str, ...] = ()
     """Tables whose entry could not be read."""
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> PollOffset:
-        tables: dict[str, Entry] = {}
+        tables: dict[str, PollTableOffset] = {}
         damaged: list[str] = []
         for upstream_id, entry in raw["tables"].items():
             try:
-                tables[upstream_id] = Entry.from_json(entry)
+                tables[upstream_id] = PollTableOffset.from_json(entry)
             except (ValueError, KeyError, TypeError):
                 damaged.append(upstream_id)
         database, own = raw.get("clock", (0, 0))
@@ -251,5 +251,5 @@ class PollOffset:
         tables = {upstream_id: self.tables[upstream_id].to_json() for upstream_id in sorted(self.tables)}
         return {"step": self.step, "clock": list(self.clock), "tables": tables}
 
-    def with_tables(self, changed: Mapping[str, Entry]) -> PollOffset:
+    def with_tables(self, changed: Mapping[str, PollTableOffset]) -> PollOffset:
         return replace(self, tables={**self.tables, **changed})

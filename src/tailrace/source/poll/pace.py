@@ -7,7 +7,7 @@ import time
 from functools import lru_cache
 
 
-class Pace:
+class QuerySpacing:
     """At most so many queries a second, evenly spaced; without a bound it never waits. Threads may share one."""
 
     def __init__(self, per_second: float | None) -> None:
@@ -27,6 +27,6 @@ class Pace:
 
 
 @lru_cache(maxsize=64)
-def pace_of(dsn: str, per_second: float | None) -> Pace:
+def spacing_of(dsn: str, per_second: float | None) -> QuerySpacing:
     """The one pace of a database in this process: sessions that follow each other, or are open at once, share it."""
-    return Pace(per_second)
+    return QuerySpacing(per_second)

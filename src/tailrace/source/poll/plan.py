@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.change import end_of
 from tailrace.errors import SchemaChangedError, TableError
-from tailrace.source import Split, Versions
+from tailrace.source import SchemaVersions, Split
 from tailrace.source.poll.connector import Polled
-from tailrace.source.poll.diff import DiffErrand, DiffSplit, NewcomerSplit, StretchSplit
+from tailrace.source.poll.diff import DiffScan, DiffSplit, NewcomerSplit, StretchSplit
 from tailrace.source.poll.mark import START, Stretch
-from tailrace.source.poll.offset import Entry, PollOffset, Reading
+from tailrace.source.poll.offset import PollOffset, PollTableOffset, StepRead
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, Task
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Planner:
 
     source: PollSource
     tables: Mapping[str, Polled]
-    versions: Versions
+    versions: SchemaVersions
 
     def plan(self, end: PollOffset) -> list[Split]:
         """The splits of the step. The same offset gives the same stretches, however often it is asked."""
@@ -39,7 +39,7 @@ class Planner:
                 splits += self._split(each, entry)
         return splits
 
-    def _split(self, each: str, entry: Entry) -> Iterator[Split]:
+    def _split(self, each: str, entry: PollTableOffset) -> Iterator[Split]:
         reading = entry.reading
         assert reading is not None
         table = self.tables[each]
@@ -77,7 +77,7 @@ class Planner:
         else:
             yield from self._diff(task, reading)
 
-    def _diff(self, task: Task, reading: Reading) -> Iterator[Split]:
+    def _diff(self, task: Task, reading: StepRead) -> Iterator[Split]:
         table, known = task.table, task.known
         schemas = {table.name: table.schema}
         bases = known.bases(reading.since)
@@ -105,4 +105,4 @@ class Planner:
         found += [StretchSplit(**shared, number=number, base=base) for number, base in enumerate(bases, shares)]
         # A small table is compared by the task that writes it, beside others: a thousand of them are no thousand tasks.
         alone = len(found) > 2
-        yield from [DiffErrand(weights=one.weights, schemas=schemas, piece=one) for one in found] if alone else found
+        yield from [DiffScan(weights=one.weights, schemas=schemas, piece=one) for one in found] if alone else found

@@ -18,9 +18,9 @@ from psycopg import sql
 from tailrace.errors import Finding, PreflightError, SchemaChangedError
 from tailrace.schema import TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
-from tailrace.source.poll.mark import Mark, Stretch, Value, conditions, where_clause
-from tailrace.source.poll.pace import pace_of
-from tailrace.source.poll.version import Kind, Scale, kind_of, tick_of
+from tailrace.source.poll.mark import Keyset, KeyValue, Stretch, conditions, where_clause
+from tailrace.source.poll.pace import spacing_of
+from tailrace.source.poll.version import Scale, VersionKind, kind_of, tick_of
 from tailrace.source.postgres.catalog import describe, list_tables
 from tailrace.source.postgres.connection import connect_adbc, connection_string, row_settings, session, translated
 from tailrace.source.postgres.mapping import Converter, select_list
@@ -95,7 +95,7 @@ class PostgresSession:
         self._dsn = dsn
         self._options = options
         self._opened = opened
-        self._pace = pace_of(dsn, options.queries_per_second)
+        self._spacing = spacing_of(dsn, options.queries_per_second)
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -122,12 +122,12 @@ class PostgresSession:
         return made
 
     def _ask(self, query: str, doing: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
-        self._pace.wait()
+        self._spacing.wait()
         with translated(doing), _found(table):
             return self._asking.execute(query.encode()).fetchall()
 
     def tables(self) -> list[TableSchema]:
-        self._pace.wait()
+        self._spacing.wait()
         with translated("looking at the tables"):
             relations = [one for one in list_tables(self._asking) if one.can_select and not one.is_partition]
             return [one.schema for one in describe(self._asking, relations, {})]
@@ -144,10 +144,10 @@ class PostgresSession:
         kind = kind_of(found)
         if kind is None:
             return None
-        local = kind in (Kind.LOCAL, Kind.DAY)
+        local = kind in (VersionKind.LOCAL, VersionKind.DAY)
         zone = (self._options.zone or _zone_of(self._dsn)) if local else "UTC"
         latest = None
-        if kind is Kind.NUMBER:
+        if kind is VersionKind.NUMBER:
             query = f"SELECT max({_name(column)}) FROM {_table(table)}"
             latest = self._ask(query, f"polling {table.name}", table)[0][0]
         return Scale(kind, tick_of(found), zone, latest)
@@ -163,7 +163,7 @@ class PostgresSession:
         listed = select_list(shown).as_string()
         if query.hashed:
             listed += f", {_row_hash(table.schema)} AS {_HASH}"
-        self._pace.wait()
+        self._spacing.wait()
         with translated(f"reading {table.name}"), _found(table), self._bulk.cursor() as cursor:
             cursor.execute(f"SELECT {listed} FROM {_table(table)} {rest}")
             found: pa.Table = cursor.fetch_arrow_table()
@@ -175,7 +175,7 @@ class PostgresSession:
         last = tuple(_text(row.field(name)[-1].as_py()) for name in query.order) if len(row) else None
         return Page(row, exact, hashes, last)
 
-    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
         order = table.order(None)
         where = where_clause(_conditions(table, None, Stretch(after)))
         texts = ", ".join(f"{_name(name)}::text" for name in order)
@@ -212,7 +212,7 @@ class PostgresSession:
     def lacks_index(self, table: Polled, column: str) -> bool:
         name, source = _name(column), _table(table)
         query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
-        self._pace.wait()
+        self._spacing.wait()
         with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
             # A small table is read whole though it has an index; what counts is whether there is one.
             self._asking.execute("SET LOCAL enable_seqscan = off")
@@ -245,7 +245,7 @@ def _table(table: Polled) -> str:
     return sql.Identifier(table.schema.table.schema, table.schema.table.name).as_string()
 
 
-def _literal(table: Polled, name: str, value: Value) -> str:
+def _literal(table: Polled, name: str, value: KeyValue) -> str:
     # The declared type is the catalog's own spelling of it.
     return f"{sql.Literal(str(value)).as_string()}::{table.schema.column(name).upstream_type}"
 

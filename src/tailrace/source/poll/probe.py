@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tailrace.source.poll.connector import Polled, Query, Session
-from tailrace.source.poll.horizon import Height, View
+from tailrace.source.poll.connector import ConnectorSession, Polled, Query
+from tailrace.source.poll.horizon import Height, SettledTime
 from tailrace.source.poll.known import Hashes
-from tailrace.source.poll.mark import START, Mark, Stretch
+from tailrace.source.poll.mark import START, Keyset, Stretch
 from tailrace.source.poll.offset import Sweep
 from tailrace.source.poll.version import Scale
 
@@ -22,7 +22,7 @@ class ForeignMarkError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
+class ProbeResult:
     """What a look found. `fresh` rows were not given before; `more`: the limit cut it short."""
 
     sweep: Sweep
@@ -35,16 +35,16 @@ class Found:
 class Probe:
     """One look at one table, by one of its columns. `seen` are the rows that the last window gave already."""
 
-    session: Session
+    session: ConnectorSession
     table: Polled
     by: str
     deleted: bool
-    view: View
+    view: SettledTime
     seen: Hashes
     page_rows: int
     limit_rows: int
 
-    def look(self, mark: Mark, heights: Sequence[Height]) -> Found | None:
+    def run(self, mark: Keyset, heights: Sequence[Height]) -> ProbeResult | None:
         """What lies behind the mark; None for a column that cannot be followed.
 
         An idle table costs one page without rows. Only the columns of the order are read, and hashes where rows of
@@ -55,7 +55,7 @@ class Probe:
             return None
         if scale.is_empty:
             # Whatever comes from now on is new, whatever it looks like.
-            return Found(Sweep(START, START, START), 0, False, tuple(heights))
+            return ProbeResult(Sweep(START, START, START), 0, False, tuple(heights))
         if mark and not scale.fits(mark[0]):
             raise ForeignMarkError
         after, end = self.view.floor(mark, scale), self.view.end(scale)
@@ -79,10 +79,10 @@ class Probe:
         settled = _later(after, self.view.settled_mark(scale, heights), scale)
         if more and settled and scale.place(last[0]) < scale.place(settled[0]):
             settled = last
-        return Found(Sweep(after, settled, last if more else end), fresh, more, heights)
+        return ProbeResult(Sweep(after, settled, last if more else end), fresh, more, heights)
 
 
-def _grown(heights: Sequence[Height], scale: Scale, view: View) -> tuple[Height, ...]:
+def _grown(heights: Sequence[Height], scale: Scale, view: SettledTime) -> tuple[Height, ...]:
     """The heights that matter from now on: the last settled one, and the next to be."""
     if scale.timed or scale.latest is None:
         return tuple(heights)
@@ -91,7 +91,7 @@ def _grown(heights: Sequence[Height], scale: Scale, view: View) -> tuple[Height,
     return (*settled[-1:], *[height for height in known if height[0] >= view.settled][:HEIGHTS])
 
 
-def _later(after: Mark, settled: Mark, scale: Scale) -> Mark:
+def _later(after: Keyset, settled: Keyset, scale: Scale) -> Keyset:
     """The settled mark, unless it lies before the place that was read from."""
     if not settled or (after and scale.place(settled[0]) <= scale.place(after[0])):
         return after

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from tailrace.errors import Finding, UnfitError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions, TableSettings
-from tailrace.source.poll.connector import Polled, Session
-from tailrace.source.poll.version import Kind
+from tailrace.source.poll.connector import ConnectorSession, Polled
+from tailrace.source.poll.version import VersionKind
 
 
 @dataclass(frozen=True)
-class Roster:
+class PollDiscovery:
     """The wanted tables that can be followed, by upstream id; those that cannot, and what is to say of them."""
 
     tables: dict[str, Polled]
@@ -22,7 +22,7 @@ class Roster:
     findings: list[Finding]
 
 
-def call(found: Iterable[TableSchema], options: TableOptions) -> Roster:
+def select_tables(found: Iterable[TableSchema], options: TableOptions) -> PollDiscovery:
     """The wanted ones of these tables. Pure."""
     by_name = {table.table: table for table in found}
     tables: dict[str, Polled] = {}
@@ -39,7 +39,7 @@ def call(found: Iterable[TableSchema], options: TableOptions) -> Roster:
     if not tables and not findings:
         known = ", ".join(str(name) for name in list(by_name)[:8]) or "no table that can be read"
         findings.append(Finding("error", "tables", "tables.include matches no table", f"the database has {known}"))
-    return Roster(tables, unfit, findings)
+    return PollDiscovery(tables, unfit, findings)
 
 
 def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | None) -> tuple[Polled, list[Finding]]:
@@ -81,7 +81,7 @@ def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | No
     return Polled(table, version, created, soft if soft in columns else None, scope), wrong
 
 
-def examine(session: Session, table: Polled) -> list[Finding]:
+def examine(session: ConnectorSession, table: Polled) -> list[Finding]:
     """What is to say of one table: whether its columns will do, an index serves, and rows are out of sight."""
     name = table.name
     findings: list[Finding] = []
@@ -99,7 +99,7 @@ def examine(session: Session, table: Polled) -> list[Finding]:
             key = ", ".join(table.schema.key)
             message = f"no index begins with {column}: every poll reads the whole table"
             findings.append(Finding("warning", name, message, f"CREATE INDEX ON {name} ({column}, {key});"))
-        if scale.kind is Kind.LOCAL and scale.zone not in ("UTC", "Etc/UTC", "GMT"):
+        if scale.kind is VersionKind.LOCAL and scale.zone not in ("UTC", "Etc/UTC", "GMT"):
             message = f"{column} has no time zone; its values are taken to be in {scale.zone}"
             findings.append(
                 Finding("warning", name, message, "set source.time_zone, or look_back: 1h over a clock change")

@@ -25,7 +25,7 @@ class Turn:
     whole_since: float = 0.0
 
 
-class Schedule:
+class PollSchedule:
     """Polls of a busy table follow each other fast; each that finds nothing doubles the wait.
 
     The counts are kept in a file, so that runs that end soon add up to a full diff. Losing it costs a delay, no row.

@@ -17,16 +17,16 @@ from tailrace.change import Changes, end_of
 from tailrace.errors import Finding
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
-from tailrace.source.history import Remembered
+from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
+from tailrace.source.history import SchemaFile
 from tailrace.source.poll.connector import ConnectorOptions, Polled, SourceConnector, connect
-from tailrace.source.poll.diff import DiffErrand, DiffSplit, read_diff
+from tailrace.source.poll.diff import DiffScan, DiffSplit, read_diff
 from tailrace.source.poll.follower import PollFollower
-from tailrace.source.poll.found import FoundSplit
-from tailrace.source.poll.known import Known
+from tailrace.source.poll.found import DiffResultSplit
+from tailrace.source.poll.known import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
-from tailrace.source.poll.roster import call, examine
+from tailrace.source.poll.roster import examine, select_tables
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
 from tailrace.wholefile import make_folder, remove
 
@@ -89,15 +89,15 @@ class PollSource:
         if any(finding.level == "error" for finding in findings):
             return findings
         with self.connector().open() as session:
-            roster = call(session.tables(), self.tables_wanted)
-            examined = [finding for table in roster.tables.values() for finding in examine(session, table)]
-        return [*findings, *roster.findings, *examined]
+            discovery = select_tables(session.tables(), self.tables_wanted)
+            examined = [finding for table in discovery.tables.values() for finding in examine(session, table)]
+        return [*findings, *discovery.findings, *examined]
 
     def tables(self) -> list[TableSchema]:
         with self.connector().open() as session:
-            return [table.schema for table in call(session.tables(), self.tables_wanted).tables.values()]
+            return [table.schema for table in select_tables(session.tables(), self.tables_wanted).tables.values()]
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Nothing is made in a database that can only be queried. Raises PreflightError when it cannot be polled."""
         errors.require(self.check())
 
@@ -109,18 +109,18 @@ class PollSource:
         """Nothing is pushed: there is nothing to receive."""
         return nullcontext()
 
-    def follow(self, versions: Versions | None = None) -> PollFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> PollFollower:
         make_folder(Path(self.folder))
         if versions is None:
             self.prepare()
-            versions = Remembered(Path(self.folder) / "versions.json")
+            versions = SchemaFile(Path(self.folder) / "versions.json")
         return PollFollower(self, versions)
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, RefusedSplit):
             assert split.error is not None
             raise split.error
-        if isinstance(split, FoundSplit):
+        if isinstance(split, DiffResultSplit):
             yield from split.read()
             return
         with self.connector(self.parallel).open() as session:
@@ -128,7 +128,7 @@ class PollSource:
                 yield from read_changes(session, split)
             elif isinstance(split, ChunkSplit):
                 yield from read_chunk(session, split)
-            elif isinstance(split, DiffErrand):
+            elif isinstance(split, DiffScan):
                 assert split.piece is not None
                 yield from read_diff(session, split.piece)
             elif isinstance(split, DiffSplit):
@@ -147,7 +147,7 @@ class PollSource:
     def release(self, upto: Offset) -> None:
         """What is known of the tables is brought together, and what no step needs any more is deleted."""
         for upstream_id, entry in PollOffset.from_json(upto).tables.items():
-            known = Known.of(self.folder, upstream_id)
+            known = KeySnapshot.of(self.folder, upstream_id)
             known.prune(window=entry.oldest_window, base=entry.oldest_base, applied=entry.step)
             if entry.base:
                 known.gather(entry.base, entry.undo.get("step", 0))

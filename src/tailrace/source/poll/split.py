@@ -15,11 +15,11 @@ from tailrace.change import Changes, Op
 from tailrace.errors import TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
-from tailrace.source.poll.connector import Page, Polled, Query, Session
-from tailrace.source.poll.known import PART, Hashes, Known, record
+from tailrace.source.poll.connector import ConnectorSession, Page, Polled, Query
+from tailrace.source.poll.known import PART, Hashes, KeySnapshot, record
 from tailrace.source.poll.mark import Stretch
-from tailrace.source.poll.offset import Reading
-from tailrace.source.poll.version import Kind, kind_of
+from tailrace.source.poll.offset import StepRead
+from tailrace.source.poll.version import VersionKind, kind_of
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class Task:
     records: bool
 
     @property
-    def known(self) -> Known:
-        return Known.of(self.folder, self.table.schema.upstream_id)
+    def known(self) -> KeySnapshot:
+        return KeySnapshot.of(self.folder, self.table.schema.upstream_id)
 
     @property
     def key_columns(self) -> TableSchema:
@@ -60,7 +60,7 @@ class PollSplit(Split):
     """The changed rows of one table."""
 
     task: Task | None = None
-    reading: Reading | None = None
+    reading: StepRead | None = None
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RefusedSplit(Split):
     error: TableError | None = None
 
 
-def pages(session: Session, query: Query) -> Iterator[Page]:
+def pages(session: ConnectorSession, query: Query) -> Iterator[Page]:
     """The rows of a query's stretch, page after page; each begins behind the last row of the one before."""
     while True:
         page = session.page(query)
@@ -91,7 +91,7 @@ def pages(session: Session, query: Query) -> Iterator[Page]:
         query = replace(query, stretch=query.stretch._replace(after=page.last))
 
 
-def read_changes(session: Session, split: PollSplit) -> Iterator[Changes]:
+def read_changes(session: ConnectorSession, split: PollSplit) -> Iterator[Changes]:
     """The rows that a poll found, each with the operation it stands for. What is given is written down at the end."""
     task, reading = split.task, split.reading
     assert task is not None
@@ -151,12 +151,12 @@ def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
 
 def _moments(table: TableSchema, by: str | None, rows: pa.StructArray) -> pa.Array[Any] | None:
     """The time of each change, where the column that it was found by is one."""
-    if by is None or kind_of(table.column(by)) is not Kind.INSTANT:
+    if by is None or kind_of(table.column(by)) is not VersionKind.INSTANT:
         return None
     return rows.field(by).cast(pa.timestamp("us", "UTC"))
 
 
-def read_chunk(session: Session, split: ChunkSplit) -> Iterator[Changes]:
+def read_chunk(session: ConnectorSession, split: ChunkSplit) -> Iterator[Changes]:
     """The rows of one chunk of a copy."""
     task = split.task
     assert task is not None

@@ -21,10 +21,10 @@ from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChanged
 from tailrace.schema import TableName, TableSchema
 from tailrace.source.exact import combine
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Mark, Stretch, Value, conditions, where_clause
+from tailrace.source.poll.mark import Keyset, KeyValue, Stretch, conditions, where_clause
 from tailrace.source.poll.option import path_of
-from tailrace.source.poll.pace import Pace, pace_of
-from tailrace.source.poll.version import Kind, Scale, require_iso
+from tailrace.source.poll.pace import QuerySpacing, spacing_of
+from tailrace.source.poll.version import Scale, VersionKind, require_iso
 from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
 from tailrace.source.sqlite.engine import fetch
 from tailrace.source.sqlite.value import cells_of
@@ -64,7 +64,7 @@ class SqliteConnector:
         with _explained(path):
             connection = _open(path, self.options.statement_seconds)
         try:
-            yield SqliteSession(connection, path, self.options, pace_of(self.dsn, self.options.queries_per_second))
+            yield SqliteSession(connection, path, self.options, spacing_of(self.dsn, self.options.queries_per_second))
         finally:
             connection.close()
 
@@ -106,14 +106,16 @@ def _explained(path: Path) -> Iterator[None]:
 class SqliteSession:
     """The protocol `Session`."""
 
-    def __init__(self, connection: sqlite3.Connection, path: Path, options: ConnectorOptions, pace: Pace) -> None:
+    def __init__(
+        self, connection: sqlite3.Connection, path: Path, options: ConnectorOptions, spacing: QuerySpacing
+    ) -> None:
         self._connection = connection
         self._path = path
         self._seconds = options.statement_seconds
-        self._pace = pace
+        self._spacing = spacing
 
     def _ask(self, query: str, table: str = "") -> list[tuple[Any, ...]]:
-        self._pace.wait()
+        self._spacing.wait()
         deadline = time.monotonic() + self._seconds
         self._connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS)
         with _explained(self._path):
@@ -129,7 +131,7 @@ class SqliteSession:
                 raise
 
     def tables(self) -> list[TableSchema]:
-        self._pace.wait()
+        self._spacing.wait()
         with _explained(self._path):
             names = set(list_tables(self._connection))
         found = self._ask("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL ORDER BY name")
@@ -148,7 +150,7 @@ class SqliteSession:
         if latest is None:
             # Nothing to go by yet, and nothing to read.
             declared = table.schema.column(column).type
-            return Scale(Kind.NUMBER) if pa.types.is_integer(declared) else Scale(Kind.TEXT)
+            return Scale(VersionKind.NUMBER) if pa.types.is_integer(declared) else Scale(VersionKind.TEXT)
         if type(first) is not type(latest) or not isinstance(latest, str | int):
             raise UnfitError(
                 f"column {column} holds other values than whole numbers alone or texts alone, so that the order of"
@@ -157,8 +159,8 @@ class SqliteSession:
                 table=table.name,
             )
         if isinstance(latest, str):
-            return Scale(Kind.TEXT, latest=require_iso(latest, table.name, column))
-        return Scale(Kind.NUMBER, latest=latest)
+            return Scale(VersionKind.TEXT, latest=require_iso(latest, table.name, column))
+        return Scale(VersionKind.NUMBER, latest=latest)
 
     def page(self, query: Query) -> Page:
         table = query.table
@@ -186,7 +188,7 @@ class SqliteSession:
         last = tuple(each[-1] for each in values[len(columns.columns) :]) if rows else None
         return Page(row, combine({name: each for name, each in unfit.items() if name in shown}), hashes, last)
 
-    def hop(self, table: Polled, after: Mark, rows: int) -> Mark | None:
+    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
         names = _names(table, table.order(None))
         where = where_clause(_conditions(table, None, Stretch(after)))
         query = f"SELECT {names} FROM {_table(table)} {where} ORDER BY {names} LIMIT 1 OFFSET {rows - 1}"
@@ -246,7 +248,7 @@ def _table(table: Polled) -> str:
     return quoted(table.schema.table.name)
 
 
-def _literal(value: Value) -> str:
+def _literal(value: KeyValue) -> str:
     if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
         return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else literal(value)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from tailrace.errors import UnfitError
 from tailrace.schema import Column
-from tailrace.source.poll.mark import Value
+from tailrace.source.poll.mark import KeyValue
 
 DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -24,7 +24,7 @@ _ISO = re.compile(
 )
 
 
-class Kind(Enum):
+class VersionKind(Enum):
     INSTANT = "a time with its zone"
     LOCAL = "a time without zone"
     DAY = "a date"
@@ -32,14 +32,14 @@ class Kind(Enum):
     TEXT = "ISO 8601 text, in UTC"
 
 
-def kind_of(column: Column) -> Kind | None:
+def kind_of(column: Column) -> VersionKind | None:
     """What a column's type says; None where its values cannot be put in the order of their changes."""
     if pa.types.is_timestamp(column.type):
-        return Kind.INSTANT if column.type.tz else Kind.LOCAL
+        return VersionKind.INSTANT if column.type.tz else VersionKind.LOCAL
     if pa.types.is_date(column.type):
-        return Kind.DAY
+        return VersionKind.DAY
     if pa.types.is_integer(column.type):
-        return Kind.NUMBER
+        return VersionKind.NUMBER
     return None
 
 
@@ -59,59 +59,59 @@ class Scale:
     none. The form of a text is followed, as texts are compared letter by letter.
     """
 
-    kind: Kind
+    kind: VersionKind
     tick: int = 1
     zone: str = "UTC"
-    latest: Value | None = None
+    latest: KeyValue | None = None
 
     @property
     def is_empty(self) -> bool:
         """Whether there is no value yet by which one could tell how they look."""
-        return self.kind in (Kind.TEXT, Kind.NUMBER) and self.latest is None
+        return self.kind in (VersionKind.TEXT, VersionKind.NUMBER) and self.latest is None
 
     @property
     def timed(self) -> bool:
-        return self.kind is not Kind.NUMBER
+        return self.kind is not VersionKind.NUMBER
 
-    def fits(self, value: Value) -> bool:
+    def fits(self, value: KeyValue) -> bool:
         """Whether a value can be one of this column, whose kind may have been another when it was noted."""
         text = str(value)
-        if self.kind is Kind.NUMBER:
+        if self.kind is VersionKind.NUMBER:
             return text.lstrip("-").isdecimal()
-        return self.kind is not Kind.TEXT or _ISO.fullmatch(text) is not None
+        return self.kind is not VersionKind.TEXT or _ISO.fullmatch(text) is not None
 
-    def at(self, moment: int) -> Value:
+    def at(self, moment: int) -> KeyValue:
         """The latest value that is not after the moment."""
         aware = _EPOCH + timedelta(microseconds=moment // self.tick * self.tick)
         match self.kind:
-            case Kind.INSTANT:
+            case VersionKind.INSTANT:
                 return aware.isoformat(" ")
-            case Kind.LOCAL | Kind.DAY:
+            case VersionKind.LOCAL | VersionKind.DAY:
                 local = (_EPOCH + timedelta(microseconds=moment)).astimezone(ZoneInfo(self.zone)).replace(tzinfo=None)
-                if self.kind is Kind.DAY:
+                if self.kind is VersionKind.DAY:
                     return local.date().isoformat()
                 return (local - timedelta(microseconds=_of_day(local) % self.tick)).isoformat(" ")
-            case Kind.TEXT:
+            case VersionKind.TEXT:
                 return _written(aware, str(self.latest))
-            case Kind.NUMBER:
+            case VersionKind.NUMBER:
                 raise TypeError("a number is no moment")
 
-    def after(self, moment: int) -> Value:
+    def after(self, moment: int) -> KeyValue:
         """A value behind every one that is not after the moment."""
-        step = {Kind.DAY: DAY_US, Kind.TEXT: _text_tick(str(self.latest))}.get(self.kind, self.tick)
+        step = {VersionKind.DAY: DAY_US, VersionKind.TEXT: _text_tick(str(self.latest))}.get(self.kind, self.tick)
         return self.at(moment + step)
 
-    def place(self, value: Value) -> Any:
+    def place(self, value: KeyValue) -> Any:
         """What sorts as the values of the column do."""
         text = str(value)
         match self.kind:
-            case Kind.NUMBER:
+            case VersionKind.NUMBER:
                 return int(value)
-            case Kind.TEXT:
+            case VersionKind.TEXT:
                 return text
-            case Kind.DAY | Kind.LOCAL | Kind.INSTANT:
+            case VersionKind.DAY | VersionKind.LOCAL | VersionKind.INSTANT:
                 try:
-                    parsed = datetime.fromisoformat(text) if self.kind is not Kind.DAY else _midnight(text)
+                    parsed = datetime.fromisoformat(text) if self.kind is not VersionKind.DAY else _midnight(text)
                 except ValueError:  # infinity, years BC or past 9999
                     return -_FAR if text.startswith("-") or text.endswith("BC") else _FAR
                 return round((parsed.replace(tzinfo=parsed.tzinfo or UTC) - _EPOCH) / timedelta(microseconds=1))

@@ -17,7 +17,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.postgres import text
 from tailrace.source.postgres.catalog_type import CatalogType, read_types
 
-Session = psycopg.Connection[tuple[Any, ...]]
+PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Published:
 
 
 @dataclass(frozen=True)
-class Relation:
+class CatalogRelation:
     """A table of the database, whether published or not."""
 
     oid: int
@@ -177,15 +177,15 @@ WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
 """
 
 
-def list_tables(session: Session) -> list[Relation]:
+def list_tables(session: PgConnection) -> list[CatalogRelation]:
     """Every permanent table of the database that is not the system's."""
     return [
-        Relation(oid, TableName(schema, name), identity, can_select, partitioned, is_partition)
+        CatalogRelation(oid, TableName(schema, name), identity, can_select, partitioned, is_partition)
         for oid, schema, name, identity, can_select, partitioned, is_partition in session.execute(_TABLES).fetchall()
     ]
 
 
-def list_published(session: Session, publication: str) -> dict[TableName, Shown]:
+def list_published(session: PgConnection, publication: str) -> dict[TableName, Shown]:
     """The tables in a publication, partitions under the name they are published by."""
     version = session.info.server_version
     schema_entry = (
@@ -209,7 +209,9 @@ def list_published(session: Session, publication: str) -> dict[TableName, Shown]
     }
 
 
-def describe(session: Session, relations: Iterable[Relation], shown: Mapping[TableName, Shown]) -> list[Published]:
+def describe(
+    session: PgConnection, relations: Iterable[CatalogRelation], shown: Mapping[TableName, Shown]
+) -> list[Published]:
     """The tables with their columns as the stream will carry them. The session has the settings of `SESSION`."""
     wanted = {relation.oid: relation for relation in relations}
     oids = list(wanted)
@@ -230,7 +232,11 @@ def describe(session: Session, relations: Iterable[Relation], shown: Mapping[Tab
 
 
 def build(
-    relation: Relation, columns: Sequence[CatalogColumn], keys: Keys, shown: Shown, types: Mapping[int, CatalogType]
+    relation: CatalogRelation,
+    columns: Sequence[CatalogColumn],
+    keys: Keys,
+    shown: Shown,
+    types: Mapping[int, CatalogType],
 ) -> Published:
     """A table from what the catalog said of it. A type that is not in `types` was dropped since and is kept as text."""
     kept = [column for column in columns if shown.shows(column)]

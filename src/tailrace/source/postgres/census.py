@@ -9,25 +9,32 @@ from typing import TYPE_CHECKING
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.schema import TableName
 from tailrace.source.postgres import preflight
-from tailrace.source.postgres.catalog import Published, Relation, Session, Shown, list_published, list_tables
+from tailrace.source.postgres.catalog import (
+    CatalogRelation,
+    PgConnection,
+    Published,
+    Shown,
+    list_published,
+    list_tables,
+)
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.slot import extend_publication, publication_exists, publication_sql, read_mark
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
-CENSUS_SECONDS = 2.0
+DISCOVERY_SECONDS = 2.0
 
-Roll = frozenset[tuple[int, str, int]]
+SeenRelations = frozenset[tuple[int, str, int]]
 
 
-class Census:
+class PostgresDiscovery:
     """The wanted tables by OID, as the publication shows them. `refresh` looks again when it is time."""
 
     def __init__(self, source: PostgresSource) -> None:
         self._source = source
         self._looked = 0.0
-        self._roll: Roll = frozenset()
+        self._roll: SeenRelations = frozenset()
         self.tables: Mapping[int, Published] = {}
         self.refresh(at_once=True)
 
@@ -36,20 +43,20 @@ class Census:
 
         A server that does not answer leaves things as they are. Raises PreflightError when the publication is gone.
         """
-        if not at_once and time.monotonic() - self._looked < CENSUS_SECONDS:
+        if not at_once and time.monotonic() - self._looked < DISCOVERY_SECONDS:
             return
         self._looked = time.monotonic()
         try:
             with session(self._source.dsn, "looking for new and dropped tables") as connection:
-                roll = self._call(connection)
+                roll = self._select_tables(connection)
                 if at_once or roll != self._roll:
-                    self.tables = {one.oid: one for one in preflight.wanted(connection, self._source)}
+                    self.tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
                     self._roll = roll
         except UnavailableError:
             if at_once:
                 raise
 
-    def _call(self, connection: Session) -> Roll:
+    def _select_tables(self, connection: PgConnection) -> SeenRelations:
         source = self._source
         if not publication_exists(connection, source.publication):
             known = [one.schema.table for one in self.tables.values()]
@@ -67,7 +74,9 @@ class Census:
             (one.oid, str(one.table), shown[one.table].membership) for one in relations if one.table in chosen
         )
 
-    def _extend(self, connection: Session, relations: Sequence[Relation], shown: Mapping[TableName, Shown]) -> bool:
+    def _extend(
+        self, connection: PgConnection, relations: Sequence[CatalogRelation], shown: Mapping[TableName, Shown]
+    ) -> bool:
         """Put tables that are new into a publication that tailrace made; whether there were any."""
         source = self._source
         mark = read_mark(connection, source.publication) if source.extends_publication else None

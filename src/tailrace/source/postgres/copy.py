@@ -34,7 +34,7 @@ NO_HEAP = "0.0"
 """What is copied of a table that has no partition: nothing, which leaves no rows of before."""
 
 
-class Round:
+class PostgresSnapshot:
     """An exported snapshot, held open by a session of its own until `close`."""
 
     def __init__(self, dsn: str) -> None:
@@ -94,11 +94,11 @@ def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
         return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None} or {NO_HEAP: 0}
 
 
-class Opening:
+class SnapshotOpening:
     """A round being opened beside the stream: creating a snapshot waits for every open write transaction."""
 
     def __init__(self, dsn: str) -> None:
-        self._round: Round | None = None
+        self._round: PostgresSnapshot | None = None
         self._error: Exception | None = None
         self._abandoned = False
         self._lock = threading.Lock()
@@ -107,7 +107,7 @@ class Opening:
 
     def _open(self, dsn: str) -> None:
         try:
-            opened = Round(dsn)
+            opened = PostgresSnapshot(dsn)
             with self._lock:
                 if self._abandoned:
                     opened.close()
@@ -116,7 +116,7 @@ class Opening:
         except Exception as error:  # noqa: BLE001 - raised again by `wait`
             self._error = error
 
-    def wait(self, seconds: float) -> Round | None:
+    def wait(self, seconds: float) -> PostgresSnapshot | None:
         """The round once it is open, None while it is not. Raises what opening it raised."""
         self._thread.join(seconds)
         if self._error is not None:
@@ -132,7 +132,7 @@ class Opening:
 
 
 @dataclass(frozen=True)
-class CopySplit(Split):
+class PostgresCopySplit(Split):
     """Some pages of one heap, under one snapshot. The last range of a heap has no end: the heap may have grown.
 
     `filtered_by` is the OID of the publication's entry whose row filter holds, 0 for none.
@@ -142,21 +142,21 @@ class CopySplit(Split):
     first_page: int = 0
     end_page: int | None = None
     snapshot: str = ""
-    x: int = 0
+    snapshot_position: int = 0
     filtered_by: int = 0
 
 
 def copy_split(
-    table: TableSchema, chunk: Chunk, chunk_pages: int, round_: Round, x: int, filtered_by: int
-) -> CopySplit:
+    table: TableSchema, chunk: Chunk, chunk_pages: int, round_: PostgresSnapshot, x: int, filtered_by: int
+) -> PostgresCopySplit:
     last = chunk.ordinal == chunk.of - 1
-    return CopySplit(
+    return PostgresCopySplit(
         copies=table,
         part=chunk.part,
         first_page=chunk.ordinal * chunk_pages,
         end_page=None if last else (chunk.ordinal + 1) * chunk_pages,
         snapshot=round_.snapshot,
-        x=x,
+        snapshot_position=x,
         filtered_by=filtered_by,
     )
 
@@ -164,7 +164,7 @@ def copy_split(
 READ_ATTEMPTS = 3
 
 
-def read_chunk(dsn: str, split: CopySplit) -> Iterator[Changes]:
+def read_chunk(dsn: str, split: PostgresCopySplit) -> Iterator[Changes]:
     """The rows of one chunk as Arrow, a batch at a time, with the columns the table had when its copy began.
 
     Raises StaleCopyError when the table was changed so much since that its copy must begin again.
@@ -175,10 +175,10 @@ def read_chunk(dsn: str, split: CopySplit) -> Iterator[Changes]:
     with bulk(dsn, f"copying {table.table}") as connection, connection.cursor() as cursor:
         for batch in _open_chunk(cursor, table, split):
             row, exact = converter.convert(batch)
-            yield Changes.build(table, row, op=Op.READ, commit=split.x - 1, exact=exact)
+            yield Changes.build(table, row, op=Op.READ, commit=split.snapshot_position - 1, exact=exact)
 
 
-def _open_chunk(cursor: Any, table: TableSchema, split: CopySplit) -> Iterable[pa.RecordBatch]:
+def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> Iterable[pa.RecordBatch]:
     for attempt in range(1, READ_ATTEMPTS + 1):
         heap = _Heap.find(cursor, split.part, table)
         if heap is None:
@@ -276,7 +276,7 @@ def _find_filter(cursor: Any, table: TableSchema, entry: int) -> str:
     return str(found[0])
 
 
-def _query(table: TableSchema, heap: _Heap, split: CopySplit, row_filter: str | None) -> sql.Composed:
+def _query(table: TableSchema, heap: _Heap, split: PostgresCopySplit, row_filter: str | None) -> sql.Composed:
     bounds = [sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({split.first_page},0)"))]
     if split.end_page is not None:
         bounds.append(sql.SQL("ctid < {}::tid").format(sql.Literal(f"({split.end_page},0)")))

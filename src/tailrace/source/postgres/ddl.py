@@ -18,7 +18,7 @@ from tailrace.source.postgres.catalog import COLUMN_FIELDS, COLUMN_TABLES, KEY_N
 from tailrace.source.postgres.framing import DDL_PREFIX
 from tailrace.source.postgres.mapping import SESSION
 
-Session = psycopg.Connection[tuple[Any, ...]]
+PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 VERSION: Final = 2
 """Of the functions. A database with another one gets these by `install`."""
@@ -111,7 +111,7 @@ COMMIT;
 """
 
 
-def install(connection: Session) -> None:
+def install(connection: PgConnection) -> None:
     """Install the trigger in the connection's database, or bring an older one up to date; all of it or nothing.
 
     Each leaf of a partitioned table that is published by its root gets a trigger of its own, which waits for whoever
@@ -132,7 +132,7 @@ def install(connection: Session) -> None:
         ) from error
 
 
-def installed_version(connection: Session) -> int | None:
+def installed_version(connection: PgConnection) -> int | None:
     """The version of the trigger in this database; None when it, or a part of it, is absent or disabled."""
     row = connection.execute(
         """

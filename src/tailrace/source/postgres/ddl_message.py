@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tailrace.schema import TableName
-from tailrace.source.postgres.catalog import CatalogColumn, Keys, Published, Relation, Shown, build
+from tailrace.source.postgres.catalog import CatalogColumn, CatalogRelation, Keys, Published, Shown, build
 from tailrace.source.postgres.catalog_type import CatalogType
 from tailrace.source.postgres.message import MalformedError
 
@@ -21,7 +21,7 @@ FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
-class Described:
+class DdlEvent:
     """One table after one command. `columns` is None in a message that does not describe it.
 
     `recopy` says that the command changed rows without logging them, `reason` why. `rewritten` says that it changed
@@ -48,7 +48,7 @@ class Described:
         return frozenset(column.type_oid for column in self.columns or ())
 
 
-def parse(content: bytes) -> Described | None:
+def parse(content: bytes) -> DdlEvent | None:
     """The content of a message of the event trigger; None for a format this version does not know.
 
     Raises MalformedError for content that is damaged. Its text quotes none of it.
@@ -60,13 +60,13 @@ def parse(content: bytes) -> Described | None:
         raise MalformedError(f"a message of the event trigger of {len(content)} bytes is damaged") from error
 
 
-def _build(raw: dict[str, Any]) -> Described:
+def _build(raw: dict[str, Any]) -> DdlEvent:
     oid, tag = int(raw["oid"]), str(raw["tag"])
     recopy, reason = bool(raw.get("recopy", False)), raw.get("reason")
     table = TableName(raw["schema"], raw["name"]) if "name" in raw else None
     if "columns" not in raw:
-        return Described(oid, table, tag, recopy=recopy, reason=reason, dropped=bool(raw.get("dropped", False)))
-    return Described(
+        return DdlEvent(oid, table, tag, recopy=recopy, reason=reason, dropped=bool(raw.get("dropped", False)))
+    return DdlEvent(
         oid,
         table,
         tag,
@@ -85,7 +85,7 @@ def _build(raw: dict[str, Any]) -> Described:
     )
 
 
-def to_published(described: Described, publication: str, types: Mapping[int, CatalogType]) -> Published | None:
+def to_published(described: DdlEvent, publication: str, types: Mapping[int, CatalogType]) -> Published | None:
     """The table as `catalog.describe` would have given it right after the command; None when not in the publication.
 
     `types` are those of `described.type_oids` that still exist; a column of any other is kept as text.
@@ -93,7 +93,7 @@ def to_published(described: Described, publication: str, types: Mapping[int, Cat
     shown = described.publications.get(publication)
     if shown is None or described.columns is None or described.table is None:
         return None
-    relation = Relation(
+    relation = CatalogRelation(
         described.oid, described.table, described.identity, True, described.partitioned, described.is_partition
     )
     return build(relation, described.columns, described.keys, shown, types)

@@ -15,19 +15,19 @@ from tailrace.child import read_status, write_status
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import RESYNC, Limit, Offset, Orders, Split, Versions
-from tailrace.source.offset import Reading, readings
+from tailrace.source import RESYNC, Limit, Offset, SchemaVersions, Split, TableDirectives
+from tailrace.source.offset import LogRange, log_ranges
 from tailrace.source.postgres.catalog import Published
-from tailrace.source.postgres.census import Census
+from tailrace.source.postgres.census import PostgresDiscovery
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.copy import Opening, Round, copy_split, measure_heaps
+from tailrace.source.postgres.copy import PostgresSnapshot, SnapshotOpening, copy_split, measure_heaps
 from tailrace.source.postgres.framing import FrameMeta
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import Entry, LogOffset, chunks
+from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, chunks
 from tailrace.source.postgres.receiver import STATUS
-from tailrace.source.postgres.schema_log import SchemaLog
-from tailrace.source.postgres.slot import beat, look, require, server_position
-from tailrace.source.postgres.split import Wanted, log_splits
+from tailrace.source.postgres.schema_log import PostgresSchemaLog
+from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, server_position
+from tailrace.source.postgres.split import PgRange, log_splits
 from tailrace.source.wanted import first_change
 
 if TYPE_CHECKING:
@@ -49,16 +49,16 @@ STEP_ASIDE_BYTES = 64 * 1024 * 1024
 class PostgresFollower:
     """Owns the receiver process and the copy's snapshot; everything durable is in journal, offsets and versions."""
 
-    def __init__(self, source: PostgresSource, versions: Versions, *, receives: bool) -> None:
+    def __init__(self, source: PostgresSource, versions: SchemaVersions, *, receives: bool) -> None:
         self.source = source
         self._versions = versions
-        self._census = Census(source)
+        self._discovery = PostgresDiscovery(source)
         self._journal = JournalReader(Path(source.journal))
-        self._schemas = SchemaLog(source.dsn, source.publication, versions, self._published_now)
+        self._schemas = PostgresSchemaLog(source.dsn, source.publication, versions, self._published_now)
         patience = 0.0 if receives else RECEIVER_SECONDS
         self._receiver = source.receiver(patience_seconds=patience)
-        self._round: Round | None = None
-        self._opening: Opening | None = None
+        self._snapshot: PostgresSnapshot | None = None
+        self._opening: SnapshotOpening | None = None
         self._waits_for_round = False
         self._gathers_since: float | None = None
         self._gathered: Position | None = None
@@ -73,27 +73,27 @@ class PostgresFollower:
             # From now on nothing behind the mark goes before this reader has passed it.
             cursor.advance(self._journal.mark())
         # Spark asks again when it repeats the very first batch, which must begin where it began.
-        return LogOffset(cursor.position).to_json()
+        return PostgresOffset(cursor.position).to_json()
 
     def target(self) -> Offset:
-        self._census.refresh(at_once=True)
+        self._discovery.refresh(at_once=True)
         with session(self.source.dsn, "asking for the server's position") as connection:
             if self.source.heartbeat_seconds is not None:
                 # What is flushed may end within a record, which no reader gets to the end of before the next commit.
-                beat(connection)
+                emit_heartbeat(connection)
             self._goal = before(server_position(connection))
-        return LogOffset(self._goal).to_json()
+        return PostgresOffset(self._goal).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
-        now = LogOffset.from_json(start)
-        done = self._has_reached(now, LogOffset.from_json(target).log)
+        now = PostgresOffset.from_json(start)
+        done = self._has_reached(now, PostgresOffset.from_json(target).log)
         if done:
             self._goal = None
         return done
 
-    def _has_reached(self, now: LogOffset, goal: Position) -> bool:
+    def _has_reached(self, now: PostgresOffset, goal: Position) -> bool:
         if (
-            set(now.tables) != set(self._census.tables)
+            set(now.tables) != set(self._discovery.tables)
             or now.within("init", "copy", "catchup")
             or self._waits_for_round
         ):
@@ -101,24 +101,24 @@ class PostgresFollower:
         if now.log >= goal:
             return True
         self._journal.refresh()
-        return self._journal.mark() >= goal and not self._tells(now, self._journal.frames(now.log, goal), goal)
+        return self._journal.mark() >= goal and not self._has_news(now, self._journal.frames(now.log, goal), goal)
 
-    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         self._receiver.require_alive()
         self._journal.refresh()
-        given = LogOffset.from_json(start)
+        given = PostgresOffset.from_json(start)
         if given.log > self._journal.mark():
             self._require_sent_again(given.log)
-        self._census.refresh()
-        now = self._enrol(given.heed(orders, lambda text, _: Position.parse(text)))
+        self._discovery.refresh()
+        now = self._enrol(given.apply_directives(directives, lambda text, _: Position.parse(text)))
         end = self._read_log(now, limit)
         self._schemas.scan(self._journal, now.low_water, end.log)
-        end = self._begin_anew(now, end)
-        end = self._copy(now, end, limit, orders)
+        end = self._recopy(now, end)
+        end = self._copy(now, end, limit, directives)
         if end.tables == given.tables:
             if self._gathers(end):
                 return start
-            if not self._concerns(now, end):
+            if not self._is_worth_batch(now, end):
                 self._pass_over(given.high_water, end.log)
                 return start
         return end.to_json()
@@ -139,7 +139,7 @@ class PostgresFollower:
         LostError when the server itself ends before it.
         """
         with session(self.source.dsn, "asking for the server's position") as connection:
-            slot = require(look(connection, self.source.slot), self.source.slot, RESYNC)
+            slot = require(read_slot(connection, self.source.slot), self.source.slot, RESYNC)
         if before(slot.server) < applied and not slot.is_standby:
             raise LostError("the server and the journal end before what was already applied", fix=RESYNC)
         raise UnavailableError(
@@ -148,25 +148,27 @@ class PostgresFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    def _enrol(self, now: LogOffset) -> LogOffset:
+    def _enrol(self, now: PostgresOffset) -> PostgresOffset:
         """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""
-        tables = self._census.tables
+        tables = self._discovery.tables
         now = now.only(tables)
         changed = {
-            oid: replace(now.tables[oid].restart() if oid in now.tables else Entry("init"), member=one.membership)
+            oid: replace(
+                now.tables[oid].recopy() if oid in now.tables else PostgresTableOffset("init"), member=one.membership
+            )
             for oid, one in tables.items()
             if oid not in now.tables or now.tables[oid].member != one.membership
         }
         return now.with_tables(changed)
 
-    def _begin_anew(self, now: LogOffset, end: LogOffset) -> LogOffset:
+    def _recopy(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
         """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
         due = {
-            oid: entry.restart()
+            oid: entry.recopy()
             for oid, entry in end.tables.items()
             if oid in self._schemas.recopies
             and entry.phase not in ("init", "stopped")
-            and max(entry.x, now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
+            and max(entry.snapshot_position, now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
             and self._policy(oid) != "stop"
         }
         return end.with_tables(due)
@@ -176,14 +178,14 @@ class PostgresFollower:
 
     def _name_of(self, oid: int) -> str:
         schema = self._versions.schema_at(str(oid))
-        return str(schema.table if schema is not None else self._census.tables[oid].schema.table)
+        return str(schema.table if schema is not None else self._discovery.tables[oid].schema.table)
 
     def _published_now(self, oid: int) -> Published | None:
         return self.source.discover().get(oid)
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    def _read_log(self, now: LogOffset, limit: Limit) -> LogOffset:
+    def _read_log(self, now: PostgresOffset, limit: Limit) -> PostgresOffset:
         # Up to the mark the journal is known to be whole, changes or not.
         return now.read_on(max(self._journal.head(), self._journal.mark()), self._goal, limit, self._take)
 
@@ -198,7 +200,7 @@ class PostgresFollower:
         full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
         return refs[-1].last if refs and full else upto
 
-    def _gathers(self, end: LogOffset) -> bool:
+    def _gathers(self, end: PostgresOffset) -> bool:
         """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
         head, now = self._journal.head(), time.monotonic()
         if end.log < head or read_status(Path(self.source.journal), STATUS).get("gear") != "backlog":
@@ -209,7 +211,7 @@ class PostgresFollower:
             self._gathered, self._still_since = head, now
         return now - self._still_since < STILL_SECONDS and now - self._gathers_since < GATHER_SECONDS
 
-    def _concerns(self, now: LogOffset, end: LogOffset) -> bool:
+    def _is_worth_batch(self, now: PostgresOffset, end: PostgresOffset) -> bool:
         """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
         if end.log <= now.log:
             return False
@@ -217,9 +219,9 @@ class PostgresFollower:
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
         bound = min(STEP_ASIDE_BYTES, self.source.journal_max_bytes // 4)
-        return self._tells(now, frames, end.log) or sum(ref.length for ref in frames) > bound
+        return self._has_news(now, frames, end.log) or sum(ref.length for ref in frames) > bound
 
-    def _tells(self, now: LogOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
+    def _has_news(self, now: PostgresOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
         """Whether the frames up to a position hold rows, or a new version, of a table that is level with the log."""
         ready = now.within("ready")
         metas = [FrameMeta.from_bytes(ref.meta) for ref in frames]
@@ -231,29 +233,31 @@ class PostgresFollower:
 
     # -- the copy -----------------------------------------------------------------------------------------
 
-    def _copy(self, now: LogOffset, end: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
-        new = end.due(orders)
+    def _copy(
+        self, now: PostgresOffset, end: PostgresOffset, limit: Limit, directives: TableDirectives
+    ) -> PostgresOffset:
+        new = end.due(directives)
         copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
         # One that is copied anew by request stays as it is until its copy can begin.
         self._waits_for_round = bool(new)
         if not new and not copying:
-            self._close_round()
+            self._close_snapshot()
             return end
-        round_ = self._open_round()
+        round_ = self._open_snapshot()
         if round_ is None:
             return end
         begun = self._begin(new, round_, now)
         if begun is None:
-            self._close_round()
+            self._close_snapshot()
             return end
         self._waits_for_round = False
-        changed: dict[int, Entry] = {}
+        changed: dict[int, PostgresTableOffset] = {}
         budget = limit.bytes
         for oid, entry in sorted({**copying, **begun}.items()):
             keyed = bool(self._copied_schema(oid, entry).key)
             if not keyed and entry.copy != round_.x:
                 # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
-                changed[oid] = entry.restart()
+                changed[oid] = entry.recopy()
                 continue
             read = entry.next == entry.chunks
             take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_bytes)) if budget > 0 else 0
@@ -261,11 +265,13 @@ class PostgresFollower:
             entry = replace(entry, next=entry.next + take)
             # A keyless table waits for the next batch, which shows that these chunks were read under this round.
             if entry.next == entry.chunks and (keyed or read):
-                entry = replace(entry, phase="catchup", at=entry.x)
+                entry = replace(entry, phase="catchup", at=entry.snapshot_position)
             changed[oid] = entry
         return end.with_tables(changed)
 
-    def _begin(self, new: Mapping[int, Entry], round_: Round, now: LogOffset) -> dict[int, Entry] | None:
+    def _begin(
+        self, new: Mapping[int, PostgresTableOffset], round_: PostgresSnapshot, now: PostgresOffset
+    ) -> dict[int, PostgresTableOffset] | None:
         """The tables as they begin to copy under a round; None when it is too old for one of them.
 
         It must have seen the table in the publication, which sends only what is committed after, and the last change
@@ -281,9 +287,9 @@ class PostgresFollower:
                 or self._schemas.recopies.get(oid, START) > before(round_.x)
                 or before(round_.x) < now.low_water
             ):
-                self._census.refresh(at_once=True)
+                self._discovery.refresh(at_once=True)
                 return None
-        begun: dict[int, Entry] = {}
+        begun: dict[int, PostgresTableOffset] = {}
         pages = self.source.chunk_bytes // PAGE_BYTES
         for oid, entry in new.items():
             heaps = measure_heaps(self.source.dsn, oid, round_.snapshot)
@@ -291,49 +297,51 @@ class PostgresFollower:
                 return None
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
             self._schemas.begin(shown[oid].schema, before(round_.x))
-            begun[oid] = Entry("copy", copy=round_.x, parts=parts, request=entry.request, member=entry.member)
+            begun[oid] = PostgresTableOffset(
+                "copy", copy=round_.x, parts=parts, request=entry.request, member=entry.member
+            )
         return begun
 
-    def _copied_schema(self, oid: int, entry: Entry) -> TableSchema:
+    def _copied_schema(self, oid: int, entry: PostgresTableOffset) -> TableSchema:
         """The columns a table's copy has: those of when it began."""
-        schema = self._versions.schema_at(str(oid), entry.x)
+        schema = self._versions.schema_at(str(oid), entry.snapshot_position)
         if schema is None:
             raise LostError(f"the version of table {oid} that is being copied is not stored", fix=RESYNC)
         return schema
 
-    def _open_round(self, patience_seconds: float = 0.05) -> Round | None:
-        if self._round is None:
-            self._opening = self._opening or Opening(self.source.dsn)
-            self._round = self._opening.wait(patience_seconds)
-            if self._round is not None:
+    def _open_snapshot(self, patience_seconds: float = 0.05) -> PostgresSnapshot | None:
+        if self._snapshot is None:
+            self._opening = self._opening or SnapshotOpening(self.source.dsn)
+            self._snapshot = self._opening.wait(patience_seconds)
+            if self._snapshot is not None:
                 self._opening = None
-        return self._round
+        return self._snapshot
 
-    def _close_round(self) -> None:
-        if self._round is not None:
-            self._round.close()
-            self._round = None
+    def _close_snapshot(self) -> None:
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
 
     # -- splitting ----------------------------------------------------------------------------------------
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
-        now, then = LogOffset.from_json(start), LogOffset.from_json(end)
+        now, then = PostgresOffset.from_json(start), PostgresOffset.from_json(end)
         self._journal.refresh()
         self._schemas.scan(self._journal, now.low_water, then.log)
         return [*self._plan_copy(now, then), *self._plan_log(now, then)]
 
-    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+    def _plan_copy(self, now: PostgresOffset, then: PostgresOffset) -> list[Split]:
         splits: list[Split] = []
         for oid, entry in then.tables.items():
             wanted = entry.chunks_since(now.tables.get(oid))
-            if not wanted or oid not in self._census.tables:
+            if not wanted or oid not in self._discovery.tables:
                 continue
-            round_ = self._wait_for_round()
+            round_ = self._wait_for_snapshot()
             schema = self._copied_schema(oid, entry)
             if not schema.key and entry.copy != round_.x:
                 continue  # `latest` starts this table's copy over under the new snapshot
             pages = self.source.chunk_bytes // PAGE_BYTES
-            published = self._census.tables[oid]
+            published = self._discovery.tables[oid]
             filtered_by = published.membership if published.row_filter else 0
             splits += [
                 replace(
@@ -345,39 +353,39 @@ class PostgresFollower:
             ]
         return splits
 
-    def _wait_for_round(self) -> Round:
-        while (round_ := self._open_round(1.0)) is None:
+    def _wait_for_snapshot(self) -> PostgresSnapshot:
+        while (round_ := self._open_snapshot(1.0)) is None:
             self._receiver.require_alive()
         return round_
 
-    def _plan_log(self, now: LogOffset, then: LogOffset) -> list[Split]:
+    def _plan_log(self, now: PostgresOffset, then: PostgresOffset) -> list[Split]:
         wanted = {
-            oid: self._wanted(oid, then.tables[oid], reading)
-            for oid, reading in readings(now, then).items()
-            if oid in self._census.tables
+            oid: self._table_range(oid, then.tables[oid], reading)
+            for oid, reading in log_ranges(now, then).items()
+            if oid in self._discovery.tables
         }
         if not wanted:
             return []
         after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
         return log_splits(self._journal.frames(after, upto), wanted, self.source.parallel)
 
-    def _wanted(self, oid: int, entry: Entry, reading: Reading[Position]) -> Wanted:
+    def _table_range(self, oid: int, entry: PostgresTableOffset, reading: LogRange[Position]) -> PgRange:
         history = tuple(self._versions.schemas_between(str(oid), reading.after, reading.upto))
         settings = self.source.tables_wanted.settings_of(str(history[-1][1].table))
         policy = settings.schema_changes
-        shown = self._versions.schema_at(str(oid), entry.x) if policy == "ignore" else None
-        return Wanted(
+        shown = self._versions.schema_at(str(oid), entry.snapshot_position) if policy == "ignore" else None
+        return PgRange(
             reading.after,
             reading.upto,
             history,
             shown=shown,
-            stops=first_change(reading, history, self._schemas.recopies.get(oid)) if policy == "stop" else None,
+            stops_at=first_change(reading, history, self._schemas.recopies.get(oid)) if policy == "stop" else None,
             skips=entry.skips,
             truncates=settings.truncate == "apply",
         )
 
     def stop(self) -> None:
-        self._close_round()
+        self._close_snapshot()
         if self._opening is not None:
             self._opening.abandon()
         self._journal.close()

@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.change import Position
-from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
+from tailrace.source.postgres.message import EPOCH_US, MalformedError, MessageKind
 
 _IS_KIND = np.zeros(256, bool)
-_IS_KIND[list(Kind)] = True
+_IS_KIND[list(MessageKind)] = True
 
-Places = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 
 _MAX_BYTES = 2**31 - 1  # strings over the buffer have 32-bit bounds
 
@@ -38,25 +38,25 @@ class OpenTransaction:
 
 
 @dataclass(frozen=True, eq=False)
-class Frame:
+class MessageBatch:
     """An Arrow array of messages, looked at in place. No message is null.
 
     `data` begins at the first message, so a slice of a large array costs no more than its own bytes.
     """
 
     data: pa.Buffer
-    starts: Places
-    ends: Places
+    starts: Indexes
+    ends: Indexes
     kinds: npt.NDArray[np.uint8]
 
     @classmethod
-    def of(cls, messages: pa.Array[Any]) -> Frame:
+    def of(cls, messages: pa.Array[Any]) -> MessageBatch:
         """Raises MalformedError for bytes that are no messages of pgoutput version 1."""
         width = np.int64 if pa.types.is_large_binary(messages.type) else np.int32
         _, bounds, data = messages.buffers()
         count = len(messages)
         if count == 0 or bounds is None or data is None:
-            edges: Places = np.zeros(count + 1, np.int64)
+            edges: Indexes = np.zeros(count + 1, np.int64)
             content = pa.py_buffer(b"")
         else:
             edges = np.frombuffer(bounds, width, count + 1, messages.offset * np.dtype(width).itemsize).astype(np.int64)
@@ -72,15 +72,15 @@ class Frame:
             raise MalformedError("a message of a kind that pgoutput version 1 does not have")
         return cls(content, starts, ends, kinds)
 
-    def head(self, count: int) -> Frame:
+    def head(self, count: int) -> MessageBatch:
         """The first so many messages, without another look at them."""
         end = int(self.ends[count - 1]) if count else 0
-        return Frame(self.data.slice(0, end), self.starts[:count], self.ends[:count], self.kinds[:count])
+        return MessageBatch(self.data.slice(0, end), self.starts[:count], self.ends[:count], self.kinds[:count])
 
     def __len__(self) -> int:
         return len(self.starts)
 
-    def places(self, kind: Kind) -> Places:
+    def places(self, kind: MessageKind) -> Indexes:
         """The indexes of the messages of a kind."""
         return np.flatnonzero(self.kinds == kind)
 
@@ -96,28 +96,28 @@ class Frame:
         """The eight bytes from every byte on, least significant first; overlapping, so `words[at]` reads anywhere."""
         return np.ndarray((max(len(self.bytes) - 7, 0),), "<u8", self.data, strides=(1,))
 
-    def uint32(self, at: Places) -> Places:
+    def uint32(self, at: Indexes) -> Indexes:
         """Network-order numbers of 32 bits."""
         numbers = np.ndarray((max(len(self.bytes) - 3, 0),), ">u4", self.data, strides=(1,))
         return _gather(numbers, at).astype(np.int64)
 
-    def int64(self, at: Places) -> Places:
+    def int64(self, at: Indexes) -> Indexes:
         """Network-order numbers of 64 bits."""
         return _gather(self.words, at).byteswap().view(np.int64)
 
     @cached_property
-    def changes(self) -> Places:
+    def changes(self) -> Indexes:
         """The indexes of messages that count as a change: rows and truncates."""
         kinds = self.kinds
-        is_row = (kinds == Kind.INSERT) | (kinds == Kind.UPDATE) | (kinds == Kind.DELETE)
-        return np.flatnonzero(is_row | (kinds == Kind.TRUNCATE))
+        is_row = (kinds == MessageKind.INSERT) | (kinds == MessageKind.UPDATE) | (kinds == MessageKind.DELETE)
+        return np.flatnonzero(is_row | (kinds == MessageKind.TRUNCATE))
 
-    def relation_oids(self, rows: Places) -> Places:
+    def relation_oids(self, rows: Indexes) -> Indexes:
         """The relation of each of these row messages."""
         return self.uint32(self.starts[rows] + 1)
 
 
-def _gather(numbers: npt.NDArray[Any], at: Places) -> npt.NDArray[Any]:
+def _gather(numbers: npt.NDArray[Any], at: Indexes) -> npt.NDArray[Any]:
     try:
         return numbers[at]
     except IndexError:
@@ -128,15 +128,15 @@ def _gather(numbers: npt.NDArray[Any], at: Places) -> npt.NDArray[Any]:
 class Placement:
     """For every change of a frame, in order, the transaction it belongs to and its ordinal there."""
 
-    commit: Places
-    xid: Places
-    committed_at_us: Places
-    ordinal: Places
+    commit: Indexes
+    xid: Indexes
+    committed_at_us: Indexes
+    ordinal: Indexes
 
     @classmethod
-    def of(cls, frame: Frame, transaction: OpenTransaction | None) -> Placement:
+    def of(cls, frame: MessageBatch, transaction: OpenTransaction | None) -> Placement:
         """Raises MalformedError when a change comes before any Begin and no transaction is open."""
-        begins = frame.places(Kind.BEGIN)
+        begins = frame.places(MessageKind.BEGIN)
         # Which transaction each change is in: 0 is the one open at the start, n the one of the n-th Begin.
         number = np.searchsorted(begins, frame.changes)
         if transaction is None and len(number) and number[0] == 0:

@@ -18,9 +18,9 @@ import pyarrow as pa
 
 from tailrace import journal
 from tailrace.change import Position
-from tailrace.source.postgres.frame import Frame, OpenTransaction
+from tailrace.source.postgres.frame import MessageBatch, OpenTransaction
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.message import Kind, LogicalMessage, Relation, Truncate, parse
+from tailrace.source.postgres.message import LogicalMessage, MessageKind, Relation, Truncate, parse
 from tailrace.source.postgres.scan import Scan, scan
 
 FRAME_BYTES = 8 * 1024 * 1024
@@ -33,7 +33,7 @@ DDL_PREFIX = "tailrace.ddl"
 
 
 @dataclass(frozen=True)
-class Shape:
+class SchemaEvent:
     """A Relation message, or one of the event trigger's, and the position of the first change it speaks of."""
 
     at: Position
@@ -48,7 +48,7 @@ class FrameMeta:
     rows: Mapping[int, int]
     relations: Mapping[int, bytes]
     transaction: OpenTransaction | None
-    shapes: tuple[Shape, ...] = ()
+    shapes: tuple[SchemaEvent, ...] = ()
 
     def to_bytes(self) -> bytes:
         return json.dumps(
@@ -68,7 +68,7 @@ class FrameMeta:
             {int(oid): count for oid, count in meta["rows"].items()},
             {int(oid): base64.b64decode(text) for oid, text in meta["relations"].items()},
             OpenTransaction(*meta["transaction"]) if meta["transaction"] else None,
-            tuple(Shape(Position.parse(at), base64.b64decode(raw)) for at, raw in meta.get("shapes", ())),
+            tuple(SchemaEvent(Position.parse(at), base64.b64decode(raw)) for at, raw in meta.get("shapes", ())),
         )
 
     def parsed_relations(self) -> dict[int, Relation]:
@@ -88,7 +88,7 @@ def messages_of(payload: pa.Buffer | memoryview | bytes) -> pa.Array[Any]:
         return reader.read_next_batch().column(0)
 
 
-class Framer:
+class FrameBuilder:
     """Cuts a stream of messages into frames. A stream that broke off needs another one, from what is durable."""
 
     def __init__(self, skip_below: int) -> None:
@@ -109,18 +109,18 @@ class Framer:
             messages = pa.concat_arrays([self._carry, messages])
             self._carry = None
         messages, looked = _ours(messages)
-        commits = looked.places(Kind.COMMIT)
+        commits = looked.places(MessageKind.COMMIT)
         cut = int(commits[-1]) + 1 if len(commits) else 0
         frames = self._frame(messages.slice(0, cut), looked.head(cut)) if cut else []
         rest = messages.slice(cut)
-        is_open = self._transaction is not None or bool((looked.kinds[cut:] == Kind.BEGIN).any())
+        is_open = self._transaction is not None or bool((looked.kinds[cut:] == MessageKind.BEGIN).any())
         if is_open and len(rest) and looked.ends[-1] - looked.starts[cut] > FRAME_BYTES:
-            frames += self._frame(rest, Frame.of(rest))
+            frames += self._frame(rest, MessageBatch.of(rest))
         elif is_open and len(rest):
             self._carry = rest
         return frames
 
-    def _frame(self, messages: pa.Array[Any], looked: Frame) -> list[journal.Frame]:
+    def _frame(self, messages: pa.Array[Any], looked: MessageBatch) -> list[journal.Frame]:
         found = scan(looked, self._transaction)
         known = dict(self._relations)
         self._relations.update((int.from_bytes(raw[1:5], "big"), raw) for _, raw in found.relations)
@@ -134,7 +134,7 @@ class Framer:
             cut = int(found.commits[known_commits - 1]) + 1
             known |= {int.from_bytes(raw[1:5], "big"): raw for index, raw in found.relations if index < cut}
             messages = messages.slice(cut)
-            found = scan(Frame.of(messages))
+            found = scan(MessageBatch.of(messages))
         first = _position(found.start or found.open_at(int(found.begins[0]) + 1))
         self._transaction = found.end
         if found.end is None:
@@ -151,16 +151,16 @@ class Framer:
         return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
 
 
-def _ours(messages: pa.Array[Any]) -> tuple[pa.Array[Any], Frame]:
+def _ours(messages: pa.Array[Any]) -> tuple[pa.Array[Any], MessageBatch]:
     """Without the logical messages of others: nobody reads them, and they may be as large as they like."""
-    looked = Frame.of(messages)
-    foreign = [index for index in looked.places(Kind.MESSAGE).tolist() if not _is_ddl(looked.message(index))]
+    looked = MessageBatch.of(messages)
+    foreign = [index for index in looked.places(MessageKind.MESSAGE).tolist() if not _is_ddl(looked.message(index))]
     if not foreign:
         return messages, looked
     kept = np.ones(len(messages), bool)
     kept[foreign] = False
     messages = messages.filter(pa.array(kept))
-    return messages, Frame.of(messages)
+    return messages, MessageBatch.of(messages)
 
 
 def _is_ddl(raw: bytes) -> bool:
@@ -173,7 +173,7 @@ def _position(transaction: OpenTransaction | None) -> Position:
     return Position(transaction.commit_lsn, transaction.next_ordinal)
 
 
-def _shapes(found: Scan, known: Mapping[int, bytes]) -> tuple[Shape, ...]:
+def _shapes(found: Scan, known: Mapping[int, bytes]) -> tuple[SchemaEvent, ...]:
     """What may bring a new version: relations that are not those known before, and what the event trigger says."""
     seen = dict(known)
     shapes: list[tuple[int, bytes]] = []
@@ -182,13 +182,13 @@ def _shapes(found: Scan, known: Mapping[int, bytes]) -> tuple[Shape, ...]:
         if seen.get(oid) != raw:
             shapes.append((index, raw))
         seen[oid] = raw
-    shapes += [(index, found.frame.message(index)) for index in found.frame.places(Kind.MESSAGE).tolist()]
-    return tuple(Shape(_position(found.open_at(index)), raw) for index, raw in sorted(shapes))
+    shapes += [(index, found.frame.message(index)) for index in found.frame.places(MessageKind.MESSAGE).tolist()]
+    return tuple(SchemaEvent(_position(found.open_at(index)), raw) for index, raw in sorted(shapes))
 
 
 def _changes_per_relation(found: Scan) -> dict[int, int]:
     rows = dict(found.rows)
-    for index in found.frame.places(Kind.TRUNCATE).tolist():
+    for index in found.frame.places(MessageKind.TRUNCATE).tolist():
         truncate = parse(found.frame.message(index))
         assert isinstance(truncate, Truncate)
         for oid in truncate.oids:

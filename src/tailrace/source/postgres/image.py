@@ -12,10 +12,10 @@ import pyarrow.compute as pc
 
 from tailrace.schema import TableSchema
 from tailrace.source import exact
-from tailrace.source.postgres.frame import Frame, Places
+from tailrace.source.postgres.frame import Indexes, MessageBatch
 from tailrace.source.postgres.mapping import read_column
-from tailrace.source.postgres.message import Kind, MalformedError, Relation
-from tailrace.source.postgres.row_tuple import UNCHANGED, Cells, walk
+from tailrace.source.postgres.message import MalformedError, MessageKind, Relation
+from tailrace.source.postgres.row_tuple import UNCHANGED, TupleCells, walk
 
 Mask = npt.NDArray[np.bool_]
 
@@ -25,7 +25,7 @@ _TUPLE = 6
 
 
 @dataclass(frozen=True)
-class Image:
+class PostgresImage:
     """Rows as columns, with the `exact` texts of what the columns cannot hold."""
 
     columns: list[pa.Array[Any]]
@@ -41,18 +41,18 @@ class Images:
     unchanged         (messages, columns) mask of values that were not sent and that no old image holds; None for none
     """
 
-    def __init__(self, frame: Frame, rows: Places, relation: Relation, table: TableSchema) -> None:
+    def __init__(self, frame: MessageBatch, rows: Indexes, relation: Relation, table: TableSchema) -> None:
         self._frame, self._table = frame, table
         starts = frame.starts[rows]
         self.kinds = frame.kinds[rows]
         markers = frame.bytes[starts + _MARKER]
         _check_markers(self.kinds, markers)
         self.is_full = markers == _OLD
-        self.old_rows = np.flatnonzero((self.kinds == Kind.UPDATE) & (markers != _NEW))
+        self.old_rows = np.flatnonzero((self.kinds == MessageKind.UPDATE) & (markers != _NEW))
         place = {column.name: index for index, column in enumerate(relation.columns)}
         order = [place[column.name] for column in table.columns]
         at = starts + _TUPLE
-        self._old: list[Cells] = []
+        self._old: list[TupleCells] = []
         if len(self.old_rows):
             cells, behind = walk(frame, at[self.old_rows], len(order))
             if (frame.bytes[behind] != _NEW).any():
@@ -86,7 +86,7 @@ class Images:
 
     def has_lost_key(self) -> bool:
         """Whether an old image is null in a column of the key, and so tells of no row."""
-        deleted = self.kinds == Kind.DELETE
+        deleted = self.kinds == MessageKind.DELETE
         return any(
             not self._new[index].present[deleted].all() or (self._old and not self._old[index].present.all())
             for index, column in enumerate(self._table.columns)
@@ -103,15 +103,15 @@ class Images:
                 changed |= pc.fill_null(pc.not_equal(before, after), True).to_numpy(zero_copy_only=False)
         return changed
 
-    def read(self) -> Image:
+    def read(self) -> PostgresImage:
         """The image of each message."""
         return self._typed(self._new)
 
-    def read_old(self) -> Image:
+    def read_old(self) -> PostgresImage:
         """The old image of each of `old_rows`; outside the key null where the upstream sent the key alone."""
         return self._typed(self._old)
 
-    def _typed(self, cells: list[Cells]) -> Image:
+    def _typed(self, cells: list[TupleCells]) -> PostgresImage:
         columns: list[pa.Array[Any]] = []
         unfit: dict[str, pa.Array[Any]] = {}
         for column, found in zip(self._table.columns, cells, strict=True):
@@ -119,11 +119,11 @@ class Images:
             columns.append(parsed.array)
             if parsed.unfit is not None:
                 unfit[column.name] = parsed.unfit
-        return Image(columns, exact.combine(unfit))
+        return PostgresImage(columns, exact.combine(unfit))
 
 
 def _check_markers(kinds: npt.NDArray[np.uint8], markers: npt.NDArray[np.uint8]) -> None:
     is_new, is_old = markers == _NEW, (markers == _KEY) | (markers == _OLD)
-    fits = np.where(kinds == Kind.INSERT, is_new, np.where(kinds == Kind.DELETE, is_old, is_new | is_old))
+    fits = np.where(kinds == MessageKind.INSERT, is_new, np.where(kinds == MessageKind.DELETE, is_old, is_new | is_old))
     if not fits.all():
         raise MalformedError("a row message without its row")

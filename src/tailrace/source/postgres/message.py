@@ -19,7 +19,7 @@ class MalformedError(ValueError):
     """Bytes that are not messages of pgoutput version 1 in text format. The text quotes none of them."""
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """The first byte of a message."""
 
     BEGIN = ord("B")
@@ -88,16 +88,16 @@ def parse(raw: bytes) -> Control:
 def _parse(raw: bytes) -> Control:
     body = _Reader(raw)
     match kind := raw[0]:
-        case Kind.RELATION:
+        case MessageKind.RELATION:
             (oid,) = body.take("I")
             schema, name = body.text() or "pg_catalog", body.text()
             identity, count = body.take("cH")
             columns = tuple(_relation_column(body) for _ in range(count))
             return Relation(oid, schema, name, identity.decode("ascii"), columns)
-        case Kind.TRUNCATE:
+        case MessageKind.TRUNCATE:
             count, _ = body.take("IB")
             return Truncate(body.take(f"{count}I"))
-        case Kind.MESSAGE:
+        case MessageKind.MESSAGE:
             flags, _ = body.take("Bq")
             prefix = body.text()
             (length,) = body.take("I")

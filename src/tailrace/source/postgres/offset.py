@@ -20,7 +20,7 @@ from tailrace.source.postgres.lsn import before
 
 
 @dataclass(frozen=True)
-class Entry(offset.Entry[Position]):
+class PostgresTableOffset(offset.TableOffset[Position]):
     """One table. A copy is told from the next by the LSN of its first snapshot.
 
     `parts` maps each heap to copy (partitions have several) to its number of chunks. `member` tells this stay of the
@@ -31,7 +31,7 @@ class Entry(offset.Entry[Position]):
     member: int = 0
 
     @property
-    def x(self) -> Position:
+    def snapshot_position(self) -> Position:
         return before(self.copy)
 
     @property
@@ -41,15 +41,15 @@ class Entry(offset.Entry[Position]):
     def position(self, log: Position) -> Position:
         return self.place(log)
 
-    def stop(self, at: Position | None) -> Entry:
+    def stop(self, at: Position | None) -> PostgresTableOffset:
         # Nobody knows yet whether the last chunks of a table without key were read under one snapshot.
         return super().stop(None if self.phase == "copy" and self.next == self.chunks else at)
 
-    def join(self) -> Entry:
+    def join(self) -> PostgresTableOffset:
         return replace(super().join(), parts={})
 
-    def restart(self) -> Entry:
-        return Entry("init", request=self.request, member=self.member)
+    def recopy(self) -> PostgresTableOffset:
+        return PostgresTableOffset("init", request=self.request, member=self.member)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
@@ -62,7 +62,7 @@ class Entry(offset.Entry[Position]):
         return raw if self.at is None else {**raw, "at": str(self.at)}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+    def from_json(cls, raw: Mapping[str, Any]) -> PostgresTableOffset:
         at = raw.get("at")
         return cls(
             raw["phase"],
@@ -85,20 +85,21 @@ class Chunk:
     of: int
 
 
-def chunks(entry: Entry, wanted: range) -> Iterator[Chunk]:
+def chunks(entry: PostgresTableOffset, wanted: range) -> Iterator[Chunk]:
     """The chunks with these numbers of a copying table."""
     every = (Chunk(part, ordinal, of) for part, of in entry.parts.items() for ordinal in range(of))
     return islice(every, wanted.start, wanted.stop)
 
 
 @dataclass(frozen=True)
-class LogOffset(offset.LogOffset[int, Entry, Position]):
+class PostgresOffset(offset.LogOffset[int, PostgresTableOffset, Position]):
     """The whole offset; `tables` is keyed by relation OID."""
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> LogOffset:
+    def from_json(cls, raw: Mapping[str, Any]) -> PostgresOffset:
         return cls(
-            Position.parse(raw["log"]), {int(oid): Entry.from_json(entry) for oid, entry in raw["tables"].items()}
+            Position.parse(raw["log"]),
+            {int(oid): PostgresTableOffset.from_json(entry) for oid, entry in raw["tables"].items()},
         )
 
     def to_json(self) -> dict[str, Any]:

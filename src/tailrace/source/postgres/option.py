@@ -7,14 +7,14 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option import Dsn, DurationOrOff, Options, Place, Size, TypedOptions
+from tailrace.option import Dsn, DurationOrOff, OptionContext, Options, Size, TypedOptions
 from tailrace.source.option import JournalOptions
 
 _NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word
 
 
 def _publication(value: str, info: ValidationInfo) -> str:
-    value = value or Place.of(info).name
+    value = value or OptionContext.of(info).name
     if len(value.encode()) > _NAME_BYTES:
         raise ValueError(f"is longer than {_NAME_BYTES} bytes")
     return value
@@ -22,7 +22,7 @@ def _publication(value: str, info: ValidationInfo) -> str:
 
 def _slot(value: str, info: ValidationInfo) -> str:
     if not value:
-        value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", Place.of(info).name.lower())
+        value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", OptionContext.of(info).name.lower())
         if len(value) > _NAME_BYTES:
             raise ValueError(f"made of the pipeline's name is longer than {_NAME_BYTES} bytes; set it, or shorten that")
     if not re.fullmatch(rf"[a-z0-9_]{{1,{_NAME_BYTES}}}", value):
@@ -30,7 +30,7 @@ def _slot(value: str, info: ValidationInfo) -> str:
     return value
 
 
-class CopyOptions(Options):
+class PostgresCopyOptions(Options):
     """The initial copy of a table."""
 
     chunk_bytes: Size = Field(default=32_000_000, ge=1_000_000, description="how much of a table one task reads")
@@ -57,4 +57,4 @@ class PostgresOptions(TypedOptions):
         default="journal", description="tell Postgres to forget once in the journal, or only once at the destination"
     )
     journal: JournalOptions = Field(default_factory=dict, validate_default=True)
-    copying: CopyOptions = Field(default_factory=CopyOptions, alias="copy")
+    copying: PostgresCopyOptions = Field(default_factory=PostgresCopyOptions, alias="copy")

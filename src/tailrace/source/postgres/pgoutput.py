@@ -18,17 +18,17 @@ import pyarrow as pa
 from tailrace.change import START, Changes, Op, Position, pack_unchanged
 from tailrace.errors import DamagedError, TableError
 from tailrace.schema import TableSchema
-from tailrace.source import History
+from tailrace.source import SchemaHistory
 from tailrace.source.postgres import message
-from tailrace.source.postgres.frame import Frame, OpenTransaction, Placement, Places
-from tailrace.source.postgres.image import Image, Images
-from tailrace.source.postgres.message import Kind, MalformedError, Relation, Truncate
+from tailrace.source.postgres.frame import Indexes, MessageBatch, OpenTransaction, Placement
+from tailrace.source.postgres.image import Images, PostgresImage
+from tailrace.source.postgres.message import MalformedError, MessageKind, Relation, Truncate
 from tailrace.source.postgres.version import check_identity, require_fit
 
 __all__ = ["OpenTransaction", "decode", "only"]
 
 
-def only(table: TableSchema) -> History:
+def only(table: TableSchema) -> SchemaHistory:
     """The history of a table that never changed."""
     return ((START, table),)
 
@@ -38,7 +38,7 @@ def decode(
     *,
     relations: Mapping[int, Relation],
     transaction: OpenTransaction | None,
-    tables: Mapping[int, History],
+    tables: Mapping[int, SchemaHistory],
     bounds: Mapping[int, tuple[Position, Position]] | None = None,
     skips: Mapping[int, Collection[Position]] | None = None,
 ) -> Iterator[Changes]:
@@ -74,11 +74,11 @@ def _decode(
     messages: pa.Array[Any],
     relations: Mapping[int, Relation],
     transaction: OpenTransaction | None,
-    tables: Mapping[int, History],
+    tables: Mapping[int, SchemaHistory],
     bounds: Mapping[int, tuple[Position, Position]],
     skips: Mapping[int, Collection[Position]],
 ) -> Iterator[Changes]:
-    frame = Frame.of(messages)
+    frame = MessageBatch.of(messages)
     placement = Placement.of(frame, transaction)
     first_error: TableError | None = None
     failed: set[int] = set()
@@ -103,7 +103,7 @@ def _decode(
         raise first_error
 
 
-def _by_version(piece: _Piece, placement: Placement, history: History) -> Iterator[tuple[TableSchema, _Piece]]:
+def _by_version(piece: _Piece, placement: Placement, history: SchemaHistory) -> Iterator[tuple[TableSchema, _Piece]]:
     """The piece cut where a version of its table begins, each part with the version that holds for it."""
     if len(history) == 1:
         yield history[0][1], piece
@@ -115,14 +115,14 @@ def _by_version(piece: _Piece, placement: Placement, history: History) -> Iterat
             yield table, part
 
 
-def _found(placement: Placement, positions: Collection[Position]) -> Places:
+def _found(placement: Placement, positions: Collection[Position]) -> Indexes:
     """The changes at these positions; the second half of a changed key stands for the whole."""
     whole = [Position(at.commit, at.ordinal & ~1) for at in positions]
     # None for one that lies before or behind these messages.
     return np.array([each for at in whole for each in range(placement.before(at), placement.upto(at))], np.int64)
 
 
-def _locate(error: TableError, frame: Frame, placement: Placement, piece: _Piece, table: TableSchema) -> None:
+def _locate(error: TableError, frame: MessageBatch, placement: Placement, piece: _Piece, table: TableSchema) -> None:
     """Put the position of the first unreadable row into the error, found by halving, and its bytes beside it."""
     while piece.size > 1:
         middle = int(np.sort(np.concatenate([piece.rows, piece.truncates]))[piece.size // 2])
@@ -143,8 +143,8 @@ class _Piece:
 
     oid: int
     relation: Relation | None
-    rows: Places
-    truncates: Places
+    rows: Indexes
+    truncates: Indexes
 
     @property
     def first(self) -> int:
@@ -159,15 +159,17 @@ class _Piece:
         rows, truncates = (each[(each >= begin) & (each < end)] for each in (self.rows, self.truncates))
         return _Piece(self.oid, self.relation if len(rows) else None, rows, truncates)
 
-    def without(self, changes: Places) -> _Piece:
+    def without(self, changes: Indexes) -> _Piece:
         if not len(changes):
             return self
         rows = self.rows[~np.isin(self.rows, changes)]
         return _Piece(self.oid, self.relation if len(rows) else None, rows, self.truncates)
 
 
-def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int, History]) -> Iterator[_Piece]:
-    is_truncate = frame.kinds[frame.changes] == Kind.TRUNCATE
+def _pieces(
+    frame: MessageBatch, relations: Mapping[int, Relation], tables: Mapping[int, SchemaHistory]
+) -> Iterator[_Piece]:
+    is_truncate = frame.kinds[frame.changes] == MessageKind.TRUNCATE
     rows = np.flatnonzero(~is_truncate)
     by_oid = _group(rows, frame.relation_oids(frame.changes[rows]))
     truncates: dict[int, list[int]] = {}
@@ -183,7 +185,7 @@ def _pieces(frame: Frame, relations: Mapping[int, Relation], tables: Mapping[int
         yield from _cut(frame, oid, shapes.get(oid, []), by_oid.get(oid, none), own_truncates)
 
 
-def _group(rows: Places, oids: Places) -> dict[int, Places]:
+def _group(rows: Indexes, oids: Indexes) -> dict[int, Indexes]:
     if not len(rows):
         return {}
     order = np.argsort(oids, kind="stable")
@@ -191,10 +193,10 @@ def _group(rows: Places, oids: Places) -> dict[int, Places]:
     return dict(zip(found.tolist(), np.split(rows[order], begins[1:]), strict=True))
 
 
-def _shapes(frame: Frame, relations: Mapping[int, Relation]) -> dict[int, list[tuple[int, Relation]]]:
+def _shapes(frame: MessageBatch, relations: Mapping[int, Relation]) -> dict[int, list[tuple[int, Relation]]]:
     """By OID, the Relations that hold and the change from which each one does; repeats of the same are left out."""
     shapes = {oid: [(0, relation)] for oid, relation in relations.items()}
-    for index in frame.places(Kind.RELATION).tolist():
+    for index in frame.places(MessageKind.RELATION).tolist():
         relation = message.parse(frame.message(index))
         assert isinstance(relation, Relation)
         known = shapes.setdefault(relation.oid, [])
@@ -204,7 +206,7 @@ def _shapes(frame: Frame, relations: Mapping[int, Relation]) -> dict[int, list[t
 
 
 def _cut(
-    frame: Frame, oid: int, shapes: list[tuple[int, Relation]], rows: Places, truncates: Places
+    frame: MessageBatch, oid: int, shapes: list[tuple[int, Relation]], rows: Indexes, truncates: Indexes
 ) -> Iterator[_Piece]:
     if len(rows) and (not shapes or rows[0] < shapes[0][0]):
         raise MalformedError(f"rows of relation {oid} come before its Relation message")
@@ -217,19 +219,19 @@ def _cut(
             yield part
 
 
-def _read(frame: Frame, placement: Placement, piece: _Piece, table: TableSchema) -> Changes:
+def _read(frame: MessageBatch, placement: Placement, piece: _Piece, table: TableSchema) -> Changes:
     if piece.relation is None:
         columns = [pa.nulls(len(piece.truncates), column.type) for column in table.columns]
         return _build(table, placement, piece.truncates, 0, Op.TRUNCATE, columns)
     require_fit(table, piece.relation)
     images = Images(frame, frame.changes[piece.rows], piece.relation, table)
-    if (images.kinds != Kind.INSERT).any():
+    if (images.kinds != MessageKind.INSERT).any():
         check_identity(table, piece.relation, images_lack_key=images.has_lost_key())
     return _assemble(table, placement, piece, images)
 
 
 _OPS = np.zeros(256, np.int8)
-_OPS[[Kind.INSERT, Kind.UPDATE, Kind.DELETE]] = [Op.INSERT, Op.UPDATE, Op.DELETE]
+_OPS[[MessageKind.INSERT, MessageKind.UPDATE, MessageKind.DELETE]] = [Op.INSERT, Op.UPDATE, Op.DELETE]
 
 
 def _assemble(table: TableSchema, placement: Placement, piece: _Piece, images: Images) -> Changes:
@@ -250,8 +252,8 @@ def _weave(
     piece: _Piece,
     images: Images,
     ops: npt.NDArray[np.int8],
-    new: Image,
-    moved: Places,
+    new: PostgresImage,
+    moved: Indexes,
 ) -> Changes:
     """Changes where some updates become two, or truncates come between rows, or old images are kept.
 
@@ -313,15 +315,15 @@ def _texts(exact: pa.Array[Any] | None, count: int) -> pa.Array[Any]:
     return pa.nulls(count, pa.string()) if exact is None else exact
 
 
-def _indexes(places: Places) -> pa.Array[Any]:
+def _indexes(places: Indexes) -> pa.Array[Any]:
     return pa.array(places, mask=places < 0)
 
 
 def _build(
     table: TableSchema,
     placement: Placement,
-    changes: Places,
-    half: Places | int,
+    changes: Indexes,
+    half: Indexes | int,
     op: npt.NDArray[np.int8] | Op,
     columns: list[pa.Array[Any]],
     exact: pa.Array[Any] | None = None,

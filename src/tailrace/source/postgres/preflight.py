@@ -14,15 +14,15 @@ from tailrace.errors import Finding, PreflightError
 from tailrace.schema import TableName
 from tailrace.source import RESYNC
 from tailrace.source.postgres import ddl
-from tailrace.source.postgres.catalog import Published, Relation, describe, list_published, list_tables
+from tailrace.source.postgres.catalog import CatalogRelation, Published, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.slot import (
     PublicationMark,
     addition_sql,
-    look,
     publication_exists,
     publication_sql,
     read_mark,
+    read_slot,
     require,
     waiting_for,
 )
@@ -30,12 +30,12 @@ from tailrace.source.postgres.slot import (
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
-Session = psycopg.Connection[tuple[Any, ...]]
+PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 OLDEST_VERSION = 140000
 
 
-def wanted(connection: Session, source: PostgresSource) -> list[Published]:
+def select_published(connection: PgConnection, source: PostgresSource) -> list[Published]:
     """The tables that `tables` selects of the publication; before there is one, of the whole database."""
     relations = list_tables(connection)
     if publication_exists(connection, source.publication):
@@ -48,12 +48,14 @@ def wanted(connection: Session, source: PostgresSource) -> list[Published]:
     return describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown)
 
 
-def _stands_alone(relation: Relation, *, via_root: bool) -> bool:
+def _stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:
     """Partitions are followed as their root, or each on its own; never both."""
     return not relation.is_partition if via_root else not relation.partitioned
 
 
-def unpublished(source: PostgresSource, relations: Sequence[Relation], names: Collection[TableName]) -> list[Relation]:
+def unpublished(
+    source: PostgresSource, relations: Sequence[CatalogRelation], names: Collection[TableName]
+) -> list[CatalogRelation]:
     """The tables that `tables` selects and that are not among those published."""
     candidates = [one for one in relations if _stands_alone(one, via_root=source.via_root) and one.table not in names]
     chosen = set(source.tables_wanted.select([one.table for one in candidates]))
@@ -66,12 +68,12 @@ def selection_hash(source: PostgresSource) -> str:
     return hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:12]
 
 
-def mark_of(source: PostgresSource, relations: Sequence[Relation]) -> PublicationMark:
+def mark_of(source: PostgresSource, relations: Sequence[CatalogRelation]) -> PublicationMark:
     """What the publication's mark says once these tables were looked at."""
     return PublicationMark(selection_hash(source), max((one.oid for one in relations), default=0))
 
 
-def new_to(mark: PublicationMark, source: PostgresSource, relation: Relation) -> bool:
+def new_to(mark: PublicationMark, source: PostgresSource, relation: CatalogRelation) -> bool:
     """Whether nobody can have left this table out on purpose yet."""
     return relation.oid > mark.seen or mark.selection != selection_hash(source)
 
@@ -95,12 +97,12 @@ def check(source: PostgresSource) -> list[Finding]:
         return [Finding("error", "connection", error.message, error.fix)]
 
 
-def _value(connection: Session, query: str, *values: Any) -> Any:
+def _value(connection: PgConnection, query: str, *values: Any) -> Any:
     row = connection.execute(query, values).fetchone()
     return None if row is None else row[0]
 
 
-def _server(connection: Session) -> list[Finding]:
+def _server(connection: PgConnection) -> list[Finding]:
     version = connection.info.server_version
     if version < OLDEST_VERSION:
         return [Finding("error", "version", f"PostgreSQL {version // 10000} is too old", "upgrade to 14 or later")]
@@ -135,7 +137,7 @@ def _server(connection: Session) -> list[Finding]:
     return findings
 
 
-def _role(connection: Session) -> list[Finding]:
+def _role(connection: PgConnection) -> list[Finding]:
     name, replication, superuser = connection.execute(
         "SELECT rolname, rolreplication, rolsuper FROM pg_roles WHERE rolname = current_user"
     ).fetchone() or ("?", False, False)
@@ -151,9 +153,9 @@ def _role(connection: Session) -> list[Finding]:
     return [Finding("error", "role", f"{name} lacks the REPLICATION attribute", fix)]
 
 
-def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
+def _publication(connection: PgConnection, source: PostgresSource) -> list[Finding]:
     relations = list_tables(connection)
-    selected = wanted(connection, source)
+    selected = select_published(connection, source)
     names = [published.schema.table for published in selected]
     if not publication_exists(connection, source.publication):
         if not names:
@@ -194,7 +196,7 @@ def _publication(connection: Session, source: PostgresSource) -> list[Finding]:
     return findings
 
 
-def _may_publish(connection: Session, oids: list[int]) -> bool:
+def _may_publish(connection: PgConnection, oids: list[int]) -> bool:
     """A publication takes the right to create in the database, and each of its tables an owner."""
     query = (
         "SELECT has_database_privilege(current_database(), 'CREATE')"
@@ -203,13 +205,13 @@ def _may_publish(connection: Session, oids: list[int]) -> bool:
     return bool(_value(connection, query, oids))
 
 
-def _known(relations: Sequence[Relation]) -> str:
+def _known(relations: Sequence[CatalogRelation]) -> str:
     names = [str(relation.table) for relation in relations[:8]]
     return "the database has " + (", ".join(names) if names else "no tables that this role can see")
 
 
-def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
-    status = look(connection, source.slot)
+def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
+    status = read_slot(connection, source.slot)
     if status is not None:
         if status.plugin != "pgoutput":
             message = f"{source.slot!r} exists with the plugin {status.plugin}"
@@ -233,7 +235,7 @@ def _slot(connection: Session, source: PostgresSource) -> list[Finding]:
     return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
 
 
-def _trigger(connection: Session) -> Finding:
+def _trigger(connection: PgConnection) -> Finding:
     version = ddl.installed_version(connection)
     if version is None:
         message = "are derived from the log; the event trigger that makes them exact is not installed"
@@ -265,7 +267,7 @@ WHERE t.isleaf AND t.relid <> root.oid AND c.relreplident IN ('d', 'i')
 """
 
 
-def _leaves(connection: Session, tables: Sequence[Published]) -> list[Finding]:
+def _leaves(connection: PgConnection, tables: Sequence[Published]) -> list[Finding]:
     """Partitions whose old rows would lack what tells rows of the root apart."""
     roots = {one.oid: one for one in tables if one.schema.key or one.identity == "f"}
     findings: list[Finding] = []
@@ -282,9 +284,9 @@ def _leaves(connection: Session, tables: Sequence[Published]) -> list[Finding]:
     return findings
 
 
-def _tables(connection: Session, source: PostgresSource) -> list[Finding]:
+def _tables(connection: PgConnection, source: PostgresSource) -> list[Finding]:
     findings: list[Finding] = []
-    tables = wanted(connection, source)
+    tables = select_published(connection, source)
     role = _value(connection, "SELECT quote_ident(current_user)")
     hiding = {oid for (oid,) in connection.execute(_HIDING, [[published.oid for published in tables]])}
     for published in tables:

@@ -41,9 +41,9 @@ from tailrace.source.postgres.connection import (
     translate,
     translated,
 )
-from tailrace.source.postgres.framing import Framer
+from tailrace.source.postgres.framing import FrameBuilder
 from tailrace.source.postgres.lsn import before, format_lsn
-from tailrace.source.postgres.slot import SlotStatus, beat, look, publication_exists, require
+from tailrace.source.postgres.slot import SlotStatus, emit_heartbeat, publication_exists, read_slot, require
 from tailrace.source.postgres.stream import ReplicationStream
 
 BACKLOG_BYTES = 32 * 1024 * 1024
@@ -63,7 +63,7 @@ STATUS = "receiver"
 
 
 @dataclass(frozen=True)
-class ReceiverOptions:
+class PostgresReceiverOptions:
     """What the receiver is told on its standard input."""
 
     dsn: str
@@ -79,10 +79,10 @@ class ReceiverOptions:
         return json.dumps(asdict(self))
 
 
-class Receiver:
+class PostgresReceiver:
     """Reads the slot into the journal until its owner goes away."""
 
-    def __init__(self, options: ReceiverOptions, stopping: Callable[[], bool]) -> None:
+    def __init__(self, options: PostgresReceiverOptions, stopping: Callable[[], bool]) -> None:
         self.options = options
         self.stopping = stopping
         self.writer = Journal.open_writer(
@@ -90,8 +90,8 @@ class Receiver:
         )
         # Everything of the log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
-        self.framer = Framer(self.durable)
-        self.gear = "starting"
+        self.framer = FrameBuilder(self.durable)
+        self.mode = "starting"
         self._session: psycopg.Connection[tuple[Any, ...]] | None = None
         self._slot: SlotStatus | None = None
         self._looked = 0.0
@@ -105,7 +105,7 @@ class Receiver:
         while not self.stopping():
             try:
                 self.writer.drop_unfinished()
-                status = self._look(fresh=True)
+                status = self._read_slot(fresh=True)
                 if status.active_pid is not None and status.active_pid == self._walsender:
                     # It ends by wal_sender_timeout, a minute unless somebody set it.
                     raise UnavailableError("the server still believes in a connection of ours that broke")
@@ -149,8 +149,8 @@ class Receiver:
     def _wait(self, error: TailraceError) -> None:
         self._close_session()
         # What the server sent and the journal did not take, it sends again, with its relations.
-        self.framer = Framer(self.durable)
-        self.gear = "waiting"
+        self.framer = FrameBuilder(self.durable)
+        self.mode = "waiting"
         self.publish(error)
         self._failures += 1
         wait(BACKOFF.delay(self._failures), self.stopping)
@@ -165,7 +165,7 @@ class Receiver:
                 fix=RESYNC,
             )
         if self.writer.damage:
-            self._mend(status)
+            self._repair_slot(status)
         if status.confirmed > self.durable:
             raise LostError(
                 f"Postgres was told to forget the log up to {format_lsn(status.confirmed)},"
@@ -173,7 +173,7 @@ class Receiver:
                 fix=RESYNC,
             )
 
-    def _mend(self, status: SlotStatus) -> None:
+    def _repair_slot(self, status: SlotStatus) -> None:
         """Damaged frames are received again where Postgres still has them."""
         slowest = min(cursors(Path(self.options.journal)).values(), default=START)
         holes = [hole for hole in self.writer.damage if hole.last > slowest or hole.last == hole.after]
@@ -191,7 +191,7 @@ class Receiver:
         whole = hole.after.ordinal == LAST_ORDINAL or hole.after == START
         self.writer.cut_back(hole.after if whole else before(hole.after.commit))
         self.durable = self.writer.mark.commit + 1
-        self.framer = Framer(self.durable)
+        self.framer = FrameBuilder(self.durable)
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)
@@ -201,7 +201,7 @@ class Receiver:
 
     def _drain(self, status: SlotStatus) -> None:
         """One backlog step: bounded WAL, in bulk, then the slot moves on."""
-        self.gear = "backlog"
+        self.mode = "backlog"
         self.publish(None)
         ahead = max(status.confirmed, self.durable)
         # Steps grow with what each decodes again, and none is made for a small rest.
@@ -245,7 +245,7 @@ class Receiver:
                 # From here on nobody else uses the journal.
                 if self.stopping() or not self._make_room():
                     return False
-                self._look()
+                self._read_slot()
                 storing = pool.submit(self._store, frames, end)
             if storing is not None:
                 storing.result()
@@ -253,7 +253,7 @@ class Receiver:
 
     def _stream(self) -> None:
         """The replication protocol, until stopped or so far behind that the other gear is better."""
-        self.gear = "streaming"
+        self.mode = "streaming"
         self.publish(None)
         with Replication(self.options.dsn) as replication:
             self._walsender = replication.pgconn.backend_pid
@@ -267,7 +267,7 @@ class Receiver:
                     self.writer.note(before(stream.position))
                     self.durable = stream.position
                 stream.acknowledge(self._acknowledged())
-                status = self._look()
+                status = self._read_slot()
                 self._heartbeat()
                 waited = self._make_room(lambda: stream.acknowledge(self._acknowledged(), force=True))
                 if not waited or (self.framer.idle and self._falls_behind(status)):
@@ -307,16 +307,16 @@ class Receiver:
 
         Not within a transaction that is larger than a frame: nobody can read it, and so make room, before its end.
         """
-        gear = self.gear
+        gear = self.mode
         while not self.writer.within_transaction and not self.writer.room():
             if self.stopping():
                 return False
-            self.gear = "full"
+            self.mode = "full"
             self.writer.retain()
-            self._look()
+            self._read_slot()
             while_waiting()
             time.sleep(0.1)
-        self.gear = gear
+        self.mode = gear
         return True
 
     def session(self) -> psycopg.Connection[tuple[Any, ...]]:
@@ -330,12 +330,12 @@ class Receiver:
             self._session.close()
             self._session = None
 
-    def _look(self, *, fresh: bool = False) -> SlotStatus:
+    def _read_slot(self, *, fresh: bool = False) -> SlotStatus:
         """The slot's status, at most a second old unless `fresh`; also the moment for housekeeping."""
         now = time.monotonic()
         if self._slot is None or fresh or now - self._looked > LOOK_SECONDS:
             try:
-                self._slot = require(look(self.session(), self.options.slot), self.options.slot, RESYNC)
+                self._slot = require(read_slot(self.session(), self.options.slot), self.options.slot, RESYNC)
             except psycopg.Error as error:
                 self._close_session()
                 raise translate(error, "looking at the slot") from error
@@ -350,7 +350,7 @@ class Receiver:
             return
         self._beat = time.monotonic()
         try:
-            beat(self.session())
+            emit_heartbeat(self.session())
         except psycopg.Error as error:
             raise translate(error, "sending a heartbeat") from error
 
@@ -363,7 +363,7 @@ class Receiver:
                 STATUS,
                 {
                     "at": time.time(),
-                    "gear": self.gear,
+                    "gear": self.mode,
                     "durable": self.durable,
                     "server": slot.server if slot else None,
                     "confirmed": slot.confirmed if slot else None,
@@ -380,9 +380,9 @@ def main() -> int:
 
 
 def _run(options: str, stopping: Callable[[], bool]) -> int:
-    told = ReceiverOptions(**json.loads(options))
+    told = PostgresReceiverOptions(**json.loads(options))
     try:
-        receiver = Receiver(told, stopping)
+        receiver = PostgresReceiver(told, stopping)
     except OwnedError:
         return BUSY
     except TailraceError as error:
@@ -392,7 +392,7 @@ def _run(options: str, stopping: Callable[[], bool]) -> int:
     try:
         receiver.run()
     except TailraceError as error:
-        receiver.gear = "stopped"
+        receiver.mode = "stopped"
         receiver.publish(error)
         return error.exit_code
     return 0

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tailrace.source.postgres.frame import ORDINALS_PER_CHANGE, Frame, OpenTransaction, Places
-from tailrace.source.postgres.message import EPOCH_US, Kind, MalformedError
+from tailrace.source.postgres.frame import ORDINALS_PER_CHANGE, Indexes, MessageBatch, OpenTransaction
+from tailrace.source.postgres.message import EPOCH_US, MalformedError, MessageKind
 
 _COMMIT_BYTES = 26
 
@@ -24,11 +24,11 @@ class Scan:
     start, end              the transaction open before the first and behind the last message
     """
 
-    frame: Frame
-    begins: Places
-    commits: Places
-    commit_lsn: Places
-    end_lsn: Places
+    frame: MessageBatch
+    begins: Indexes
+    commits: Indexes
+    commit_lsn: Indexes
+    end_lsn: Indexes
     rows: dict[int, int]
     changes: int
     relations: tuple[tuple[int, bytes], ...]
@@ -59,18 +59,20 @@ class Scan:
         )
 
 
-def scan(frame: Frame, transaction: OpenTransaction | None = None) -> Scan:
+def scan(frame: MessageBatch, transaction: OpenTransaction | None = None) -> Scan:
     """Look at messages in stream order; `transaction` is the one they begin in the middle of. Pure.
 
     Raises MalformedError when a message is cut short.
     """
-    begins, commits = frame.places(Kind.BEGIN), frame.places(Kind.COMMIT)
+    begins, commits = frame.places(MessageKind.BEGIN), frame.places(MessageKind.COMMIT)
     at = frame.starts[commits]
     if (frame.ends[commits] - at < _COMMIT_BYTES).any():
         raise MalformedError("a Commit is cut short")
     changed = frame.changes
-    oids, counts = np.unique(frame.relation_oids(changed[frame.kinds[changed] != Kind.TRUNCATE]), return_counts=True)
-    relations = tuple((index, frame.message(index)) for index in frame.places(Kind.RELATION).tolist())
+    oids, counts = np.unique(
+        frame.relation_oids(changed[frame.kinds[changed] != MessageKind.TRUNCATE]), return_counts=True
+    )
+    relations = tuple((index, frame.message(index)) for index in frame.places(MessageKind.RELATION).tolist())
     found = Scan(
         frame,
         begins,

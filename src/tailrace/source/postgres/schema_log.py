@@ -13,20 +13,22 @@ from tailrace.change import START, Position, just_before
 from tailrace.errors import SchemaChangedError
 from tailrace.journal import JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Versions
+from tailrace.source import SchemaVersions
 from tailrace.source.postgres import ddl_message
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.catalog_type import CatalogType, read_types
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.framing import FrameMeta, Shape
+from tailrace.source.postgres.framing import FrameMeta, SchemaEvent
 from tailrace.source.postgres.message import LogicalMessage, MalformedError, Relation, parse
 from tailrace.source.postgres.version import compare, derive, differences, with_initial
 
 
-class SchemaLog:
+class PostgresSchemaLog:
     """One per follower. `recopies` holds, by OID, the last position whose change the log alone cannot follow."""
 
-    def __init__(self, dsn: str, publication: str, versions: Versions, now: Callable[[int], Published | None]) -> None:
+    def __init__(
+        self, dsn: str, publication: str, versions: SchemaVersions, now: Callable[[int], Published | None]
+    ) -> None:
         self._dsn = dsn
         self._publication = publication
         self._versions = versions
@@ -51,7 +53,7 @@ class SchemaLog:
                     self._take(shape)
         self._scanned = max(begin, upto)
 
-    def _take(self, shape: Shape) -> None:
+    def _take(self, shape: SchemaEvent) -> None:
         message = parse(shape.raw)
         if isinstance(message, Relation):
             self._take_relation(message, shape.at)

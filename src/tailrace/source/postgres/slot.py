@@ -17,9 +17,9 @@ from tailrace.schema import TableName
 from tailrace.source.postgres.lsn import parse_lsn
 from tailrace.ticker import Ticker
 
-Session = psycopg.Connection[tuple[Any, ...]]
+PgConnection = psycopg.Connection[tuple[Any, ...]]
 
-HEED_SECONDS = 0.1
+STOP_CHECK_SECONDS = 0.1
 PATIENCE_SECONDS = 3.0
 """How long a new slot may take before people hear what it waits for."""
 REMINDER_SECONDS = 60.0
@@ -45,7 +45,7 @@ class SlotStatus:
         return self.server - self.confirmed
 
 
-def look(session: Session, slot: str) -> SlotStatus | None:
+def read_slot(session: PgConnection, slot: str) -> SlotStatus | None:
     """The slot's status, None when there is no such slot."""
     row = session.execute(
         f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status,"  # noqa: S608
@@ -77,38 +77,38 @@ def require(status: SlotStatus | None, slot: str, resync: str) -> SlotStatus:
     return status
 
 
-def server_position(session: Session) -> int:
+def server_position(session: PgConnection) -> int:
     row = session.execute(f"SELECT {WAL_POSITION}").fetchone()
     assert row is not None
     return parse_lsn(row[0])
 
 
-def beat(session: Session) -> None:
+def emit_heartbeat(session: PgConnection) -> None:
     """Write a message of ours to the log, and flush all that is before it. On a standby this does nothing."""
     with suppress(psycopg.errors.ReadOnlySqlTransaction):  # there the primary's WAL moves the slot
         session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
 
 
-def create_slot(session: Session, slot: str, is_told: Callable[[], bool], on_wait: Callable[[], None]) -> None:
+def create_slot(session: PgConnection, slot: str, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> None:
     """Create the pipeline's slot. Waits for write transactions that are open now, and says so again and again.
 
-    Raises QueryCanceled, and there is no slot, when it `is_told` to end meanwhile.
+    Raises QueryCanceled, and there is no slot, when it `should_stop` to end meanwhile.
     """
     say_at = time.monotonic() + PATIENCE_SECONDS
 
     def heed() -> None:
         nonlocal say_at
-        if is_told():
+        if should_stop():
             session.cancel_safe()
         elif time.monotonic() >= say_at:
             on_wait()
             say_at = time.monotonic() + REMINDER_SECONDS
 
-    with Ticker(heed, HEED_SECONDS):
+    with Ticker(heed, STOP_CHECK_SECONDS):
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
-def drop_slot(session: Session, slot: str) -> None:
+def drop_slot(session: PgConnection, slot: str) -> None:
     """Drop the pipeline's slot, with the WAL it held. One that is not there is no error."""
     session.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
@@ -117,7 +117,7 @@ def drop_slot(session: Session, slot: str) -> None:
     )
 
 
-def waiting_for(session: Session) -> list[Finding]:
+def waiting_for(session: PgConnection) -> list[Finding]:
     """The open write transactions that a new slot has to wait for, and how to end them."""
     findings = []
     open_ = session.execute(
@@ -135,12 +135,12 @@ def waiting_for(session: Session) -> list[Finding]:
     return findings
 
 
-def publication_exists(session: Session, publication: str) -> bool:
+def publication_exists(session: PgConnection, publication: str) -> bool:
     return session.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [publication]).fetchone() is not None
 
 
 def create_publication(
-    session: Session, publication: str, tables: Sequence[TableName], *, via_root: bool, mark: PublicationMark
+    session: PgConnection, publication: str, tables: Sequence[TableName], *, via_root: bool, mark: PublicationMark
 ) -> None:
     """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace made it.
 
@@ -172,7 +172,7 @@ class PublicationMark:
 _MARK = re.compile(r"tailrace made this .*: (\w+) (\d+)")
 
 
-def read_mark(session: Session, publication: str) -> PublicationMark | None:
+def read_mark(session: PgConnection, publication: str) -> PublicationMark | None:
     """The mark of a publication; None for one that somebody else made."""
     row = session.execute(
         "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [publication]
@@ -181,7 +181,9 @@ def read_mark(session: Session, publication: str) -> PublicationMark | None:
     return PublicationMark(found[1], int(found[2])) if found else None
 
 
-def extend_publication(session: Session, publication: str, tables: Sequence[TableName], mark: PublicationMark) -> None:
+def extend_publication(
+    session: PgConnection, publication: str, tables: Sequence[TableName], mark: PublicationMark
+) -> None:
     """Add tables, and remember what was looked at. Tables that another process added a moment ago are in already."""
     with _alone(session, publication):
         members = session.execute(_MEMBERS, [publication]).fetchall()
@@ -198,7 +200,7 @@ _MEMBERS = (
 
 
 @contextmanager
-def _alone(session: Session, publication: str) -> Iterator[None]:
+def _alone(session: PgConnection, publication: str) -> Iterator[None]:
     """A transaction in which no other process of ours makes or extends the publication."""
     with session.transaction():
         session.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tailrace {publication}"])

@@ -23,27 +23,27 @@ from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, RESYNC, Offset, Split, TableProgress, Versions
-from tailrace.source.history import Remembered
+from tailrace.source import PIPELINE, RESYNC, Offset, SchemaVersions, Split, TableProgress
+from tailrace.source.history import SchemaFile
 from tailrace.source.postgres import ddl, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
 from tailrace.source.postgres.connection import as_of, session
-from tailrace.source.postgres.copy import CopySplit, fetch, read_chunk
+from tailrace.source.postgres.copy import PostgresCopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
 from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import LogOffset
+from tailrace.source.postgres.offset import PostgresOffset
 from tailrace.source.postgres.option import PostgresOptions
-from tailrace.source.postgres.receiver import STATUS, ReceiverOptions
+from tailrace.source.postgres.receiver import STATUS, PostgresReceiverOptions
 from tailrace.source.postgres.slot import (
     create_publication,
     create_slot,
     drop_slot,
-    look,
     publication_exists,
+    read_slot,
     require,
     waiting_for,
 )
-from tailrace.source.postgres.split import LogSplit, read_log
+from tailrace.source.postgres.split import PostgresLogSplit, read_log
 
 _log = logging.getLogger(__name__)
 
@@ -115,13 +115,13 @@ class PostgresSource:
         With the name of an exported snapshot, as they were then.
         """
         with session(self.dsn, "looking at the tables") as connection, as_of(connection, snapshot):
-            return {published.oid: published for published in preflight.wanted(connection, self)}
+            return {published.oid: published for published in preflight.select_published(connection, self)}
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Make the publication and the slot where they are missing. Repeating it changes nothing.
 
         Raises PreflightError with every finding that stands in the way, before anything was made. A new slot waits for
-        open transactions, unless it `is_told` to end: UnavailableError.
+        open transactions, unless it `should_stop` to end: UnavailableError.
         """
         errors.require(self.check())
         with closing(JournalReader(self.journal)) as journal, session(self.dsn, "preparing the source") as connection:
@@ -131,20 +131,20 @@ class PostgresSource:
                 if self.tables_published is not None:
                     whole = replace(self, tables_wanted=self.tables_published)
                     errors.require(whole.check())
-                tables = [published.schema.table for published in preflight.wanted(connection, whole)]
+                tables = [published.schema.table for published in preflight.select_published(connection, whole)]
                 mark = preflight.mark_of(whole, list_tables(connection))
                 create_publication(connection, self.publication, tables, via_root=self.via_root, mark=mark)
-            if look(connection, self.slot) is None:
+            if read_slot(connection, self.slot) is None:
                 if journal.mark() > START:
                     raise LostError(
                         f"the replication slot {self.slot!r} is gone, and with it the changes since the last one read",
                         fix=RESYNC,
                     )
                 reach("postgres.before_slot")
-                create_slot(connection, self.slot, is_told, self._tell_of_wait)
+                create_slot(connection, self.slot, should_stop, self._tell_of_wait)
             if journal.mark() == START:
                 # A new journal adopts the slot where it stands; every table is copied at a later position.
-                status = require(look(connection, self.slot), self.slot, RESYNC)
+                status = require(read_slot(connection, self.slot), self.slot, RESYNC)
                 Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
 
     def _tell_of_wait(self) -> None:
@@ -174,17 +174,17 @@ class PostgresSource:
     def receiving(self) -> Child:
         return self.receiver()
 
-    def follow(self, versions: Versions | None = None) -> PostgresFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> PostgresFollower:
         if versions is not None:  # a pipeline, which has prepared the source and receives
             return PostgresFollower(self, versions, receives=False)
         self.prepare()
         own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
-        return PostgresFollower(self, Remembered(own), receives=True)
+        return PostgresFollower(self, SchemaFile(own), receives=True)
 
     def read(self, split: Split) -> Iterator[Changes]:
-        if isinstance(split, CopySplit):
+        if isinstance(split, PostgresCopySplit):
             return read_chunk(self.dsn, split)
-        if isinstance(split, LogSplit):
+        if isinstance(split, PostgresLogSplit):
             return read_log(self.journal, split)
         raise TypeError(f"not a split of this source: {type(split).__name__}")
 
@@ -192,14 +192,14 @@ class PostgresSource:
         return fetch(self.dsn, table, keys)
 
     def release(self, upto: Offset) -> None:
-        Cursor(self.journal, self.reader).advance(LogOffset.from_json(upto).low_water)
+        Cursor(self.journal, self.reader).advance(PostgresOffset.from_json(upto).low_water)
 
     def for_reader(self, reader: str, table: str | None = None) -> PostgresSource:
         wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
         return replace(self, reader=reader, tables_wanted=wanted, tables_published=self.tables_wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        return LogOffset.from_json(offset).progress()
+        return PostgresOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         raw = read_status(Path(self.journal), STATUS)
@@ -231,8 +231,8 @@ class PostgresSource:
             patience_seconds=patience_seconds,
         )
 
-    def receiver_options(self) -> ReceiverOptions:
-        return ReceiverOptions(
+    def receiver_options(self) -> PostgresReceiverOptions:
+        return PostgresReceiverOptions(
             dsn=self.dsn,
             slot=self.slot,
             publication=self.publication,

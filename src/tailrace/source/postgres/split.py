@@ -16,7 +16,7 @@ from tailrace.journal import FrameRef, JournalReader, grouped
 from tailrace.source import Split
 from tailrace.source.postgres.framing import FrameMeta, messages_of
 from tailrace.source.postgres.pgoutput import decode
-from tailrace.source.wanted import WantedTable
+from tailrace.source.wanted import TableRange
 
 SPLIT_BYTES = 4 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
@@ -25,26 +25,26 @@ MOST_SPLIT_BYTES = 12 * 1024 * 1024
 
 
 @dataclass(frozen=True)
-class Wanted(WantedTable):
+class PgRange(TableRange):
     """`truncates`: whether the destination follows a TRUNCATE."""
 
     truncates: bool = True
 
 
 @dataclass(frozen=True)
-class LogSplit(Split):
+class PostgresLogSplit(Split):
     """Some journal frames and what is wanted of them, by OID."""
 
     frames: tuple[FrameRef, ...] = ()
-    wanted: Mapping[int, Wanted] = field(default_factory=dict)
+    ranges: Mapping[int, PgRange] = field(default_factory=dict)
 
-    def only(self, tables: Collection[str]) -> LogSplit:
-        kept = {oid: wanted for oid, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+    def only(self, tables: Collection[str]) -> PostgresLogSplit:
+        kept = {oid: wanted for oid, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
         frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(FrameMeta.from_bytes(ref.meta).rows))
-        return replace(super().only(tables), wanted=kept, frames=frames)
+        return replace(super().only(tables), ranges=kept, frames=frames)
 
 
-def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, Wanted], parallel: int) -> list[Split]:
+def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, PgRange], parallel: int) -> list[Split]:
     """The frames that concern the tables, in pieces for `parallel` tasks. Pure.
 
     A table whose columns changed is in a split even where no frame holds rows of it: its destination follows.
@@ -56,16 +56,16 @@ def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, Wanted], parallel:
     changed = {oid: one for oid, one in wanted.items() if len(one.history) > 1}
     if changed:
         splits.append(
-            LogSplit(
+            PostgresLogSplit(
                 weights={str(one.schema.table): 0 for one in changed.values()},
                 schemas={str(one.schema.table): one.schema for one in changed.values()},
-                wanted=changed,
+                ranges=changed,
             )
         )
     return splits
 
 
-def _concerned(ref: FrameRef, wanted: Mapping[int, Wanted]) -> list[int]:
+def _concerned(ref: FrameRef, wanted: Mapping[int, PgRange]) -> list[int]:
     return [
         oid
         for oid in FrameMeta.from_bytes(ref.meta).rows
@@ -73,9 +73,9 @@ def _concerned(ref: FrameRef, wanted: Mapping[int, Wanted]) -> list[int]:
     ]
 
 
-def _split(group: Sequence[FrameRef], wanted: Mapping[int, Wanted]) -> LogSplit:
+def _split(group: Sequence[FrameRef], wanted: Mapping[int, PgRange]) -> PostgresLogSplit:
     weights: dict[str, int] = {}
-    own: dict[int, Wanted] = {}
+    own: dict[int, PgRange] = {}
     for ref in group:
         rows = FrameMeta.from_bytes(ref.meta).rows
         for oid in _concerned(ref, wanted):
@@ -83,18 +83,18 @@ def _split(group: Sequence[FrameRef], wanted: Mapping[int, Wanted]) -> LogSplit:
             name = str(wanted[oid].schema.table)
             weights[name] = weights.get(name, 0) + ref.length * rows[oid] // max(ref.count, 1)
     schemas = {str(one.schema.table): one.schema for one in own.values()}
-    return LogSplit(weights=weights, schemas=schemas, frames=tuple(group), wanted=own)
+    return PostgresLogSplit(weights=weights, schemas=schemas, frames=tuple(group), ranges=own)
 
 
-def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
+def read_log(journal: str, split: PostgresLogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
-    for wanted in split.wanted.values():
+    for wanted in split.ranges.values():
         wanted.require_allowed()
     with closing(JournalReader(journal)) as reader:
         for ref in split.frames:
             frame = reader.read(ref)
             meta = FrameMeta.from_bytes(ref.meta)
-            here = {oid: split.wanted[oid] for oid in _concerned(ref, split.wanted)}
+            here = {oid: split.ranges[oid] for oid in _concerned(ref, split.ranges)}
             decoded = decode(
                 messages_of(frame.payload),
                 relations=meta.parsed_relations(),
@@ -109,7 +109,7 @@ def read_log(journal: str, split: LogSplit) -> Iterator[Changes]:
                     yield shown
 
 
-def _shown(changes: Changes, wanted: Wanted) -> Changes:
+def _shown(changes: Changes, wanted: PgRange) -> Changes:
     if not wanted.truncates:
         kept = changes.numpy("op") != Op.TRUNCATE
         changes = changes if kept.all() else Changes(changes.table, changes.batch.filter(pa.array(np.asarray(kept))))

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from tailrace.source.postgres import array_text, instant
 
 Bytes = npt.NDArray[np.uint8]
-Places = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 
 
 class Parsed(NamedTuple):
@@ -33,7 +33,7 @@ class Parsed(NamedTuple):
 
 
 def slice_texts(
-    data: pa.Buffer, starts: Places, lengths: Places, present: npt.NDArray[np.bool_] | None
+    data: pa.Buffer, starts: Indexes, lengths: Indexes, present: npt.NDArray[np.bool_] | None
 ) -> pa.Array[Any]:
     """The strings at `starts` of `data` as one Arrow string array; null where not `present`, whose length must be 0.
 

@@ -75,7 +75,7 @@ class Compared:
 
 
 @dataclass(frozen=True)
-class Derived:
+class PostgresDerivedSchema:
     """The version a Relation message describes; the known one itself when nothing changed."""
 
     schema: TableSchema
@@ -205,7 +205,7 @@ def _key_numbers(table: TableSchema) -> list[int]:
     return [table.column(name).number for name in table.key]
 
 
-def derive(known: TableSchema, relation: Relation, now: Published | None) -> Derived:
+def derive(known: TableSchema, relation: Relation, now: Published | None) -> PostgresDerivedSchema:
     """The version that a Relation message describes, for databases without the event trigger.
 
     `known` is the table's last version before the message, `now` the catalog at any time after it (None: the table is
@@ -226,7 +226,7 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Der
     reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
     if not compared.changes:
         schema = known
-    return Derived(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
+    return PostgresDerivedSchema(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
 
 
 def _unknown(known: TableSchema, schema: TableSchema, now: Published | None) -> set[int]:

@@ -38,7 +38,7 @@ class Pending:
 
 
 @dataclass(frozen=True)
-class Tls:
+class ApiTls:
     """PEM files: whom to trust in place of the system's authorities, and who we are. No way to trust everybody."""
 
     ca: str | None = None
@@ -46,7 +46,7 @@ class Tls:
     key: str | None = None
 
 
-SYSTEM = Tls()
+SYSTEM = ApiTls()
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Api:
     url: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
-    tls: Tls = SYSTEM
+    tls: ApiTls = SYSTEM
 
     def query(self, sql: str, *parameters: Any) -> list[list[Any]]:
         """The rows of a SELECT. Raises QueryRefusedError, UnavailableError, PreflightError for wrong credentials."""
@@ -129,7 +129,7 @@ class Api:
 
 
 @cache
-def _pool(tls: Tls) -> urllib3.PoolManager:
+def _pool(tls: ApiTls) -> urllib3.PoolManager:
     """The process's connections. Nothing is tried again here: whoever asks backs off as a whole.
 
     Raises ConfigError for files that cannot be used.

@@ -19,7 +19,7 @@ class Arrival:
     """One table. `x` lies right before its first event; `kinds` are those of its first columns, None without images."""
 
     name: str
-    x: Position
+    snapshot_position: Position
     kinds: Kinds | None
     has_rowid: bool
 

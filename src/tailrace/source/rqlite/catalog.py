@@ -19,7 +19,7 @@ from tailrace.errors import PreflightError
 from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import ROWID, Described, rowid_column, stored_columns, try_describe
+from tailrace.source.sqlite.catalog import ROWID, TableDefinition, rowid_column, stored_columns, try_describe
 from tailrace.sqlite.layout import list_tables
 
 INFERRED = "inferred"
@@ -33,7 +33,7 @@ _TABLES = (
     "AND s.name NOT LIKE 'sqlite\\_%' ESCAPE '\\' AND s.name NOT LIKE '\\_rqlite\\_%' ESCAPE '\\' ORDER BY s.name"
 )
 
-Tables = Mapping[str, Described | None]
+Tables = Mapping[str, TableDefinition | None]
 """Tables by name; None for one whose text the SQLite at hand does not understand."""
 
 
@@ -63,7 +63,7 @@ def read_tables(file: Path) -> Tables:
     return {name: try_describe(sql) for name, sql in rows if name in wanted}
 
 
-def is_followable(table: Described | None) -> bool:
+def is_followable(table: TableDefinition | None) -> bool:
     """Whether its rows can be told apart: by a declared key, or by a rowid that SQL can name."""
     return table is not None and (bool(table.key) or not table.lacks_rowid)
 
@@ -73,12 +73,16 @@ def upstream_id(service: str, table: str) -> str:
     return str(TableName(service, table))
 
 
-def begin(known: TableSchema | None, table: Described, service: str, at: Position, *, rowids: bool) -> TableSchema:
+def begin(
+    known: TableSchema | None, table: TableDefinition, service: str, at: Position, *, rowids: bool
+) -> TableSchema:
     """The version a copy begins with."""
     return _placed(version.begin(known, table, at), service, rowids=rowids, lacks_rowid=table.lacks_rowid)
 
 
-def derive(known: TableSchema, table: Described, service: str, at: Position, *, rowids: bool) -> version.Derived:
+def derive(
+    known: TableSchema, table: TableDefinition, service: str, at: Position, *, rowids: bool
+) -> version.SqliteDerivedSchema:
     """The version `table` is of `known` from a position on."""
     derived = version.derive(known, table, at)
     schema = _placed(derived.schema, service, rowids=rowids, lacks_rowid=table.lacks_rowid)

@@ -23,9 +23,9 @@ from tailrace.failpoint import reach
 from tailrace.journal import Frame, Journal, JournalReader, JournalWriter, cursors
 from tailrace.journal.segment import list_segments, read_header
 from tailrace.source import RESYNC
-from tailrace.source.rqlite.entry import Request, folder_of
+from tailrace.source.rqlite.entry import PostedRequest, folder_of
 from tailrace.source.rqlite.frame import build, remember
-from tailrace.source.rqlite.window import WINDOW_EVENTS, Placed, Window
+from tailrace.source.rqlite.window import WINDOW_EVENTS, DeduplicationWindow, Placed
 from tailrace.wholefile import replace_durably
 
 _log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ _WARNING_LEVEL = 0.8
 
 
 @dataclass
-class Counts:
+class ClusterCounts:
     """What came since the process started, in events but for `requests`."""
 
     requests: int = 0
@@ -74,14 +74,14 @@ class Cluster:
     def __init__(self, service: str, folder: Path, *, segment_bytes: int, max_bytes: int) -> None:
         self.service = service
         self.error: TailraceError | None = None
-        self.counts = Counts()
+        self.counts = ClusterCounts()
         self._folder = folder / folder_of(service)
         # Only whole files are removed, so that a journal at its bound must have finished some.
         self._segment_bytes = segment_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._writer: JournalWriter | None = None
-        self._window: Window | None = None
+        self._window: DeduplicationWindow | None = None
         self._level = Level(START, 0, 0.0)
         self._told = START
         self._slowest = START
@@ -96,7 +96,7 @@ class Cluster:
         with self._lock:
             self._open()
 
-    def commit(self, requests: Sequence[Request]) -> list[TailraceError | None]:
+    def commit(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
         """Store what is new of these requests, in their order, with one sync. None: rqlite may forget the request.
 
         An error instead says why a request was not stored: UnavailableError while the disk or its bound do not allow
@@ -112,7 +112,7 @@ class Cluster:
                 return [error] * len(requests)
             return [self.error] * len(requests)
 
-    def tend(self) -> None:
+    def maintain(self) -> None:
         """Remove what every reader has passed, and keep notes for the next start. Called about once a second.
 
         Raises UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
@@ -124,9 +124,9 @@ class Cluster:
             self._retain(writer)  # first: it makes the room that the notes may lack
             self._measure(writer)
             if self.error is not None and not self._is_stop_kept:
-                self._keep_stop(self.error)
+                self._write_stop(self.error)
             if window is not None and window.mark > self._told:
-                self._tell(window.mark)
+                self._acknowledge(window.mark)
             if self._unsaved >= WINDOW_EVENTS:
                 self._save()
 
@@ -200,7 +200,7 @@ class Cluster:
         self._is_stop_kept = True
         return error
 
-    def _restore(self, writer: JournalWriter) -> Window:
+    def _restore(self, writer: JournalWriter) -> DeduplicationWindow:
         if writer.damage:
             hole = writer.damage[0]
             raise DamagedError(
@@ -209,7 +209,7 @@ class Cluster:
                 position=str(hole.after),
                 fix=RESYNC,
             )
-        window = Window.load(self._folder / "window") or Window()
+        window = DeduplicationWindow.load(self._folder / "window") or DeduplicationWindow()
         self._told = max(self._read_told(), window.mark)
         if self._told > writer.mark:
             raise DamagedError(
@@ -231,7 +231,7 @@ class Cluster:
         return window
 
     @staticmethod
-    def _read_back(reader: JournalReader, after: Position, upto: Position, window: Window) -> Position:
+    def _read_back(reader: JournalReader, after: Position, upto: Position, window: DeduplicationWindow) -> Position:
         for ref in reader.frames(after, upto, rows=_READ_EVENTS):
             remember(reader.read(ref), window)
             after = ref.last
@@ -248,7 +248,7 @@ class Cluster:
         except (FileNotFoundError, ValueError):
             return START
 
-    def _store(self, requests: Sequence[Request]) -> list[TailraceError | None]:
+    def _store(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
         assert self._writer is not None
         window, self._window = self._window, None  # until the journal agrees, what it knows is a guess
         assert window is not None
@@ -277,7 +277,7 @@ class Cluster:
         return outcomes
 
     def _count(
-        self, requests: Sequence[Request], outcomes: Sequence[TailraceError | None], fresh: Sequence[Placed]
+        self, requests: Sequence[PostedRequest], outcomes: Sequence[TailraceError | None], fresh: Sequence[Placed]
     ) -> None:
         stored = [request for request, error in zip(requests, outcomes, strict=True) if error is None]
         counts, zeros, late = self.counts, self.counts.zero_index, self.counts.late
@@ -320,7 +320,7 @@ class Cluster:
                 self._window.save(self._folder / "window")
             self._unsaved = 0
 
-    def _tell(self, mark: Position) -> None:
+    def _acknowledge(self, mark: Position) -> None:
         # Not synced: it serves to notice a journal that went back, and may itself be a little behind.
         with self._disk("written"):
             (self._folder / "told").write_text(str(mark))
@@ -330,9 +330,9 @@ class Cluster:
         self.error = error
         self._is_stop_kept = False
         _log.error("cluster %r stopped: %s", self.service, error)
-        self._keep_stop(error)
+        self._write_stop(error)
 
-    def _keep_stop(self, error: TailraceError) -> None:
+    def _write_stop(self, error: TailraceError) -> None:
         """For the next start: by then it may look as if nothing had happened, to a rebuilt cluster's events or to a
         journal whose damaged file has been set aside."""
         if isinstance(error, LostError | DamagedError):

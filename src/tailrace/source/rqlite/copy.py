@@ -21,8 +21,8 @@ from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.exact import combine
 from tailrace.source.rqlite.api import Api, QueryRefusedError
-from tailrace.source.rqlite.query import Row, Selection, lacks_rowid, parameter, read_image, rowid_name
-from tailrace.source.sqlite.catalog import Described
+from tailrace.source.rqlite.query import QueryRow, Selection, lacks_rowid, parameter, read_image, rowid_name
+from tailrace.source.sqlite.catalog import TableDefinition
 from tailrace.source.sqlite.image import unfit_key
 from tailrace.sqlite.layout import quoted
 
@@ -31,7 +31,7 @@ WHOLE = (0,)
 
 
 @dataclass(frozen=True)
-class CopySplit(Split):
+class RqliteCopySplit(Split):
     """A chunk: the rows with rowids in (low, high], or, `by_key`, all of them. `empty`: none can be asked for.
 
     `failure` is raised in place of the rows.
@@ -39,14 +39,14 @@ class CopySplit(Split):
 
     low: int | None = None
     high: int = 0
-    x: Position = START
+    snapshot_position: Position = START
     rows: int = 0
     by_key: bool = False
     empty: bool = False
     failure: Mapping[str, str | None] | None = None
 
 
-def chunk_bounds(api: Api, table: Described, chunk_rows: int) -> tuple[int, ...]:
+def chunk_bounds(api: Api, table: TableDefinition, chunk_rows: int) -> tuple[int, ...]:
     """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound.
 
     Raises UnavailableError when rqlite will not say, as when the table is gone since it was listed.
@@ -69,7 +69,7 @@ def chunk_bounds(api: Api, table: Described, chunk_rows: int) -> tuple[int, ...]
     return (*(int(cut) for (cut,) in cuts if cut < last), last)
 
 
-def read_chunk(api: Api | None, split: CopySplit) -> Iterator[Changes]:
+def read_chunk(api: Api | None, split: RqliteCopySplit) -> Iterator[Changes]:
     """The rows of a chunk as they are now. Raises StaleCopyError when the table has other columns than its copy."""
     table = split.copies
     assert table is not None
@@ -94,14 +94,14 @@ def read_chunk(api: Api | None, split: CopySplit) -> Iterator[Changes]:
             table,
             row,
             op=Op.READ,
-            commit=split.x.commit,
+            commit=split.snapshot_position.commit,
             ordinal=np.arange(ordinal, ordinal + len(rows), dtype=np.int64),
             exact=combine(image.exact),
         )
         ordinal += len(rows)
 
 
-def _pages(api: Api, table: TableSchema, split: CopySplit) -> Iterator[tuple[Selection, list[Row]]]:
+def _pages(api: Api, table: TableSchema, split: RqliteCopySplit) -> Iterator[tuple[Selection, list[QueryRow]]]:
     selection = Selection(table, lacks_rowid=split.by_key and lacks_rowid(table))
     try:
         if not split.by_key:

@@ -29,8 +29,8 @@ from starlette.routing import Route
 
 from tailrace.errors import TailraceError, UnavailableError
 from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.entry import NotOursError, Request, parse
-from tailrace.source.rqlite.metric import Figures
+from tailrace.source.rqlite.entry import NotOursError, PostedRequest, parse
+from tailrace.source.rqlite.metric import ReceiverMetrics
 
 _log = logging.getLogger(__name__)
 
@@ -56,10 +56,10 @@ class Lane:
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
-        self._waiting: list[tuple[Request, asyncio.Future[TailraceError | None]]] = []
+        self._waiting: list[tuple[PostedRequest, asyncio.Future[TailraceError | None]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def store(self, request: Request) -> TailraceError | None:
+    async def store(self, request: PostedRequest) -> TailraceError | None:
         """None once the request is durable; an error when it is not stored."""
         future: asyncio.Future[TailraceError | None] = asyncio.get_running_loop().create_future()
         self._waiting.append((request, future))
@@ -84,7 +84,7 @@ class Lane:
         self._task = None
 
 
-class Pace:
+class RateLimit:
     """A bound on requests per second, with bursts of up to a second's worth."""
 
     def __init__(self, per_second: float, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -104,7 +104,7 @@ class Pace:
         return True
 
 
-class Endpoint:
+class CdcEndpoint:
     """The application. `clusters` holds every cluster known so far; `make` makes the one of a new service."""
 
     def __init__(self, path: str, limits: Limits, make: Callable[[str], Cluster]) -> None:
@@ -112,9 +112,9 @@ class Endpoint:
         self._limits = limits
         self._make = make
         self._lanes: dict[str, Lane] = {}
-        self._pace = Pace(limits.per_second) if limits.per_second else None
-        self._lines = Pace(1.0)
-        self._figures = Figures(lambda: self.clusters, self.answers)
+        self._rate_limit = RateLimit(limits.per_second) if limits.per_second else None
+        self._lines = RateLimit(1.0)
+        self._figures = ReceiverMetrics(lambda: self.clusters, self.answers)
         self.application = Starlette(
             routes=[
                 Route(path, self._counted(self._receive), methods=["POST"]),
@@ -147,7 +147,7 @@ class Endpoint:
         if not self._is_known(http):
             return Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="tailrace"'})
         # Behind the credentials: strangers must not use up what rqlite may send.
-        if self._pace is not None and not self._pace.allows():
+        if self._rate_limit is not None and not self._rate_limit.allows():
             return _refuse(429, "too many requests", retry=1)
         # A web page can post anything else to this machine without being allowed to.
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":

@@ -26,7 +26,7 @@ _SCALARS = frozenset({int, float, str, type(None)})
 _FOLDER_BYTES = 200  # file systems take 255 in a name
 _RESERVED = (".", "receiver.")  # hidden names, `..`, and the receiver's own files beside the clusters' folders
 
-Columns = tuple[tuple[str, ...], tuple[type, ...]]
+ColumnSignature = tuple[tuple[str, ...], tuple[type, ...]]
 """The columns of an image and the types of their values, in the same order."""
 
 
@@ -34,25 +34,25 @@ class NotOursError(ValueError):
     """A body that is not what rqlite posts. Says what is wrong with it, and where, without a value of it."""
 
 
-Known = tuple[int, int]
+EventId = tuple[int, int]
 """What is remembered of an event: its `identity` and its `image`. A plain tuple: there are many of them."""
 
 
-class Event(NamedTuple):
+class CdcEvent(NamedTuple):
     """One changed row. `text` is its JSON without the opening brace; `image` is 0 when it came without images."""
 
     table: str
     text: str
     identity: int
     image: int
-    columns: tuple[Columns, ...]
+    columns: tuple[ColumnSignature, ...]
 
     @property
-    def known(self) -> Known:
+    def known(self) -> EventId:
         return self.identity, self.image
 
     @property
-    def belated(self) -> Event:
+    def belated(self) -> CdcEvent:
         """The event without its images, which newer ones may have overtaken: what it says of the row is to be asked.
 
         A delete becomes an update, as the row may be there again. What was sent stays with it.
@@ -66,32 +66,32 @@ class Event(NamedTuple):
         told |= {"error": "it came with index 0, after newer changes", "sent": sent}
         return self._replace(text=_text(told)[1:], columns=())
 
-    def is_same(self, known: Known) -> bool:
+    def is_same(self, known: EventId) -> bool:
         """Whether it is the known event, as far as both say: one of them may lack its images."""
         identity, image = known
         return self.identity == identity and (self.image == image or self.image == 0 or image == 0)
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class RaftEntry:
     """The events of one Raft entry. `index` is 0 where rqlite left it out; `at` is its commit time in ms."""
 
     index: int
     at: int
-    events: tuple[Event, ...]
+    events: tuple[CdcEvent, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PostedRequest:
     """One body. `digest` is the same only for the very same bytes, as when a node tries again."""
 
     service: str
     node: str
-    entries: tuple[Entry, ...]
+    entries: tuple[RaftEntry, ...]
     digest: str
 
 
-def parse(body: bytes) -> Request:
+def parse(body: bytes) -> PostedRequest:
     """The request in a body. Raises NotOursError."""
     try:
         found = json.loads(body, parse_int=_integer, parse_constant=_refuse_constant)
@@ -107,7 +107,7 @@ def parse(body: bytes) -> Request:
     if "payload" not in found:
         raise NotOursError("there is no payload")
     entries = _list(found["payload"], "payload")
-    return Request(
+    return PostedRequest(
         checked_service(service or SERVICE),
         node,
         tuple(_entry(entry, f"payload[{at}]") for at, entry in enumerate(entries)),
@@ -115,7 +115,7 @@ def parse(body: bytes) -> Request:
     )
 
 
-def read_line(line: bytes) -> tuple[dict[str, Any], Event]:
+def read_line(line: bytes) -> tuple[dict[str, Any], CdcEvent]:
     """An event of the journal: its line, and what rqlite had sent."""
     found = json.loads(line, parse_int=_integer)
     return found, _event(found.get("sent", found), "the line")
@@ -137,7 +137,7 @@ def folder_of(service: str) -> str:
     return quote(service, safe="")
 
 
-def _entry(found: object, where: str) -> Entry:
+def _entry(found: object, where: str) -> RaftEntry:
     if not isinstance(found, dict):
         raise NotOursError(f"{where} is not an object")
     index, at = found.get("index", 0), found.get("commit_timestamp", 0)
@@ -146,10 +146,10 @@ def _entry(found: object, where: str) -> Entry:
     if type(at) is not int:
         raise NotOursError(f"{where}.commit_timestamp is not a number of milliseconds")
     events = _list(found.get("events"), f"{where}.events")
-    return Entry(index, at, tuple(_event(event, f"{where}.events[{at}]") for at, event in enumerate(events)))
+    return RaftEntry(index, at, tuple(_event(event, f"{where}.events[{at}]") for at, event in enumerate(events)))
 
 
-def _event(found: object, where: str) -> Event:
+def _event(found: object, where: str) -> CdcEvent:
     if not isinstance(found, dict):
         raise NotOursError(f"{where} is not an object")
     op, table, error = found.get("op"), found.get("table"), found.get("error")
@@ -174,12 +174,12 @@ def _event(found: object, where: str) -> Event:
         flag = f', "error": {_text(error)}' if error else ""
         flag.encode()
         text = f"{what}, {images}{flag}}}" if rows else f"{what}{flag}}}"
-        return Event(table, text, _digest(what), _digest(images) if rows else 0, columns)
+        return CdcEvent(table, text, _digest(what), _digest(images) if rows else 0, columns)
     except ValueError:
         raise NotOursError(f"{where} holds half a character or an infinite number") from None
 
 
-def _columns(image: object, where: str) -> Columns:
+def _columns(image: object, where: str) -> ColumnSignature:
     if not isinstance(image, dict) or not image:
         raise NotOursError(f"{where} is not a row")
     kinds = tuple(map(type, image.values()))

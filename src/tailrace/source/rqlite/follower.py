@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import TailraceError, UnavailableError, revive
-from tailrace.source import Limit, Offset, Orders, Split, Versions
-from tailrace.source.rqlite.service import ServiceFollower
-from tailrace.source.sqlite.offset import LogOffset
+from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
+from tailrace.source.rqlite.service import ClusterFollower
+from tailrace.source.sqlite.offset import SqliteOffset
 
 if TYPE_CHECKING:
     from tailrace.source.rqlite.source import RqliteSource
@@ -25,11 +25,11 @@ RECEIVER_SECONDS = 5.0
 class RqliteFollower:
     """Owns a receiver process where nobody else has one. Clusters appear with their first request, or by their API."""
 
-    def __init__(self, source: RqliteSource, versions: Versions, *, receives: bool) -> None:
+    def __init__(self, source: RqliteSource, versions: SchemaVersions, *, receives: bool) -> None:
         self.source = source
         self._versions = versions
         self._receiver = source.start_receiver(0.0 if receives else RECEIVER_SECONDS)
-        self._services: dict[str, ServiceFollower] = {}
+        self._services: dict[str, ClusterFollower] = {}
         self._away: list[UnavailableError] = []
 
     def start(self) -> Offset:
@@ -44,17 +44,17 @@ class RqliteFollower:
         followers, given = self._followers(), start["services"]
         for name, goal in target["services"].items():
             follower = followers.get(name) or self._follow(name)
-            now = LogOffset.from_json(given[name]) if name in given else follower.start()
+            now = SqliteOffset.from_json(given[name]) if name in given else follower.start()
             if "failure" in given.get(name, {}):
                 if any(entry.phase != "stopped" for entry in now.tables.values()):
                     return False
-            elif not follower.done(now, LogOffset.from_json(goal).log):
+            elif not follower.done(now, SqliteOffset.from_json(goal).log):
                 return False
         for follower in followers.values():
             follower.goal = None
         return True
 
-    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         self._receiver.require_alive()
         followers, given = self._followers(), start["services"]
         share = Limit(max(limit.rows // max(len(followers), 1), 1), max(limit.bytes // max(len(followers), 1), 1))
@@ -63,7 +63,7 @@ class RqliteFollower:
         for name, follower in followers.items():
             raw = given.get(name) or follower.start().to_json()
             try:
-                reached = self._advance(follower, raw, share, orders)
+                reached = self._advance(follower, raw, share, directives)
             except UnavailableError as error:
                 self._away.append(error)
                 continue
@@ -74,14 +74,14 @@ class RqliteFollower:
         return start if end == given else {"services": end}
 
     @staticmethod
-    def _advance(follower: ServiceFollower, raw: Offset, limit: Limit, orders: Orders) -> Offset:
-        now = LogOffset.from_json(raw)
+    def _advance(follower: ClusterFollower, raw: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        now = SqliteOffset.from_json(raw)
         try:
-            end = follower.latest(now, limit, orders)
+            end = follower.latest(now, limit, directives)
         except UnavailableError:
             raise
         except TailraceError as error:
-            heeded = follower.heed(now, orders)
+            heeded = follower.apply_directives(now, directives)
             if follower.fail(heeded, error):
                 return {**heeded.to_json(), "failure": error.describe(), "failures": raw.get("failures", 0) + 1}
             if not now.tables:
@@ -96,14 +96,14 @@ class RqliteFollower:
             follower, earlier = followers.get(name) or self._follow(name), start["services"].get(name)
             if raw == earlier:
                 continue
-            then = LogOffset.from_json(raw)
+            then = SqliteOffset.from_json(raw)
             if raw.get("failures", 0) > (earlier or {}).get("failures", 0):
                 splits += follower.fail(then, revive(raw["failure"]))
             else:
-                splits += follower.plan(LogOffset.from_json(earlier) if earlier else follower.start(), then)
+                splits += follower.plan(SqliteOffset.from_json(earlier) if earlier else follower.start(), then)
         return splits
 
-    def _followers(self) -> dict[str, ServiceFollower]:
+    def _followers(self) -> dict[str, ClusterFollower]:
         try:
             names = self.source.services()
         except UnavailableError:
@@ -114,9 +114,9 @@ class RqliteFollower:
             self._follow(name)
         return self._services
 
-    def _follow(self, name: str) -> ServiceFollower:
+    def _follow(self, name: str) -> ClusterFollower:
         if name not in self._services:
-            self._services[name] = ServiceFollower(self.source, name, self._versions)
+            self._services[name] = ClusterFollower(self.source, name, self._versions)
         return self._services[name]
 
     def stop(self) -> None:

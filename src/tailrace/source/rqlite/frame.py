@@ -18,8 +18,8 @@ from typing import Any
 
 from tailrace.change import Position
 from tailrace.journal import Frame
-from tailrace.source.rqlite.entry import Columns, Request, read_line
-from tailrace.source.rqlite.window import Placed, Window, Zero
+from tailrace.source.rqlite.entry import ColumnSignature, PostedRequest, read_line
+from tailrace.source.rqlite.window import DeduplicationWindow, Placed, Zero
 
 _LETTERS = {int: "i", float: "f", str: "s", type(None): "n"}
 
@@ -28,7 +28,7 @@ _LETTERS = {int: "i", float: "f", str: "s", type(None): "n"}
 class _Shape:
     first: Position
     names: frozenset[str]
-    signatures: set[Columns] = field(default_factory=set)
+    signatures: set[ColumnSignature] = field(default_factory=set)
 
     def describe(self) -> list[Any]:
         kinds: dict[str, set[str]] = {name: set() for name in sorted(self.names)}
@@ -45,7 +45,7 @@ class _Summary:
     missing: int = 0
     shapes: list[_Shape] = field(default_factory=list)
 
-    def add(self, position: Position, columns: tuple[Columns, ...], length: int) -> None:
+    def add(self, position: Position, columns: tuple[ColumnSignature, ...], length: int) -> None:
         self.rows += 1
         self.bytes += length
         self.missing += not columns
@@ -67,7 +67,7 @@ class _Summary:
         }
 
 
-def build(placed: list[Placed], request: Request) -> Frame:
+def build(placed: list[Placed], request: PostedRequest) -> Frame:
     """The frame of one request's new events, of which there is at least one."""
     tables: dict[str, _Summary] = {}
     lines: list[bytes] = []
@@ -91,7 +91,7 @@ def build(placed: list[Placed], request: Request) -> Frame:
     )
 
 
-def remember(frame: Frame, window: Window) -> None:
+def remember(frame: Frame, window: DeduplicationWindow) -> None:
     """Make a window know the events of a frame that lies behind it."""
     meta = json.loads(frame.meta)
     for line in bytes(frame.payload).splitlines():

@@ -23,9 +23,9 @@ from tailrace.source.exact import combine
 from tailrace.source.rqlite.catalog import stored_names
 from tailrace.source.rqlite.value import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
-from tailrace.source.sqlite.image import Image, unfit_key
+from tailrace.source.sqlite.image import SqliteImage, unfit_key
 
-Event = dict[str, Any]
+EventDict = dict[str, Any]
 Mask = npt.NDArray[np.bool_]
 
 _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
@@ -35,7 +35,7 @@ _OPS = {"INSERT": Op.INSERT, "UPDATE": Op.UPDATE, "DELETE": Op.DELETE}
 class Events:
     """Events in their order, each with the line it was read from."""
 
-    events: list[Event] = field(default_factory=list)
+    events: list[EventDict] = field(default_factory=list)
     lines: list[bytes] = field(default_factory=list)
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class Events:
         return position_of(self.events[at])
 
 
-def position_of(event: Event) -> Position:
+def position_of(event: EventDict) -> Position:
     return Position(event["index"], event["ordinal"])
 
 
@@ -58,7 +58,7 @@ def read_lines(payload: bytes | bytearray | memoryview) -> Events:
     return Events(json.loads(b"[" + b",".join(lines) + b"]"), lines)
 
 
-def needs_image(event: Event, *, by_rowid: bool) -> bool:
+def needs_image(event: EventDict, *, by_rowid: bool) -> bool:
     """Whether the event lacks an image without which it cannot be applied. A rowid is enough to delete by."""
     if event["op"] == "DELETE":
         return not by_rowid and "before" not in event
@@ -115,7 +115,7 @@ def decode(table: TableSchema, events: Events, gone: Sequence[set[str]] | None =
     return _split_moved(changes, earlier.struct(table), has_before, old_ids, new_ids)
 
 
-def _read(table: TableSchema, images: Sequence[Event], rowids: pa.Array[Any]) -> Image:
+def _read(table: TableSchema, images: Sequence[EventDict], rowids: pa.Array[Any]) -> SqliteImage:
     columns: list[pa.Array[Any]] = []
     exact: dict[str, pa.Array[Any]] = {}
     for column in table.columns:
@@ -127,10 +127,10 @@ def _read(table: TableSchema, images: Sequence[Event], rowids: pa.Array[Any]) ->
         columns.append(array)
         if unfit is not None:
             exact[name] = unfit
-    return Image(columns, exact)
+    return SqliteImage(columns, exact)
 
 
-def _require_columns(table: TableSchema, events: Events, images: Sequence[Event], names: Sequence[str]) -> None:
+def _require_columns(table: TableSchema, events: Events, images: Sequence[EventDict], names: Sequence[str]) -> None:
     expected = frozenset(names)
     wrong = next((at for at, image in enumerate(images) if image.keys() != expected), None)
     if wrong is not None:
@@ -147,7 +147,7 @@ def _require_key(table: TableSchema, events: Events, row: pa.StructArray) -> Non
             raise error
 
 
-def _times(found: Sequence[Event]) -> pa.Array[Any]:
+def _times(found: Sequence[EventDict]) -> pa.Array[Any]:
     # rqlite can be told to leave the time out; 1970 is no time of a commit.
     milliseconds = pa.array([event.get("at") or None for event in found], pa.int64())
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", "UTC"))

@@ -18,7 +18,7 @@ HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
 
 
-class Connection(H11Protocol):
+class HttpConnection(H11Protocol):
     """Ends when the head of a request does not come in time: else those who never ask take every place there is.
 
     The server bounds by itself how long a connection stays without a request behind an answer.

@@ -20,7 +20,7 @@ _MEANINGS = {
 }
 
 
-class Figures(Collector):
+class ReceiverMetrics(Collector):
     """Reads the clusters and the answers whenever somebody asks; nothing is counted twice."""
 
     def __init__(self, clusters: Callable[[], Iterable[Cluster]], answers: Mapping[int, int]) -> None:

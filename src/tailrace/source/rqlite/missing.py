@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tailrace.schema import TableSchema
 from tailrace.source.rqlite.api import Api
-from tailrace.source.rqlite.image import Event, Events, needs_image, unreadable
+from tailrace.source.rqlite.image import EventDict, Events, needs_image, unreadable
 from tailrace.source.rqlite.query import fetch_by_rowid
 from tailrace.source.sqlite.catalog import rowid_column
 
@@ -59,7 +59,7 @@ def complete(table: TableSchema, events: Events, api: Api | None, *, passes: boo
     return Completed(found, gone)
 
 
-def _deletion(event: Event, *, by_rowid: bool) -> Event | None:
+def _deletion(event: EventDict, *, by_rowid: bool) -> EventDict | None:
     """What is left of an insert or update whose row is gone: its old row goes, where that can be named."""
     if not by_rowid or event["op"] == "INSERT":
         return None

@@ -72,7 +72,7 @@ class AuthOptions(Options):
     password: Secret = Field(description="take it from the environment: ${RQLITE_PASSWORD}")
 
 
-class TlsOptions(Options):
+class ListenerTlsOptions(Options):
     """HTTPS at the endpoint."""
 
     cert: FilePath = Field(description="the certificate with its chain, PEM")
@@ -98,7 +98,7 @@ class ApiTlsOptions(Options):
         return self
 
 
-class CopyOptions(Options):
+class RqliteCopyOptions(Options):
     """The initial copy of a table."""
 
     chunk_rows: int = Field(default=10_000, ge=1, description="how many rows of a table one query copies")
@@ -113,7 +113,7 @@ class RqliteOptions(TypedOptions):
     )
     path: Annotated[str, AfterValidator(_path)] = Field(default="/cdc", description="where rqlite posts to")
     auth: AuthOptions | None = Field(default=None, description="what rqlite must show at the endpoint")
-    tls: TlsOptions | None = None
+    tls: ListenerTlsOptions | None = None
     max_body: Size = Field(default=MAX_BODY_BYTES, ge=1_000, description="larger requests get 413")
     max_requests: float | None = Field(
         default=None, gt=0, description="per second; more get 429, and rqlite sends them again"
@@ -132,7 +132,7 @@ class RqliteOptions(TypedOptions):
         default="stop", description="without api: what to do about changes that came without their row"
     )
     journal: JournalOptions = Field(default_factory=dict, validate_default=True)
-    copying: CopyOptions = Field(default_factory=CopyOptions, alias="copy")
+    copying: RqliteCopyOptions = Field(default_factory=RqliteCopyOptions, alias="copy")
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:

@@ -17,7 +17,7 @@ from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.rqlite.catalog import stored_names
 from tailrace.source.rqlite.value import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
-from tailrace.source.sqlite.image import Image
+from tailrace.source.sqlite.image import SqliteImage
 from tailrace.sqlite import layout
 from tailrace.sqlite.layout import quoted
 
@@ -25,7 +25,7 @@ FETCH_KEYS = 200
 _LARGEST = "1.7976931348623157e308"
 _BLOB = "b"
 
-Row = list[Any]
+QueryRow = list[Any]
 """The rowid (null where there is none), the letters of the storage classes, then the columns."""
 
 
@@ -51,7 +51,7 @@ class Selection:
         kept = [name for name in self.columns if name in names]
         return Selection(self.table, lacks_rowid=self.rowid == "NULL", columns=kept)
 
-    def values(self, rows: Sequence[Row]) -> list[Sequence[Any]]:
+    def values(self, rows: Sequence[QueryRow]) -> list[Sequence[Any]]:
         """The columns of these rows; blobs are bytes."""
         if not rows:
             return [[] for _ in self.columns]
@@ -79,7 +79,7 @@ def _bytes(values: Sequence[Any], letters: Sequence[str]) -> Sequence[Any]:
     return values
 
 
-def read_image(table: TableSchema, selection: Selection, rows: Sequence[Row]) -> Image:
+def read_image(table: TableSchema, selection: Selection, rows: Sequence[QueryRow]) -> SqliteImage:
     """The rows as the table's typed columns."""
     found = dict(zip(selection.columns, selection.values(rows), strict=True))
     rowids = pa.array([row[0] for row in rows], pa.int64())
@@ -93,7 +93,7 @@ def read_image(table: TableSchema, selection: Selection, rows: Sequence[Row]) ->
         columns.append(array)
         if unfit is not None:
             exact[column.name] = unfit
-    return Image(columns, exact)
+    return SqliteImage(columns, exact)
 
 
 def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple[dict[int, dict[str, Any]], set[str]]:
@@ -132,7 +132,7 @@ def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
     return pa.Table.from_batches(batches, pa.schema(list(table.row_type)))
 
 
-def _ask(api: Api, selection: Selection, where: str, values: Sequence[Any]) -> tuple[Selection, list[Row]]:
+def _ask(api: Api, selection: Selection, where: str, values: Sequence[Any]) -> tuple[Selection, list[QueryRow]]:
     """Rows of the columns that the table still has, and the selection of those. None of a table that is gone."""
     try:
         return selection, api.query(selection.sql + where, *values)

@@ -24,9 +24,9 @@ from tailrace.child import BUSY, write_status
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.filelock import is_current, is_locked, try_lock
 from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.endpoint import BODY_SECONDS, Endpoint, Limits
+from tailrace.source.rqlite.endpoint import BODY_SECONDS, CdcEndpoint, Limits
 from tailrace.source.rqlite.entry import folder_of
-from tailrace.source.rqlite.listener import Connection, listening, secure
+from tailrace.source.rqlite.listener import HttpConnection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
 from tailrace.wholefile import make_folder, remove
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 STATUS = "receiver"
 """The name of the status file in the journal's folder."""
 LOCK = "receiver.lock"
-TEND_SECONDS = 1.0
+MAINTENANCE_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 CONNECTIONS = 256
 KEEP_ALIVE_SECONDS = 75
@@ -43,7 +43,7 @@ KEEP_ALIVE_SECONDS = 75
 
 
 @dataclass(frozen=True)
-class ReceiverOptions:
+class RqliteReceiverOptions:
     """What the receiver is told on its standard input."""
 
     journal: str
@@ -60,7 +60,7 @@ class ReceiverOptions:
     client_ca: str | None = None
 
     @classmethod
-    def of(cls, options: RqliteOptions) -> ReceiverOptions:
+    def of(cls, options: RqliteOptions) -> RqliteReceiverOptions:
         """The receiving half of a source's options."""
         auth, tls = options.auth, options.tls
         return cls(
@@ -82,7 +82,7 @@ class ReceiverOptions:
         return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, text: str) -> ReceiverOptions:
+    def from_json(cls, text: str) -> RqliteReceiverOptions:
         return cls(**json.loads(text))
 
 
@@ -91,13 +91,13 @@ def is_receiving(journal: Path) -> bool:
     return is_locked(journal / LOCK)
 
 
-class Receiver:
+class RqliteReceiver:
     """Serves the endpoint until told to stop. One per journal: a second one gets OwnedError from `run`."""
 
-    def __init__(self, options: ReceiverOptions, stopping: Callable[[], bool]) -> None:
+    def __init__(self, options: RqliteReceiverOptions, stopping: Callable[[], bool]) -> None:
         self.options = options
         self.journal = Path(options.journal)
-        self.endpoint = Endpoint(options.path, _limits(options), self._make_cluster)
+        self.endpoint = CdcEndpoint(options.path, _limits(options), self._make_cluster)
         self.port = 0
         self._stopping = stopping
         self._started = False
@@ -115,10 +115,10 @@ class Receiver:
                     self._open_known()
                     asyncio.run(self._serve(listener, on_status))
             except TailraceError as error:
-                self._say(error, on_status)
+                self._publish(error, on_status)
                 raise
             else:
-                self._say(None, on_status)
+                self._publish(None, on_status)
             finally:
                 self._close()
 
@@ -134,7 +134,7 @@ class Receiver:
             "error": error.describe() if error else None,
         }
 
-    def _say(self, error: TailraceError | None, on_status: Callable[[dict[str, object]], None]) -> None:
+    def _publish(self, error: TailraceError | None, on_status: Callable[[dict[str, object]], None]) -> None:
         status = self.describe(error)
         try:
             write_status(self.journal, STATUS, status)
@@ -168,9 +168,9 @@ class Receiver:
                 if server.started and not self._started:
                     self._started = True
                     tended = 0.0
-                if time.monotonic() - tended > TEND_SECONDS:
-                    await asyncio.to_thread(self._tend)
-                    self._say(None, on_status)
+                if time.monotonic() - tended > MAINTENANCE_SECONDS:
+                    await asyncio.to_thread(self._maintain)
+                    self._publish(None, on_status)
                     tended = time.monotonic()
                 await asyncio.sleep(LOOK_SECONDS)
         finally:
@@ -178,10 +178,10 @@ class Receiver:
             server.should_exit = True
             await serving
 
-    def _tend(self) -> None:
+    def _maintain(self) -> None:
         for cluster in self.endpoint.clusters:
             try:
-                cluster.tend()
+                cluster.maintain()
             except TailraceError as error:
                 _log.warning("cluster %r: %s", cluster.service, error)
 
@@ -197,7 +197,7 @@ class Receiver:
         context = secure(cert, key, client_ca) if cert is not None else None
         return uvicorn.Config(
             self.endpoint.application,
-            http=Connection,
+            http=HttpConnection,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -218,7 +218,7 @@ class _Server(uvicorn.Server):
         yield
 
 
-def _limits(options: ReceiverOptions) -> Limits:
+def _limits(options: RqliteReceiverOptions) -> Limits:
     credentials = f"{options.username}:{options.password}" if options.username is not None else None
     return Limits(options.max_body, options.max_requests, credentials)
 
@@ -267,7 +267,7 @@ def remove_journal(journal: Path) -> None:
 def run(options: str, stopping: Callable[[], bool]) -> int:
     """The process, for `tailrace.child.serve`: options as JSON, the exit code back."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    receiver = Receiver(ReceiverOptions.from_json(options), stopping)
+    receiver = RqliteReceiver(RqliteReceiverOptions.from_json(options), stopping)
     try:
         receiver.run()
     except OwnedError:

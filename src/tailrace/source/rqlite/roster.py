@@ -11,12 +11,12 @@ from tailrace.schema import TableName
 from tailrace.selection import TableOptions
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Tables, ask_tables, is_followable, read_tables
-from tailrace.source.sqlite.catalog import Described
+from tailrace.source.sqlite.catalog import TableDefinition
 
 LOOK_SECONDS = 2.0
 
 
-class Roster:
+class RqliteDiscovery:
     """The tables of one service, as its catalog describes them: `is_listed` if there is one, `is_live` if by API.
 
     `edition` grows with every change of the catalog.
@@ -28,7 +28,7 @@ class Roster:
         self._api = api
         self._file = file
         self._listed: Tables | None = None
-        self._selected: Mapping[str, Described] = {}
+        self._selected: Mapping[str, TableDefinition] = {}
         self._looked = 0.0
         self.edition = 0
 
@@ -49,7 +49,7 @@ class Roster:
         if not self.is_listed or (fresh and not at_once):
             return
         try:
-            listed = self._look()
+            listed = self._discover()
         except UnavailableError:
             if at_once or self._listed is None:
                 raise
@@ -64,14 +64,14 @@ class Roster:
                 self.edition += 1
         self._looked = time.monotonic()
 
-    def _look(self) -> Tables:
+    def _discover(self) -> Tables:
         if self._api is not None:
             return ask_tables(self._api)
         assert self._file is not None
         return read_tables(self._file)
 
     @property
-    def tables(self) -> Mapping[str, Described]:
+    def tables(self) -> Mapping[str, TableDefinition]:
         """The tables to follow, of those that are listed."""
         self.refresh()
         return self._selected

@@ -14,44 +14,48 @@ from tailrace.change import START, Position, just_before
 from tailrace.errors import TableError
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.schema import TableSchema
-from tailrace.source import Versions
+from tailrace.source import SchemaVersions
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
 from tailrace.source.rqlite.image import needs_image, position_of, read_lines
-from tailrace.source.rqlite.roster import Roster
-from tailrace.source.rqlite.split import Shape, Summary, summaries
+from tailrace.source.rqlite.roster import RqliteDiscovery
+from tailrace.source.rqlite.split import EventColumns, Summary, summaries
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import ALIAS, ROWID, Described, stored_columns
-from tailrace.source.sqlite.offset import Entry
+from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, stored_columns
+from tailrace.source.sqlite.offset import SqliteTableOffset
 from tailrace.sqlite.layout import Field
 
 
-class SchemaLog:
+class RqliteSchemaLog:
     """One per service. `recopies` holds, by table, the last position whose change the log alone cannot follow;
     `failures` where a table came to columns that nobody knows, and the error to raise there."""
 
-    def __init__(self, service: str, versions: Versions, roster: Roster, *, rowids: bool) -> None:
+    def __init__(self, service: str, versions: SchemaVersions, discovery: RqliteDiscovery, *, rowids: bool) -> None:
         self._service = service
         self._versions = versions
-        self._roster = roster
+        self._discovery = discovery
         self._rowids = rowids
         self._scanned: Position | None = None
         self._looked = False
         self.recopies: dict[str, Position] = {}
         self.failures: dict[str, tuple[Position, Mapping[str, str | None]]] = {}
 
-    def begin(self, table: Described, x: Position) -> TableSchema:
+    def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
         """A copy of the table begins at `x` with its columns of now."""
         known = self._versions.schema_at(upstream_id(self._service, table.name))
-        return self.put(catalog.begin(known, table, self._service, x, rowids=self._rowids), x)
+        return self.put(
+            catalog.begin(known, table, self._service, snapshot_position, rowids=self._rowids), snapshot_position
+        )
 
-    def put(self, schema: TableSchema, x: Position) -> TableSchema:
+    def put(self, schema: TableSchema, snapshot_position: Position) -> TableSchema:
         """The table has this schema from `x` on; what events say of it behind that is read again."""
         if self._scanned is not None:
-            self._scanned = min(self._scanned, x)
-        return self._versions.put_schema(schema, x)
+            self._scanned = min(self._scanned, snapshot_position)
+        return self._versions.put_schema(schema, snapshot_position)
 
-    def scan(self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, Entry]) -> None:
+    def scan(
+        self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, SqliteTableOffset]
+    ) -> None:
         """Store the versions that events up to `upto` bring; `after` is where the first call begins to look."""
         begin = after if self._scanned is None else self._scanned
         for name, (at, _) in [*self.failures.items()]:
@@ -66,11 +70,11 @@ class SchemaLog:
                     continue
                 missing = self._missing(journal, ref, name, summary) if summary.missing else []
                 for shape in sorted([*summary.shapes, *missing], key=lambda shape: shape.at):
-                    if max(begin, tables[name].x) < shape.at <= upto and name not in self.failures:
+                    if max(begin, tables[name].snapshot_position) < shape.at <= upto and name not in self.failures:
                         self._take(name, shape)
         self._scanned = max(begin, upto)
 
-    def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[Shape]:
+    def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[EventColumns]:
         """A frame's events without their row, as shapes without columns, unless the table is still what it was."""
         now, known = self._now(name), upstream_id(self._service, name)
         history = self._versions.schemas_between(known, just_before(ref.first), ref.last)
@@ -81,20 +85,22 @@ class SchemaLog:
         if steady and version.same(history[0][1], now):
             return []
         events = read_lines(journal.read(ref).payload).events
-        return [Shape(position_of(e), {}) for e in events if e["table"] == name and needs_image(e, by_rowid=True)]
+        return [
+            EventColumns(position_of(e), {}) for e in events if e["table"] == name and needs_image(e, by_rowid=True)
+        ]
 
-    def _now(self, name: str) -> Described | None:
+    def _now(self, name: str) -> TableDefinition | None:
         """The table in the catalog, looked up at most once for each scan: after everything that is scanned."""
         if not self._looked:
-            self._roster.refresh(at_once=True)
+            self._discovery.refresh(at_once=True)
             self._looked = True
-        return self._roster.tables.get(name)
+        return self._discovery.tables.get(name)
 
-    def _take(self, name: str, shape: Shape) -> None:
+    def _take(self, name: str, shape: EventColumns) -> None:
         known = self._versions.schema_at(upstream_id(self._service, name), shape.at)
         if known is None:
             return
-        if not self._roster.is_listed:
+        if not self._discovery.is_listed:
             has_rowid = bool(known.key)
             inferred = catalog.infer(known, self._service, name, shape.kinds, has_rowid=has_rowid)
             self._versions.put_schema(inferred, shape.at)
@@ -105,7 +111,7 @@ class SchemaLog:
         now = self._now(name)
         table = now if not shape.kinds else fitting(known, now, shape.kinds)
         if table is None:
-            if shape.kinds and self._roster.is_live:
+            if shape.kinds and self._discovery.is_live:
                 self._mark(name, shape.at)  # a column came and went, and only the rows of now can be asked for
             elif shape.kinds:
                 self.failures[name] = shape.at, self._unknown(known, shape).describe()
@@ -120,7 +126,7 @@ class SchemaLog:
     def _mark(self, name: str, at: Position) -> None:
         self.recopies[name] = max(self.recopies.get(name, START), at)
 
-    def _unknown(self, known: TableSchema, shape: Shape) -> TableError:
+    def _unknown(self, known: TableSchema, shape: EventColumns) -> TableError:
         new = sorted(shape.kinds.keys() - set(stored_names(known)))
         gone = sorted(set(stored_names(known)) - shape.kinds.keys())
         return TableError(
@@ -133,7 +139,7 @@ class SchemaLog:
         )
 
 
-def fitting(known: TableSchema, now: Described | None, kinds: Kinds) -> Described | None:
+def fitting(known: TableSchema, now: TableDefinition | None, kinds: Kinds) -> TableDefinition | None:
     """The table with just these columns, as it is now or was in between; None where a column is in neither.
 
     Columns keep their order, and what is known of them: an older one keeps the type it had.
@@ -154,4 +160,4 @@ def fitting(known: TableSchema, now: Described | None, kinds: Kinds) -> Describe
     required = frozenset(name for name, column in old.items() if not column.nullable and name in kinds)
     alias = next((name for name, column in old.items() if column.upstream_type == ALIAS), None)
     lacks_rowid = now.lacks_rowid if now is not None else False
-    return Described(known.table.name, tuple(fields), required, key, alias, lacks_rowid)
+    return TableDefinition(known.table.name, tuple(fields), required, key, alias, lacks_rowid)

@@ -19,23 +19,23 @@ from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
 from tailrace.schema import TableName, TableSchema
 from tailrace.selection import TableOptions, TableSettings
-from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
-from tailrace.source.history import Remembered
+from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
+from tailrace.source.history import SchemaFile
 from tailrace.source.rqlite import catalog, preflight
-from tailrace.source.rqlite.api import SYSTEM, Api, Pending, Tls
-from tailrace.source.rqlite.copy import CopySplit, read_chunk
+from tailrace.source.rqlite.api import SYSTEM, Api, ApiTls, Pending
+from tailrace.source.rqlite.copy import RqliteCopySplit, read_chunk
 from tailrace.source.rqlite.entry import folder_of
 from tailrace.source.rqlite.follower import RqliteFollower
 from tailrace.source.rqlite.option import SERVICE, ApiTlsOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
-from tailrace.source.rqlite.receiver import STATUS, ReceiverOptions, is_receiving, remove_journal
-from tailrace.source.rqlite.roster import Roster
-from tailrace.source.rqlite.split import LogSplit, read_log
-from tailrace.source.sqlite.offset import LogOffset
+from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions, is_receiving, remove_journal
+from tailrace.source.rqlite.roster import RqliteDiscovery
+from tailrace.source.rqlite.split import RqliteLogSplit, read_log
+from tailrace.source.sqlite.offset import SqliteOffset
 from tailrace.wholefile import make_folder
 
 MODULE = "tailrace.source.rqlite"
-TOLD_SECONDS = 60.0
+PENDING_SECONDS = 60.0
 """How long a node is believed about its service: it changes only with a restart of the node."""
 
 
@@ -46,12 +46,12 @@ class RqliteSource:
     options: ClassVar[type[RqliteOptions]] = RqliteOptions
 
     name: str
-    receiver: ReceiverOptions
+    receiver: RqliteReceiverOptions
     tables_wanted: TableOptions
     api: str | tuple[tuple[str, str], ...] | None = None
     api_username: str | None = None
     api_password: str | None = field(default=None, repr=False)
-    api_tls: Tls = SYSTEM
+    api_tls: ApiTls = SYSTEM
     schema_file: str | None = None
     rowids: bool = False
     missing_images: str = "stop"
@@ -63,12 +63,12 @@ class RqliteSource:
         auth, tls = options.api_auth, options.api_tls or ApiTlsOptions()
         return cls(
             name=name,
-            receiver=ReceiverOptions.of(options),
+            receiver=RqliteReceiverOptions.of(options),
             tables_wanted=tables,
             api=tuple(sorted(options.api.items())) if isinstance(options.api, dict) else options.api,
             api_username=auth.username if auth else None,
             api_password=auth.password.reveal() if auth else None,
-            api_tls=Tls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key))),
+            api_tls=ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key))),
             schema_file=str(options.schema_file) if options.schema_file else None,
             rowids=options.rowids,
             missing_images=options.missing_images,
@@ -117,13 +117,14 @@ class RqliteSource:
         for service in self.services():
             api = self.api_of(service)
             if api is not None:
-                roster = Roster(service, self.tables_wanted, api, None)
+                discovery = RqliteDiscovery(service, self.tables_wanted, api, None)
                 found += [
-                    catalog.begin(None, table, service, START, rowids=self.rowids) for table in roster.tables.values()
+                    catalog.begin(None, table, service, START, rowids=self.rowids)
+                    for table in discovery.tables.values()
                 ]
         return found
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
         errors.require(self.check())
         make_folder(Path(self.journal))
@@ -147,19 +148,19 @@ class RqliteSource:
     def receiving(self) -> Child:
         return self.start_receiver()
 
-    def follow(self, versions: Versions | None = None) -> RqliteFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> RqliteFollower:
         if versions is not None:  # a pipeline, which has prepared the source and receives
             return RqliteFollower(self, versions, receives=False)
         self.prepare()
         own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
-        return RqliteFollower(self, Remembered(own), receives=True)
+        return RqliteFollower(self, SchemaFile(own), receives=True)
 
     def read(self, split: Split) -> Iterator[Changes]:
-        if isinstance(split, CopySplit):
+        if isinstance(split, RqliteCopySplit):
             assert split.copies is not None
             api = None if split.empty else self._asked(split.copies.table.schema)
             return read_chunk(api, split)
-        if isinstance(split, LogSplit):
+        if isinstance(split, RqliteLogSplit):
             api = self._asked(split.service) if split.asks else None
             return read_log(str(self.folder_of(split.service)), split, api, passes=self.missing_images == "pass")
         raise TypeError(f"not a split of this source: {type(split).__name__}")
@@ -177,7 +178,7 @@ class RqliteSource:
 
     def release(self, upto: Offset) -> None:
         for service, raw in upto["services"].items():
-            Cursor(self.folder_of(service), self.reader).advance(LogOffset.from_json(raw).low_water)
+            Cursor(self.folder_of(service), self.reader).advance(SqliteOffset.from_json(raw).low_water)
 
     def for_reader(self, reader: str, table: str | None = None) -> RqliteSource:
         wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
@@ -186,7 +187,7 @@ class RqliteSource:
     def progress(self, offset: Offset) -> list[TableProgress]:
         found: list[TableProgress] = []
         for service, raw in offset["services"].items():
-            found += LogOffset.from_json(raw).progress(partial(catalog.upstream_id, service))
+            found += SqliteOffset.from_json(raw).progress(partial(catalog.upstream_id, service))
         return found
 
     def status(self) -> dict[str, Any]:
@@ -205,11 +206,11 @@ class RqliteSource:
 
 
 @lru_cache(maxsize=64)
-def _told(api: Api, period: int) -> Pending | None:
+def _read_pending(api: Api, period: int) -> Pending | None:
     return api.pending()
 
 
 def _service_of(api: Api) -> str | None:
     """The service that a single URL belongs to; None where the node does not tell."""
-    pending = _told(api, int(time.monotonic() / TOLD_SECONDS))
+    pending = _read_pending(api, int(time.monotonic() / PENDING_SECONDS))
     return None if pending is None else pending.service or SERVICE

@@ -16,12 +16,12 @@ from tailrace.collapse import fit
 from tailrace.errors import revive
 from tailrace.journal import FrameRef, JournalReader, grouped
 from tailrace.schema import TableSchema
-from tailrace.source import History, Split
+from tailrace.source import SchemaHistory, Split
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Kinds
 from tailrace.source.rqlite.image import Events, decode, position_of, read_lines
 from tailrace.source.rqlite.missing import complete
-from tailrace.source.wanted import WantedTable
+from tailrace.source.wanted import TableRange
 
 SPLIT_BYTES = 8 * 1024 * 1024
 """A task is worth its start from about this much of the log on."""
@@ -29,7 +29,7 @@ DECODE_BYTES = 4 * 1024 * 1024
 """Requests are small; so many bytes of them are decoded at once."""
 
 
-class Shape(NamedTuple):
+class EventColumns(NamedTuple):
     """The columns that events have from a position on, with the kinds of their values."""
 
     at: Position
@@ -43,7 +43,7 @@ class Summary:
     rows: int
     bytes: int
     missing: int
-    shapes: tuple[Shape, ...]
+    shapes: tuple[EventColumns, ...]
 
 
 @lru_cache(maxsize=4096)
@@ -55,35 +55,35 @@ def summaries(meta: bytes) -> Mapping[str, Summary]:
             one["rows"],
             one["bytes"],
             one["missing"],
-            tuple(Shape(Position.parse(at), kinds) for at, kinds in one["shapes"]),
+            tuple(EventColumns(Position.parse(at), kinds) for at, kinds in one["shapes"]),
         )
         for name, one in tables.items()
     }
 
 
 @dataclass(frozen=True)
-class Wanted(WantedTable):
+class RqliteRange(TableRange):
     """`failure` is an error that keeps the table from being read at all."""
 
     failure: Mapping[str, str | None] | None = None
 
 
 @dataclass(frozen=True)
-class LogSplit(Split):
+class RqliteLogSplit(Split):
     """Some frames of a service's journal and what is wanted of them, by table. `asks`: it has an API to ask."""
 
     service: str = ""
     asks: bool = False
     frames: tuple[FrameRef, ...] = ()
-    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    ranges: Mapping[str, RqliteRange] = field(default_factory=dict)
 
-    def only(self, tables: Collection[str]) -> LogSplit:
-        kept = {name: wanted for name, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+    def only(self, tables: Collection[str]) -> RqliteLogSplit:
+        kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
         frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(summaries(ref.meta)))
-        return replace(super().only(tables), wanted=kept, frames=frames)
+        return replace(super().only(tables), ranges=kept, frames=frames)
 
 
-def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, Wanted], *, asks: bool) -> list[Split]:
+def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, RqliteRange], *, asks: bool) -> list[Split]:
     """The frames that concern the tables, in pieces. Pure.
 
     A table whose columns changed, or that cannot be read, is in a split even where no frame holds rows of it.
@@ -96,17 +96,17 @@ def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, Want
     return splits
 
 
-def failing_split(service: str, wanted: Mapping[str, Wanted]) -> LogSplit:
+def failing_split(service: str, wanted: Mapping[str, RqliteRange]) -> RqliteLogSplit:
     """A split without rows: it tells of new columns, or fails."""
-    return LogSplit(
+    return RqliteLogSplit(
         weights={str(one.schema.table): 0 for one in wanted.values()},
         schemas={str(one.schema.table): one.schema for one in wanted.values()},
         service=service,
-        wanted=wanted,
+        ranges=wanted,
     )
 
 
-def _concerned(ref: FrameRef, wanted: Mapping[str, Wanted]) -> list[str]:
+def _concerned(ref: FrameRef, wanted: Mapping[str, RqliteRange]) -> list[str]:
     return [
         name
         for name in summaries(ref.meta)
@@ -114,28 +114,28 @@ def _concerned(ref: FrameRef, wanted: Mapping[str, Wanted]) -> list[str]:
     ]
 
 
-def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, Wanted], *, asks: bool) -> LogSplit:
+def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, RqliteRange], *, asks: bool) -> RqliteLogSplit:
     weights: dict[str, int] = {}
-    own: dict[str, Wanted] = {}
+    own: dict[str, RqliteRange] = {}
     for ref in group:
         for name in _concerned(ref, wanted):
             own[name] = wanted[name]
             table = str(wanted[name].schema.table)
             weights[table] = weights.get(table, 0) + summaries(ref.meta)[name].bytes
     schemas = {str(one.schema.table): one.schema for one in own.values()}
-    return LogSplit(weights=weights, schemas=schemas, service=service, asks=asks, frames=tuple(group), wanted=own)
+    return RqliteLogSplit(weights=weights, schemas=schemas, service=service, asks=asks, frames=tuple(group), ranges=own)
 
 
-def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) -> Iterator[Changes]:
+def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bool) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
-    for wanted in split.wanted.values():
+    for wanted in split.ranges.values():
         if wanted.failure is not None:
             raise revive(wanted.failure)
         wanted.require_allowed()
     with closing(JournalReader(journal)) as reader:
         for group in grouped(split.frames, DECODE_BYTES):
-            for name, events in _gather(reader, group, split.wanted).items():
-                wanted = split.wanted[name]
+            for name, events in _gather(reader, group, split.ranges).items():
+                wanted = split.ranges[name]
                 for table, part in _by_version(wanted.history, events):
                     completed = complete(table, part, api, passes=passes)
                     if len(completed.events):
@@ -143,7 +143,7 @@ def read_log(journal: str, split: LogSplit, api: Api | None, *, passes: bool) ->
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
 
 
-def _gather(reader: JournalReader, group: Sequence[FrameRef], wanted: Mapping[str, Wanted]) -> dict[str, Events]:
+def _gather(reader: JournalReader, group: Sequence[FrameRef], wanted: Mapping[str, RqliteRange]) -> dict[str, Events]:
     """The wanted events of some frames, by table."""
     found: dict[str, Events] = {}
     skips = {name: frozenset(one.skips) for name, one in wanted.items()}
@@ -163,7 +163,7 @@ def _gather(reader: JournalReader, group: Sequence[FrameRef], wanted: Mapping[st
     return found
 
 
-def _by_version(history: History, events: Events) -> Iterator[tuple[TableSchema, Events]]:
+def _by_version(history: SchemaHistory, events: Events) -> Iterator[tuple[TableSchema, Events]]:
     """The events of each version in turn."""
     places = [position_of(event) for event in events.events]
     cuts = [0, *(bisect_left(places, at) for at, _ in history[1:]), len(places)]

@@ -17,7 +17,7 @@ from tailrace.schema import Column
 from tailrace.source.rqlite.catalog import INFERRED
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite.affinity import Affinity, affinity_of, read_column
-from tailrace.sqlite.affinity import Column as Typed
+from tailrace.sqlite.affinity import DecodedColumn as Typed
 
 _INT64 = range(-(2**63), 2**63)
 _NONE = type(None)

@@ -26,7 +26,7 @@ from typing import NamedTuple
 from tailrace.change import START, Position
 from tailrace.errors import LostError
 from tailrace.source import RESYNC
-from tailrace.source.rqlite.entry import Entry, Event, Known, Request
+from tailrace.source.rqlite.entry import CdcEvent, EventId, PostedRequest, RaftEntry
 from tailrace.wholefile import replace_durably
 
 WINDOW_EVENTS = 65_536
@@ -46,7 +46,7 @@ class Placed:
 
     position: Position
     at: int
-    event: Event
+    event: CdcEvent
     zero: Zero | None
     late: bool
 
@@ -55,14 +55,14 @@ class Placed:
 class _Group:
     """The known events of one index: the entry's own, and those with index 0 behind it in the cluster's order."""
 
-    own: list[Known] = field(default_factory=list)
-    zeros: list[Known] = field(default_factory=list)
+    own: list[EventId] = field(default_factory=list)
+    zeros: list[EventId] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.own) + len(self.zeros)
 
 
-class Window:
+class DeduplicationWindow:
     """The latest events of one cluster, and where the next one goes. Changed by `admit` and `remember` alone."""
 
     def __init__(self, *, events: int = WINDOW_EVENTS) -> None:
@@ -78,7 +78,7 @@ class Window:
         """The position up to which everything has been placed: the second half of the last event."""
         return START if self.next == (0, 2) else Position(self.next.commit, self.next.ordinal - 1)
 
-    def admit(self, request: Request) -> list[Placed]:
+    def admit(self, request: PostedRequest) -> list[Placed]:
         """The events of a request that are new, with their positions; from here on they are known.
 
         Raises LostError for different events at a known index, or an index that is no longer remembered: the window
@@ -101,7 +101,7 @@ class Window:
             self._request, self._node = request.digest, request.node
         return placed
 
-    def remember(self, position: Position, known: Known, zero: Zero | None, request: str, node: str) -> None:
+    def remember(self, position: Position, known: EventId, zero: Zero | None, request: str, node: str) -> None:
         """Take in an event that the journal holds, in the journal's order."""
         self.next = position
         self._add(zero, known)
@@ -111,7 +111,7 @@ class Window:
         """Go on behind `mark` although nothing is known of what lies before."""
         self.next = Position(mark.commit, mark.ordinal + 1)
 
-    def _admit_own(self, entry: Entry) -> Iterator[Placed]:
+    def _admit_own(self, entry: RaftEntry) -> Iterator[Placed]:
         if not entry.events:
             return
         if entry.index > self.next.commit:
@@ -123,10 +123,10 @@ class Window:
         if group is None and entry.index < self._oldest:
             raise self._lost(entry.index, "which is older than anything remembered")
         known = group.own if group is not None else []
-        if len(known) != len(entry.events) or not all(map(Event.is_same, entry.events, known)):
+        if len(known) != len(entry.events) or not all(map(CdcEvent.is_same, entry.events, known)):
             raise self._lost(entry.index, "with other events than those that came with it before")
 
-    def _admit_head(self, request: Request, first: int) -> Iterator[Placed]:
+    def _admit_head(self, request: PostedRequest, first: int) -> Iterator[Placed]:
         head = [(entry.at, event) for entry in request.entries[:first] for event in entry.events]
         following = request.entries[first].index if first < len(request.entries) else None
         is_repeated = following is not None and following <= self.next.commit
@@ -147,14 +147,14 @@ class Window:
                 yield self._place(at, event, Zero(home, place))
             place += 1
 
-    def _admit_zeros(self, entry: Entry, zero: Zero) -> Iterator[Placed]:
+    def _admit_zeros(self, entry: RaftEntry, zero: Zero) -> Iterator[Placed]:
         home, first = zero
         for place, event in enumerate(entry.events, start=first):
             known = self._zeros(home)
             if place >= len(known) or not event.is_same(known[place]):
                 yield self._place(entry.at, event, Zero(home, place))
 
-    def _zeros(self, index: int) -> list[Known]:
+    def _zeros(self, index: int) -> list[EventId]:
         group = self._groups.get(index)
         return group.zeros if group is not None else []
 
@@ -169,7 +169,7 @@ class Window:
         indexes = list(self._groups)
         return indexes[bisect_left(indexes, index) - 1]
 
-    def _place(self, at: int, event: Event, zero: Zero | None) -> Placed:
+    def _place(self, at: int, event: CdcEvent, zero: Zero | None) -> Placed:
         late = False
         if zero is not None:
             if zero.behind > self.next.commit:
@@ -179,7 +179,7 @@ class Window:
         self._add(zero, event.known)
         return placed
 
-    def _add(self, zero: Zero | None, known: Known) -> None:
+    def _add(self, zero: Zero | None, known: EventId) -> None:
         """One more event at `next`, which moves on."""
         home = self.next.commit if zero is None else zero.behind
         self.next = Position(self.next.commit, self.next.ordinal + 2)
@@ -224,7 +224,7 @@ class Window:
         replace_durably(file, b"%08x\n" % zlib.crc32(text) + text)
 
     @classmethod
-    def load(cls, file: Path) -> Window | None:
+    def load(cls, file: Path) -> DeduplicationWindow | None:
         """The window that was saved last; None when there is none that can be trusted."""
         window = cls()
         try:

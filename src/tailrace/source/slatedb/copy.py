@@ -21,11 +21,11 @@ from tailrace.source import Split
 from tailrace.source.slatedb import operator
 from tailrace.source.slatedb.expiry import live
 from tailrace.source.slatedb.lookup import merge_error
-from tailrace.source.slatedb.offset import NOWHERE, Mark
-from tailrace.source.slatedb.row import Rows, build, by_table
-from tailrace.source.slatedb.rule import Rule, folds_of
+from tailrace.source.slatedb.offset import NOWHERE, WalPoint
+from tailrace.source.slatedb.row import WalRows, build, by_table
+from tailrace.source.slatedb.rule import TableMapping, folds_of
 from tailrace.source.slatedb.split import note
-from tailrace.source.slatedb.store import Database, Loop, MergeFailedError, binding, run, scan_options
+from tailrace.source.slatedb.store import Loop, MergeFailedError, SlateDbDatabase, binding, run, scan_options
 from tailrace.source.slatedb.wal import columns
 
 if TYPE_CHECKING:
@@ -38,11 +38,11 @@ _MOST_RANGES = 64
 
 
 @dataclass(frozen=True)
-class CopySplit(Split):
+class SlateDbCopySplit(Split):
     """One key range of a table: low ≤ key < high. `index` is its number within the copy."""
 
     checkpoint: str = ""
-    x: Mark = NOWHERE
+    snapshot_position: WalPoint = NOWHERE
     copy: int = 0
     index: int = 0
     low: bytes = b""
@@ -50,16 +50,16 @@ class CopySplit(Split):
     clock: int = 0
 
 
-class Round:
+class SlateDbSnapshot:
     """A checkpoint, kept alive while tables are copied under it. Whoever opens one deletes it with `close`."""
 
-    def __init__(self, database: Database, name: str) -> None:
+    def __init__(self, database: SlateDbDatabase, name: str) -> None:
         self._database = database
-        self.checkpoint, self.x, self._tables = run(self._open(name), "making a checkpoint")
+        self.checkpoint, self.snapshot_position, self._tables = run(self._open(name), "making a checkpoint")
         self._refreshed = time.monotonic()
         reach("slatedb.checkpoint")
 
-    async def _open(self, name: str) -> tuple[str, Mark, list[tuple[bytes, int]]]:
+    async def _open(self, name: str) -> tuple[str, WalPoint, list[tuple[bytes, int]]]:
         api, admin = binding(), self._database.admin()
         await _delete_named(admin, name)
         lifetime = int(_LIFETIME_SECONDS * 1000)
@@ -67,7 +67,7 @@ class Round:
             api.CheckpointOptions(lifetime_ms=lifetime, source=None, name=name)
         )
         manifest = await admin.read_manifest(made.manifest_id)
-        return made.id, Mark(manifest.replay_after_wal_id, manifest.last_l0_seq), _tables_of(manifest)
+        return made.id, WalPoint(manifest.replay_after_wal_id, manifest.last_l0_seq), _tables_of(manifest)
 
     def keep_alive(self) -> None:
         """Prolong the checkpoint's life when half of it is over. Called between batches."""
@@ -76,7 +76,7 @@ class Round:
             run(work, "prolonging a checkpoint")
             self._refreshed = time.monotonic()
 
-    def cuts(self, rule: Rule, chunk_bytes: int) -> tuple[str, ...]:
+    def cuts(self, rule: TableMapping, chunk_bytes: int) -> tuple[str, ...]:
         """Keys, in hex, that cut a table into ranges of about the same size: where SlateDB's own tables begin."""
         end = prefix_end(rule.prefix)
         inside = sorted(
@@ -108,7 +108,7 @@ async def _delete_named(admin: Any, name: str) -> None:
         await admin.delete_checkpoint(left.id)
 
 
-def delete_leftovers(database: Database, name: str) -> None:
+def delete_leftovers(database: SlateDbDatabase, name: str) -> None:
     """Delete the checkpoints that a run before this one left behind."""
     run(_delete_named(database.admin(), name), "deleting checkpoints that were left behind")
 
@@ -119,7 +119,7 @@ def prefix_end(prefix: bytes) -> bytes | None:
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
 
-def range_of(rule: Rule, cuts: Sequence[str], index: int) -> tuple[bytes, bytes | None]:
+def range_of(rule: TableMapping, cuts: Sequence[str], index: int) -> tuple[bytes, bytes | None]:
     """The keys of one range: low ≤ key < high."""
     edges = [rule.prefix, *(bytes.fromhex(cut) for cut in cuts), prefix_end(rule.prefix)]
     low = edges[index]
@@ -127,7 +127,7 @@ def range_of(rule: Rule, cuts: Sequence[str], index: int) -> tuple[bytes, bytes 
     return low, edges[index + 1]
 
 
-def read_range(source: SlateDbSource, split: CopySplit) -> Iterator[Changes]:
+def read_range(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[Changes]:
     """The rows of a range as the checkpoint has them, a few MB at a time. A changelog begins empty."""
     assert split.copies is not None
     rule = source.rule(split.copies)
@@ -135,7 +135,9 @@ def read_range(source: SlateDbSource, split: CopySplit) -> Iterator[Changes]:
         return
     try:
         for number, batch in enumerate(_pieces(source, split)):
-            rows = Rows(batch, np.full(batch.num_rows, split.x.seq, np.int64), np.arange(batch.num_rows))
+            rows = WalRows(
+                batch, np.full(batch.num_rows, split.snapshot_position.seq, np.int64), np.arange(batch.num_rows)
+            )
             if source.partition is not None:
                 rows = rows.where(source.partition.mask(batch.column("key")))
             for owner, own in by_table(rows, source.rules):
@@ -150,7 +152,7 @@ def read_range(source: SlateDbSource, split: CopySplit) -> Iterator[Changes]:
         raise merge_error(rule, error.message) from error
 
 
-def _pieces(source: SlateDbSource, split: CopySplit) -> Iterator[pa.RecordBatch]:
+def _pieces(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[pa.RecordBatch]:
     """The scan, piece by piece: each is fetched when it is asked for."""
     api, folds = binding(), folds_of(source.rules)
     keys = api.KeyRange(start=split.low or None, start_inclusive=True, end=split.high, end_inclusive=False)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.change import Changes
 from tailrace.errors import TailraceError
-from tailrace.source.slatedb.hand import ask, hear
+from tailrace.source.slatedb.hand import receive_rows, send_split
 from tailrace.source.slatedb.split import WalSplit, read_wal
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _MOST = 4
 """So many processes decode more than a destination takes."""
 
 
-class Hand:
+class ReaderProcess:
     """One further process. `read` is called by one thread at a time."""
 
     def __init__(self) -> None:
@@ -43,21 +43,21 @@ class Hand:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         try:
-            ask(self.process.stdin, source, split)
-            answer = hear(self.process.stdout)
+            send_split(self.process.stdin, source, split)
+            answer = receive_rows(self.process.stdout)
         except (EOFError, BrokenPipeError):
-            self.dismiss()
+            self.close()
             return None
         except TailraceError:
             raise
         except BaseException:
             # Whoever asks next would take what is left of the answer for theirs.
             self.process.kill()
-            self.dismiss()
+            self.close()
             raise
-        return [Changes(split.wanted[name].schema, batch) for name, batch in answer]
+        return [Changes(split.ranges[name].schema, batch) for name, batch in answer]
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """End the process. A repeat changes nothing."""
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(BrokenPipeError):
@@ -66,55 +66,55 @@ class Hand:
         self.process.wait()
 
 
-class Crew:
+class ReaderPool:
     """The further processes of this one. Threads share it."""
 
     def __init__(self) -> None:
         # A reading that was left alone ends when its garbage is collected, which may be within `_take`.
         self._lock = threading.RLock()
         self._here = 0
-        self._idle: list[Hand] = []
-        self._busy: set[Hand] = set()
+        self._idle: list[ReaderProcess] = []
+        self._busy: set[ReaderProcess] = set()
 
     def read(self, source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
         """What `read_wal` reads, here or in another process. Raises the same."""
-        hand = self._take(_helpers(source, split))
+        process = self._take(_helpers(source, split))
         try:
-            found = hand.read(source, split) if hand is not None else None
+            found = process.read(source, split) if process is not None else None
             # Nothing is lost with a process that ends early: reading is repeatable.
             yield from read_wal(source, split) if found is None else found
         finally:
-            self._give_back(hand)
+            self._give_back(process)
 
-    def _take(self, most: int) -> Hand | None:
+    def _take(self, most: int) -> ReaderProcess | None:
         """A process that is free; None when this one is, or when there may not be more of them."""
         with self._lock:
             if self._here and most:
-                for gone in [hand for hand in self._idle if hand.process.poll() is not None]:
+                for gone in [process for process in self._idle if process.process.poll() is not None]:
                     self._idle.remove(gone)
-                    gone.dismiss()
+                    gone.close()
                 if self._idle or len(self._busy) < most:
-                    hand = self._idle.pop() if self._idle else Hand()
-                    self._busy.add(hand)
-                    return hand
+                    process = self._idle.pop() if self._idle else ReaderProcess()
+                    self._busy.add(process)
+                    return process
             self._here += 1
             return None
 
-    def _give_back(self, hand: Hand | None) -> None:
+    def _give_back(self, process: ReaderProcess | None) -> None:
         with self._lock:
-            if hand is None:
+            if process is None:
                 self._here -= 1
-            elif hand in self._busy:
-                self._busy.remove(hand)
-                if hand.process.poll() is None:
-                    self._idle.append(hand)
+            elif process in self._busy:
+                self._busy.remove(process)
+                if process.process.poll() is None:
+                    self._idle.append(process)
 
-    def dismiss(self) -> None:
+    def close(self) -> None:
         """End those that have nothing to do."""
         with self._lock:
             idle, self._idle = self._idle, []
-        for hand in idle:
-            hand.dismiss()
+        for process in idle:
+            process.close()
 
 
 def _helpers(source: SlateDbSource, split: WalSplit) -> int:
@@ -125,14 +125,14 @@ def _helpers(source: SlateDbSource, split: WalSplit) -> int:
     return max(0, min((os.cpu_count() or 1) // split.readers, _MOST) - 1)
 
 
-_crews: dict[int, Crew] = {}
+_pools: dict[int, ReaderPool] = {}
 
 
-def crew() -> Crew:
+def reader_pool() -> ReaderPool:
     """That of this process: one that was forked must not talk to the processes of its parent."""
-    return _crews.setdefault(os.getpid(), Crew())
+    return _pools.setdefault(os.getpid(), ReaderPool())
 
 
 @atexit.register
-def _dismiss() -> None:
-    crew().dismiss()
+def _close_pools() -> None:
+    reader_pool().close()

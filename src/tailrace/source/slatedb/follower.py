@@ -13,15 +13,22 @@ from typing import TYPE_CHECKING
 from tailrace.change import Position
 from tailrace.errors import LostError
 from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, Orders, Split, Versions
+from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
 from tailrace.source.goal import bounded
 from tailrace.source.offset import halved
-from tailrace.source.slatedb.copy import CopySplit, Round, delete_leftovers, range_of
+from tailrace.source.slatedb.copy import SlateDbCopySplit, SlateDbSnapshot, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import Keeper, kept_bytes
-from tailrace.source.slatedb.log import Log, Measure, RemoteLog, mark_at, mark_before, oldest_at
-from tailrace.source.slatedb.offset import NOWHERE, Entry, LogOffset, Mark, Reading, readings
-from tailrace.source.slatedb.split import ExpirySplit, WalSplit, Wanted
+from tailrace.source.slatedb.keep import WalArchive, archived_bytes
+from tailrace.source.slatedb.log import Measure, RemoteLog, WalLog, oldest_at, wal_point_at, wal_point_before
+from tailrace.source.slatedb.offset import (
+    NOWHERE,
+    ExpiringRange,
+    SlateDbOffset,
+    SlateDbTableOffset,
+    WalPoint,
+    wal_ranges,
+)
+from tailrace.source.slatedb.split import ExpirySplit, WalRange, WalSplit
 from tailrace.source.slatedb.store import CollectedError
 from tailrace.source.slatedb.wal import find_tail, read_head
 from tailrace.source.slatedb.watch import Watch
@@ -46,15 +53,15 @@ def read_clock() -> int:
 class SlateDbFollower:
     """Owns the copy's checkpoint and, with `keep_wal`, the thread that copies WAL files."""
 
-    def __init__(self, source: SlateDbSource, versions: Versions) -> None:
+    def __init__(self, source: SlateDbSource, versions: SchemaVersions) -> None:
         self.source = source
         self._versions = versions
         self._rules = {rule.name: rule for rule in source.followed}
         self._indexes = {name: ExpiryIndex(source.expiry_folder, name) for name in self._rules}
         self._measure = Measure()
         self._watch = Watch(source.status_file, None if source.keep_wal else source.min_age_seconds)
-        self._round: Round | None = None
-        self._log: Log | None = None
+        self._snapshot: SlateDbSnapshot | None = None
+        self._log: WalLog | None = None
         self._more = False
         self._tail = 0
         self._goal: int | None = None
@@ -62,15 +69,15 @@ class SlateDbFollower:
         delete_leftovers(source.database, source.checkpoint_name)
 
     def start(self) -> Offset:
-        return LogOffset(NOWHERE).to_json()
+        return SlateDbOffset(NOWHERE).to_json()
 
     def target(self) -> Offset:
         head = read_head(self.source.database)
         self._goal = find_tail(self.source.database, head.flushed)
-        return LogOffset(Mark(self._goal, head.seq)).to_json()
+        return SlateDbOffset(WalPoint(self._goal, head.seq)).to_json()
 
     def done(self, start: Offset, target: Offset) -> bool:
-        now, goal = LogOffset.from_json(start), LogOffset.from_json(target)
+        now, goal = SlateDbOffset.from_json(start), SlateDbOffset.from_json(target)
         if set(now.tables) != set(self._rules) or now.within("init", "copy", "catchup"):
             return False
         done = now.log.wal >= goal.log.wal or not now.within("ready")
@@ -78,15 +85,15 @@ class SlateDbFollower:
             self._goal = None
         return done
 
-    def latest(self, start: Offset, limit: Limit, orders: Orders) -> Offset:
-        before = LogOffset.from_json(start)
-        now = self._enrol(before.heed(orders, self._place))
-        busy = self._more or now != before or now.within("init", "copy", "catchup") or orders.resync
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        before = SlateDbOffset.from_json(start)
+        now = self._enrol(before.apply_directives(directives, self._place))
+        busy = self._more or now != before or now.within("init", "copy", "catchup") or directives.resync
         if not busy and time.monotonic() - self._looked < self.source.poll_seconds:
             return start
         self._looked = time.monotonic()
-        end = self._read_log(now, limit, orders)
-        end = self._copy(end, orders)
+        end = self._read_log(now, limit, directives)
+        end = self._copy(end, directives)
         end = self._expire(now, end)
         self._show(before)
         idle = end.tables == before.tables and (end.log == before.log or not now.within("ready"))
@@ -94,23 +101,23 @@ class SlateDbFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    def _place(self, resume: str, reached: Mark) -> Mark | None:
+    def _place(self, resume: str, reached: WalPoint) -> WalPoint | None:
         """Where a table that failed goes on: behind the position it had before; None when that is lost."""
         seq = Position.parse(resume).commit
         if seq >= reached.seq:
             return reached
         try:
-            return mark_before(self._open_log(), seq, reached.wal)
+            return wal_point_before(self._open_log(), seq, reached.wal)
         except CollectedError:
             return None
 
-    def _enrol(self, now: LogOffset) -> LogOffset:
+    def _enrol(self, now: SlateDbOffset) -> SlateDbOffset:
         now = now.only(self._rules)
         for name in now.tables:
             known = self._versions.schema_at(name)
             if known is not None and known.columns != self._rules[name].schema.columns:
                 self._versions.put_schema(self._rules[name].schema, now.log.position)
-        return now.with_tables({name: Entry("init") for name in self._rules if name not in now.tables})
+        return now.with_tables({name: SlateDbTableOffset("init") for name in self._rules if name not in now.tables})
 
     def _schema(self, name: str) -> TableSchema:
         schema = self._versions.schema_at(name)
@@ -118,23 +125,23 @@ class SlateDbFollower:
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    def _open_log(self) -> Log:
+    def _open_log(self) -> WalLog:
         if self._log is None:
             database, folder = self.source.database, self.source.keep_wal
             if folder is None:
                 self._log = RemoteLog(database)
             else:
-                self._log = Keeper(database, folder, read_head(database).flushed, self.source.poll_seconds)
+                self._log = WalArchive(database, folder, read_head(database).flushed, self.source.poll_seconds)
         return self._log
 
-    def _read_log(self, now: LogOffset, limit: Limit, orders: Orders) -> LogOffset:
+    def _read_log(self, now: SlateDbOffset, limit: Limit, directives: TableDirectives) -> SlateDbOffset:
         """Ready tables move to the new common place; the tables behind it move towards it together."""
         behind = now.within("catchup")
         share = halved(limit) if behind else limit
         try:
             log = self._advance(now, share)
         except CollectedError as error:
-            now = self._give_up(now, now.within("ready", "catchup", "copy"), orders, error)
+            now = self._give_up(now, now.within("ready", "catchup", "copy"), directives, error)
             return replace(now, log=self._jump(now.log))
         late = {name: entry.at for name, entry in behind.items() if entry.at is not None and entry.at.wal <= log.wal}
         if not late:
@@ -144,17 +151,17 @@ class SlateDbFollower:
             there = self._open_log().tail(min(late.values()).wal)
             reached = self._take(min(late.values()), min(log.wal, there), share)
         except CollectedError as error:
-            return replace(self._give_up(now, behind, orders, error), log=log)
+            return replace(self._give_up(now, behind, directives, error), log=log)
         changed = {
             name: behind[name].join()
             if reached.wal >= log.wal
-            else replace(behind[name], at=Mark(reached.wal, max(reached.seq, at.seq)))
+            else replace(behind[name], at=WalPoint(reached.wal, max(reached.seq, at.seq)))
             for name, at in late.items()
             if at.wal <= reached.wal
         }
         return replace(now.with_tables(changed), log=log)
 
-    def _advance(self, now: LogOffset, limit: Limit) -> Mark:
+    def _advance(self, now: SlateDbOffset, limit: Limit) -> WalPoint:
         if now.log == NOWHERE:
             return self._jump(now.log)
         read = bool(now.within("ready"))
@@ -168,12 +175,12 @@ class SlateDbFollower:
         copied = (entry.place(now.log).wal for entry in now.within("copy", "catchup").values())
         end = max(now.log.wal, bounded(self._tail, self._goal, copied))
         if not read:
-            return mark_at(self._open_log(), self._measure, now.log, end)
+            return wal_point_at(self._open_log(), self._measure, now.log, end)
         log = self._take(now.log, end, limit)
         self._more = log.wal < end
         return log
 
-    def _jump(self, log: Mark) -> Mark:
+    def _jump(self, log: WalPoint) -> WalPoint:
         """The end of the log, when nobody has to read what lies before it."""
         self._open_log()
         head = read_head(self.source.database)
@@ -182,21 +189,21 @@ class SlateDbFollower:
                 f"the WAL ends before file {log.wal}, which was already read: it is another database now",
                 fix="tailrace reset FILE, and copy every table anew",
             )
-        after = max(log, Mark(head.flushed, head.seq))
+        after = max(log, WalPoint(head.flushed, head.seq))
         self._tail = max(after.wal, self._open_log().tail(after.wal))
         self._more = False
-        return mark_at(self._open_log(), self._measure, after, self._tail)
+        return wal_point_at(self._open_log(), self._measure, after, self._tail)
 
-    def _take(self, after: Mark, upto: int, limit: Limit) -> Mark:
+    def _take(self, after: WalPoint, upto: int, limit: Limit) -> WalPoint:
         """The furthest file in (after, upto] within the limit, by the size of those that were seen so far."""
         if upto <= after.wal:
             return after
         if self._measure.is_unknown:
             self._measure.add(self._open_log().summary(after.wal + 1))
         last = min(upto, after.wal + self._measure.files_within(limit))
-        return mark_at(self._open_log(), self._measure, after, last)
+        return wal_point_at(self._open_log(), self._measure, after, last)
 
-    def _require_log(self, now: LogOffset) -> None:
+    def _require_log(self, now: SlateDbOffset) -> None:
         """Raises LostError when rows were written past the log, or the log is that of another database."""
         if self._tail > now.log.wal or time.monotonic() - self._bypass < BYPASS_SECONDS:
             return
@@ -210,9 +217,15 @@ class SlateDbFollower:
                 fix="open the database with wal_enabled=true, then tailrace resync FILE every table",
             )
 
-    def _give_up(self, now: LogOffset, needy: Mapping[str, Entry], orders: Orders, error: CollectedError) -> LogOffset:
+    def _give_up(
+        self,
+        now: SlateDbOffset,
+        needy: Mapping[str, SlateDbTableOffset],
+        directives: TableDirectives,
+        error: CollectedError,
+    ) -> SlateDbOffset:
         """Tables that need a lost file wait for a new copy, if they may. Raises LostError otherwise."""
-        stuck = [name for name in needy if name not in orders.resync]
+        stuck = [name for name in needy if name not in directives.resync]
         if stuck and self.source.on_collected == "stop":
             raise LostError(
                 f"{error.message}: changes of {', '.join(stuck)} are lost, and only a new snapshot helps",
@@ -226,27 +239,27 @@ class SlateDbFollower:
             self._log.stop()
             self._log = None
             shutil.rmtree(self.source.keep_wal)
-        return now.with_tables({name: entry.restart() for name, entry in needy.items()})
+        return now.with_tables({name: entry.recopy() for name, entry in needy.items()})
 
     # -- the copy -----------------------------------------------------------------------------------------
 
-    def _copy(self, end: LogOffset, orders: Orders) -> LogOffset:
-        new = end.due(orders)
+    def _copy(self, end: SlateDbOffset, directives: TableDirectives) -> SlateDbOffset:
+        new = end.due(directives)
         if not new and not end.within("copy"):
-            self._close_round()
+            self._close_snapshot()
             if not end.within("catchup"):
-                self._open_log().let_go()
+                self._open_log().release()
             return end
-        round_ = self._open_round()
+        round_ = self._open_snapshot()
         if new:
-            self._open_log().hold(round_.x.wal)
-        begun: dict[str, Entry] = {}
+            self._open_log().hold(round_.snapshot_position.wal)
+        begun: dict[str, SlateDbTableOffset] = {}
         for name, entry in new.items():
             rule = self._rules[name]
-            self._versions.put_schema(rule.schema, round_.x.position)
-            begun[name] = Entry(
+            self._versions.put_schema(rule.schema, round_.snapshot_position.position)
+            begun[name] = SlateDbTableOffset(
                 "copy",
-                x=round_.x,
+                snapshot_position=round_.snapshot_position,
                 cuts=() if rule.changelog else round_.cuts(rule, _RANGE_BYTES),
                 clock=read_clock(),
                 copy=end.copies + len(begun) + 1,
@@ -254,24 +267,24 @@ class SlateDbFollower:
             )
         return replace(end.copy_on(begun, _RANGES_PER_BATCH, 1), copies=end.copies + len(begun))
 
-    def _open_round(self) -> Round:
-        if self._round is None:
-            self._round = Round(self.source.database, self.source.checkpoint_name)
-        self._round.keep_alive()
-        return self._round
+    def _open_snapshot(self) -> SlateDbSnapshot:
+        if self._snapshot is None:
+            self._snapshot = SlateDbSnapshot(self.source.database, self.source.checkpoint_name)
+        self._snapshot.keep_alive()
+        return self._snapshot
 
-    def _close_round(self) -> None:
-        if self._round is not None:
-            round_, self._round = self._round, None
+    def _close_snapshot(self) -> None:
+        if self._snapshot is not None:
+            round_, self._snapshot = self._snapshot, None
             round_.close()
 
     # -- time ---------------------------------------------------------------------------------------------
 
-    def _expire(self, now: LogOffset, end: LogOffset) -> LogOffset:
+    def _expire(self, now: SlateDbOffset, end: SlateDbOffset) -> SlateDbOffset:
         """Move the clock of tables that read the log, and of those with rows that are due."""
         clock = read_clock()
         patient = time.monotonic() - self._expired < EXPIRY_SECONDS
-        changed: dict[str, Entry] = {}
+        changed: dict[str, SlateDbTableOffset] = {}
         for name, entry in end.within("ready", "catchup").items():
             was = now.tables.get(name)
             if was is None or was.copy != entry.copy or was.phase not in ("ready", "catchup"):
@@ -285,37 +298,37 @@ class SlateDbFollower:
             self._expired = time.monotonic()
         return end.with_tables(changed)
 
-    def _show(self, now: LogOffset) -> None:
+    def _show(self, now: SlateDbOffset) -> None:
         if not self._watch.is_due:
             return
         folder = self.source.keep_wal
         oldest = oldest_at(self._open_log(), now.low_water.wal, self._tail) if now.tables and not folder else None
-        self._watch.write(now, self._tail, oldest, kept_bytes(folder) if folder else None)
+        self._watch.write(now, self._tail, oldest, archived_bytes(folder) if folder else None)
 
     # -- splitting ----------------------------------------------------------------------------------------
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
-        now, then = LogOffset.from_json(start), LogOffset.from_json(end)
-        wanted = {name: one for name, one in readings(now, then).items() if name in self._rules}
+        now, then = SlateDbOffset.from_json(start), SlateDbOffset.from_json(end)
+        wanted = {name: one for name, one in wal_ranges(now, then).items() if name in self._rules}
         return [*self._plan_copy(now, then), *self._plan_expiry(wanted), *self._plan_log(wanted, then)]
 
-    def _plan_copy(self, now: LogOffset, then: LogOffset) -> list[Split]:
+    def _plan_copy(self, now: SlateDbOffset, then: SlateDbOffset) -> list[Split]:
         splits: list[Split] = []
         for name, entry in then.tables.items():
             wanted = entry.chunks_since(now.tables.get(name))
             if not wanted or name not in self._rules:
                 continue
             # A restart copies what is left under another checkpoint; the log from x on makes them agree.
-            round_ = self._open_round()
+            round_ = self._open_snapshot()
             for index in wanted:
                 low, high = range_of(self._rules[name], entry.cuts, index)
                 splits.append(
-                    CopySplit(
+                    SlateDbCopySplit(
                         copies=self._schema(name),
                         starts=wanted.start == 0,
                         completes=entry.next == entry.chunks,
                         checkpoint=round_.checkpoint,
-                        x=entry.x,
+                        snapshot_position=entry.snapshot_position,
                         copy=entry.copy,
                         index=index,
                         low=low,
@@ -325,7 +338,7 @@ class SlateDbFollower:
                 )
         return splits
 
-    def _plan_expiry(self, wanted: Mapping[str, Reading]) -> list[Split]:
+    def _plan_expiry(self, wanted: Mapping[str, ExpiringRange]) -> list[Split]:
         return [
             ExpirySplit(
                 weights={name: 1},
@@ -338,9 +351,9 @@ class SlateDbFollower:
             if self._indexes[name].is_due(one.since, one.clock)
         ]
 
-    def _plan_log(self, wanted: Mapping[str, Reading], then: LogOffset) -> list[Split]:
+    def _plan_log(self, wanted: Mapping[str, ExpiringRange], then: SlateDbOffset) -> list[Split]:
         log = {
-            name: Wanted(self._schema(name), one.after, one.upto, one.clock, then.tables[name].skips)
+            name: WalRange(self._schema(name), one.after, one.upto, one.clock, then.tables[name].skips)
             for name, one in wanted.items()
             if one.upto.wal > one.after.wal
         }
@@ -366,7 +379,7 @@ class SlateDbFollower:
                     schemas={name: one.schema for name, one in own.items()},
                     first=begin,
                     last=end,
-                    wanted=own,
+                    ranges=own,
                     bytes=whole,
                     readers=len(own),
                 )
@@ -374,7 +387,7 @@ class SlateDbFollower:
         return splits
 
     def stop(self) -> None:
-        self._close_round()
+        self._close_snapshot()
         if self._log is not None:
             self._log.stop()
             self._log = None

@@ -26,7 +26,7 @@ LENGTH = struct.Struct(">q")
 _IDLE_SECONDS = 60.0
 
 
-def ask(requests: IO[bytes], source: Any, split: Any) -> None:
+def send_split(requests: IO[bytes], source: Any, split: Any) -> None:
     """The owner's side: send a request."""
     request = pickle.dumps((source, split))
     requests.write(LENGTH.pack(len(request)))
@@ -34,7 +34,7 @@ def ask(requests: IO[bytes], source: Any, split: Any) -> None:
     requests.flush()
 
 
-def hear(answers: IO[bytes]) -> list[tuple[str, pa.RecordBatch]]:
+def receive_rows(answers: IO[bytes]) -> list[tuple[str, pa.RecordBatch]]:
     """The owner's side: a whole answer, as upstream ids of tables and their changes.
 
     Raises the error that reading raised there, and EOFError when the process ended before it had answered.
@@ -64,15 +64,15 @@ def _answer(answers: IO[bytes], request: bytes) -> None:
             with pa.ipc.new_stream(sink, changes.batch.schema) as stream:
                 stream.write_batch(changes.batch)
             payload = sink.getvalue()
-            _say(answers, {"table": table.upstream_id, "bytes": payload.size})
+            _send(answers, {"table": table.upstream_id, "bytes": payload.size})
             answers.write(payload)
-        _say(answers, {})
+        _send(answers, {})
     except TailraceError as error:
-        _say(answers, {"error": error.describe()})
+        _send(answers, {"error": error.describe()})
     answers.flush()
 
 
-def _say(answers: IO[bytes], head: Mapping[str, Any]) -> None:
+def _send(answers: IO[bytes], head: Mapping[str, Any]) -> None:
     answers.write(json.dumps(head).encode() + b"\n")
 
 

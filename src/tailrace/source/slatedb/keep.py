@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from tailrace.errors import LostError, TailraceError, UnavailableError
 from tailrace.source.slatedb.expiry import write_durably
-from tailrace.source.slatedb.store import Database
+from tailrace.source.slatedb.store import SlateDbDatabase
 from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
 from tailrace.wholefile import make_folder, replace_durably
 
@@ -25,14 +25,14 @@ _FLOOR = "floor"
 """Names the file behind which nothing is forgotten, while a table is copied."""
 
 
-def kept_file(folder: str | Path, number: int) -> Path:
+def archived_file(folder: str | Path, number: int) -> Path:
     return Path(folder) / f"{number:020}.arrow"
 
 
-def read_kept(folder: str | Path, number: int) -> pa.RecordBatch:
+def read_archived(folder: str | Path, number: int) -> pa.RecordBatch:
     """The rows of a file that was kept. Raises LostError when it is not there any more."""
     try:
-        with pa.memory_map(str(kept_file(folder, number))) as file:
+        with pa.memory_map(str(archived_file(folder, number))) as file:
             table = pa.ipc.open_file(file).read_all()
     except FileNotFoundError as error:
         raise LostError(
@@ -42,20 +42,20 @@ def read_kept(folder: str | Path, number: int) -> pa.RecordBatch:
     return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in ROWS], schema=ROWS)
 
 
-def kept_numbers(folder: str | Path) -> list[int]:
+def archived_numbers(folder: str | Path) -> list[int]:
     return sorted(int(path.stem) for path in Path(folder).glob("[0-9]*.arrow"))
 
 
-def forget_kept(folder: str | Path, upto: int) -> None:
+def remove_archived(folder: str | Path, upto: int) -> None:
     """Remove the copies up to a number, but for the last of all: it says where to go on."""
     with suppress(FileNotFoundError):
         upto = min(upto, int((Path(folder) / _FLOOR).read_text()))
-    for number in kept_numbers(folder)[:-1]:
+    for number in archived_numbers(folder)[:-1]:
         if number <= upto:
-            kept_file(folder, number).unlink(missing_ok=True)
+            archived_file(folder, number).unlink(missing_ok=True)
 
 
-def kept_bytes(folder: str | Path) -> int:
+def archived_bytes(folder: str | Path) -> int:
     """How much disk the copies take; files that go meanwhile do not count."""
     total = 0
     for path in Path(folder).glob("[0-9]*.arrow"):
@@ -64,18 +64,18 @@ def kept_bytes(folder: str | Path) -> int:
     return total
 
 
-class Keeper:
+class WalArchive:
     """Copies the files behind `after`, or behind the last copy there is, in a thread of its own."""
 
-    def __init__(self, database: Database, folder: str, after: int, poll_seconds: float) -> None:
+    def __init__(self, database: SlateDbDatabase, folder: str, after: int, poll_seconds: float) -> None:
         self._database = database
         self._folder = Path(folder)
         self._poll_seconds = max(poll_seconds, _LEAST_POLL_SECONDS)
         make_folder(self._folder)
-        self.head = max(kept_numbers(folder), default=after)
+        self.head = max(archived_numbers(folder), default=after)
         self._error: TailraceError | None = None
         self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._keep, name="tailrace-keep-wal", daemon=True)
+        self._thread = threading.Thread(target=self._archive, name="tailrace-keep-wal", daemon=True)
         self._thread.start()
 
     def tail(self, after: int) -> int:
@@ -85,25 +85,25 @@ class Keeper:
         return self.head
 
     def summary(self, number: int) -> FileSummary:
-        return FileSummary.of(read_kept(self._folder, number))
+        return FileSummary.of(read_archived(self._folder, number))
 
     def hold(self, after: int) -> None:
         """Keep the files behind `after`, those before the first copy included, until `let_go`."""
         replace_durably(self._folder / _FLOOR, b"%d" % after)
-        first = min(kept_numbers(self._folder), default=self.head + 1)
+        first = min(archived_numbers(self._folder), default=self.head + 1)
         # Backwards, so that the copies are without a gap whenever this is interrupted.
         for number in range(first - 1, after, -1):
             [rows] = read_files(self._database, number, number)
-            write_durably(kept_file(self._folder, number), rows)
+            write_durably(archived_file(self._folder, number), rows)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         (self._folder / _FLOOR).unlink(missing_ok=True)
 
     def stop(self) -> None:
         self._stopping.set()
         self._thread.join()
 
-    def _keep(self) -> None:
+    def _archive(self) -> None:
         while not self._stopping.is_set():
             try:
                 tail = find_tail(self._database, self.head)
@@ -113,7 +113,7 @@ class Keeper:
                     continue
                 last = min(tail, self.head + _AT_ONCE)
                 for number, rows in enumerate(read_files(self._database, self.head + 1, last), self.head + 1):
-                    write_durably(kept_file(self._folder, number), rows)
+                    write_durably(archived_file(self._folder, number), rows)
                     self.head = number
             except TailraceError as error:
                 self._error = error

@@ -6,12 +6,12 @@ from functools import lru_cache
 from typing import Protocol
 
 from tailrace.source import Limit
-from tailrace.source.slatedb.offset import Mark
-from tailrace.source.slatedb.store import CollectedError, Database
+from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.slatedb.store import CollectedError, SlateDbDatabase
 from tailrace.source.slatedb.wal import FileSummary, find_tail, read_files
 
 
-class Log(Protocol):
+class WalLog(Protocol):
     """WAL files where they are, or where they are kept."""
 
     def tail(self, after: int) -> int:
@@ -26,7 +26,7 @@ class Log(Protocol):
         """From now on nothing behind `after` may be forgotten, as far as that is ours to say."""
         ...
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """What was held may be forgotten as it is read."""
         ...
 
@@ -36,7 +36,7 @@ class Log(Protocol):
 class RemoteLog:
     """WAL files read in place. Few are looked into on the driver: the last one of each batch."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: SlateDbDatabase) -> None:
         self._database = database
         self.summary = lru_cache(maxsize=256)(self._summary)
 
@@ -50,7 +50,7 @@ class RemoteLog:
     def hold(self, after: int) -> None:
         """SlateDB's garbage collector asks nobody."""
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Nothing is held."""
 
     def stop(self) -> None:
@@ -95,17 +95,17 @@ class Measure:
         return max(1, min(limit.rows // rows, limit.bytes // self.file_bytes))
 
 
-def mark_at(log: Log, measure: Measure, after: Mark, wal: int) -> Mark:
+def wal_point_at(log: WalLog, measure: Measure, after: WalPoint, wal: int) -> WalPoint:
     """The place behind a file. Files without rows are passed over backwards, at most to `after`."""
     for number in range(wal, after.wal, -1):
         summary = log.summary(number)
         measure.add(summary)
         if summary.rows:
-            return Mark(wal, max(after.seq, summary.last_seq))
-    return Mark(wal, after.seq)
+            return WalPoint(wal, max(after.seq, summary.last_seq))
+    return WalPoint(wal, after.seq)
 
 
-def oldest_at(log: Log, after: int, upto: int) -> int | None:
+def oldest_at(log: WalLog, after: int, upto: int) -> int | None:
     """When the first row behind `after` was written, in milliseconds; None when there is none, or it is gone.
 
     Fence files hold no time, and are looked behind.
@@ -120,7 +120,7 @@ def oldest_at(log: Log, after: int, upto: int) -> int | None:
     return None
 
 
-def mark_before(log: Log, seq: int, near: int) -> Mark:
+def wal_point_before(log: WalLog, seq: int, near: int) -> WalPoint:
     """A place from which everything behind `seq` can be read, found backwards from the file `near`.
 
     Raises CollectedError when that lies behind what is left of the log.
@@ -134,9 +134,9 @@ def mark_before(log: Log, seq: int, near: int) -> Mark:
             lost, step = number, max(1, (high - number) // 2)
             continue
         if summary.rows and summary.last_seq <= seq:
-            return Mark(number, seq)
+            return WalPoint(number, seq)
         high = number
         step = step * 2 if not lost else max(1, (high - lost) // 2)
     if lost:
         raise CollectedError(f"SlateDB deleted WAL file {lost}, which is still needed")
-    return Mark(0, seq)
+    return WalPoint(0, seq)

@@ -11,8 +11,8 @@ import pyarrow as pa
 
 from tailrace.errors import TableError
 from tailrace.source.slatedb import operator
-from tailrace.source.slatedb.rule import Rule, folds_of
-from tailrace.source.slatedb.store import Database, MergeFailedError, binding, in_time, run_steps, scan_options
+from tailrace.source.slatedb.rule import TableMapping, folds_of
+from tailrace.source.slatedb.store import MergeFailedError, SlateDbDatabase, binding, in_time, run_steps, scan_options
 from tailrace.source.slatedb.wal import ROWS, columns
 
 _AT_ONCE = 256
@@ -22,7 +22,7 @@ _GAIN = 16
 _LONGEST_STRIDE = 16
 
 
-async def _find(database: Database, keys: Collection[bytes], merges: Any) -> dict[bytes, Any]:
+async def _find(database: SlateDbDatabase, keys: Collection[bytes], merges: Any) -> dict[bytes, Any]:
     """The rows of those keys that have one: scanned where they lie close together, else asked for one by one."""
     wanted = sorted(set(keys))
     found: dict[bytes, Any] = {}
@@ -65,7 +65,9 @@ async def _sweep(reader: Any, wanted: Sequence[bytes], found: dict[bytes, Any]) 
     return len(wanted)
 
 
-def look_up(database: Database, rules: Sequence[Rule], rule: Rule, keys: Sequence[bytes]) -> pa.Table:
+def look_up(
+    database: SlateDbDatabase, rules: Sequence[TableMapping], rule: TableMapping, keys: Sequence[bytes]
+) -> pa.Table:
     """The rows of these keys with everything that is durable by now, in the same order; null rows where there is none.
 
     Columns as in `wal.ROWS` and `found`. A row may be newer than the change that asked for it: its own change is still
@@ -83,7 +85,7 @@ def look_up(database: Database, rules: Sequence[Rule], rule: Rule, keys: Sequenc
     return pa.table({**{name: taken.column(name) for name in ROWS.names}, "found": picks.is_valid()})
 
 
-def merge_error(rule: Rule, why: str) -> TableError:
+def merge_error(rule: TableMapping, why: str) -> TableError:
     return TableError(
         f"merge operands cannot be folded into rows: {why}",
         table=rule.name,

@@ -18,7 +18,7 @@ from tailrace.change import Position, end_of
 from tailrace.source import offset
 
 
-class Mark(NamedTuple):
+class WalPoint(NamedTuple):
     """A place in the log: behind WAL file `wal`, and behind every row up to `seq`."""
 
     wal: int
@@ -29,15 +29,15 @@ class Mark(NamedTuple):
         return end_of(self.seq)
 
 
-NOWHERE = Mark(0, 0)
+NOWHERE = WalPoint(0, 0)
 """Before the first WAL file."""
 
 
 @dataclass(frozen=True)
-class Entry(offset.Entry[Mark]):
+class SlateDbTableOffset(offset.TableOffset[WalPoint]):
     """One table. `cuts` are the keys, in hex, at which the copy is cut into ranges."""
 
-    x: Mark = NOWHERE
+    snapshot_position: WalPoint = NOWHERE
     cuts: tuple[str, ...] = ()
     clock: int = 0
 
@@ -45,43 +45,47 @@ class Entry(offset.Entry[Mark]):
     def chunks(self) -> int:
         return len(self.cuts) + 1 if self.copy and self.phase != "init" else 0
 
-    def position(self, log: Mark) -> Position:
+    def position(self, log: WalPoint) -> Position:
         return self.place(log).position
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
         numbers = {"next": self.next, "clock": self.clock, "copy": self.copy, "request": self.request}
         raw |= {name: number for name, number in numbers.items() if number}
-        raw |= {name: list(values) for name, values in {"x": self.x, "cuts": self.cuts}.items() if any(values)}
+        raw |= {
+            name: list(values)
+            for name, values in {"x": self.snapshot_position, "cuts": self.cuts}.items()
+            if any(values)
+        }
         if self.skips:
             raw["skips"] = [str(position) for position in self.skips]
         return raw if self.at is None else {**raw, "at": list(self.at)}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+    def from_json(cls, raw: Mapping[str, Any]) -> SlateDbTableOffset:
         return cls(
             raw["phase"],
             raw.get("copy", 0),
             raw.get("next", 0),
-            Mark(*raw["at"]) if "at" in raw else None,
+            WalPoint(*raw["at"]) if "at" in raw else None,
             raw.get("request", 0),
             tuple(map(Position.parse, raw.get("skips", ()))),
-            Mark(*raw.get("x", NOWHERE)),
+            WalPoint(*raw.get("x", NOWHERE)),
             tuple(raw.get("cuts", ())),
             raw.get("clock", 0),
         )
 
 
 @dataclass(frozen=True)
-class LogOffset(offset.LogOffset[str, Entry, Mark]):
+class SlateDbOffset(offset.LogOffset[str, SlateDbTableOffset, WalPoint]):
     """The whole offset; `copies` counts the copies that were ever begun."""
 
     copies: int = 0
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> LogOffset:
-        tables = {name: Entry.from_json(entry) for name, entry in raw["tables"].items()}
-        return cls(Mark(raw["wal"], raw["seq"]), tables, raw["copies"])
+    def from_json(cls, raw: Mapping[str, Any]) -> SlateDbOffset:
+        tables = {name: SlateDbTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
+        return cls(WalPoint(raw["wal"], raw["seq"]), tables, raw["copies"])
 
     def to_json(self) -> dict[str, Any]:
         tables = {name: self.tables[name].to_json() for name in sorted(self.tables)}
@@ -89,17 +93,17 @@ class LogOffset(offset.LogOffset[str, Entry, Mark]):
 
 
 @dataclass(frozen=True)
-class Reading(offset.Reading[Mark]):
+class ExpiringRange(offset.LogRange[WalPoint]):
     """What a batch takes for one table: the log in (after, upto], and the expiries in (since, clock]."""
 
     since: int
     clock: int
 
 
-def readings(start: LogOffset, end: LogOffset) -> dict[str, Reading]:
+def wal_ranges(start: SlateDbOffset, end: SlateDbOffset) -> dict[str, ExpiringRange]:
     """Per table, what lies between two offsets. Pure: `plan` relies on it."""
     found = {
-        name: Reading(now.place(start.log), then.place(end.log), now.clock, then.clock)
+        name: ExpiringRange(now.place(start.log), then.place(end.log), now.clock, then.clock)
         for name, now, then in offset.readers(start, end)
     }
     return {name: one for name, one in found.items() if one.upto > one.after or one.clock > one.since}

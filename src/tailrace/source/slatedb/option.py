@@ -11,7 +11,7 @@ from tailrace.option import Duration, FilePath, Options, Secret, TypedOptions
 _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
 
 
-class StoreOptions(Options):
+class ObjectStoreOptions(Options):
     """An object store. What else its client takes (region, endpoint, credentials) goes into `options`, by its names."""
 
     type: Literal["local", "memory", "s3", "gcs", "azure"]
@@ -54,8 +54,8 @@ class SlateDbOptions(TypedOptions):
 
     type: Literal["slatedb"]
     path: str = Field(min_length=1, description="the database's path in the store")
-    store: StoreOptions
-    wal_store: StoreOptions | None = Field(default=None, description="where the WAL is, if not in `store`")
+    store: ObjectStoreOptions
+    wal_store: ObjectStoreOptions | None = Field(default=None, description="where the WAL is, if not in `store`")
     poll: Duration = Field(default=0.1, description="how often the store is asked for a new WAL file")
     min_age: Duration = Field(
         default=300.0, description="the age at which the writer's garbage collector deletes WAL files"

@@ -16,10 +16,10 @@ from tailrace.change import Changes, Op, Position
 from tailrace.errors import UnfitError
 from tailrace.schema import TableSchema
 from tailrace.source.slatedb.key import MisfitError
-from tailrace.source.slatedb.rule import Rule
+from tailrace.source.slatedb.rule import TableMapping
 from tailrace.source.slatedb.wal import MERGE, TOMBSTONE
 
-Index = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 
@@ -37,15 +37,15 @@ class Partition:
 
 
 @dataclass(frozen=True)
-class Rows:
+class WalRows:
     """Rows in the layout of `wal.ROWS`, each with its place in the stream."""
 
     batch: pa.RecordBatch
-    commit: Index
-    ordinal: Index
+    commit: Indexes
+    ordinal: Indexes
 
     @classmethod
-    def of_log(cls, batch: pa.RecordBatch) -> Rows:
+    def of_log(cls, batch: pa.RecordBatch) -> WalRows:
         """Rows of whole WAL files. All rows of a write batch have its `seq`, and are counted from 0 by even numbers.
 
         An odd one behind a delete would make the two a changed key, which a key-value store does not have.
@@ -59,12 +59,12 @@ class Rows:
     def __len__(self) -> int:
         return int(self.batch.num_rows)
 
-    def where(self, mask: Mask) -> Rows:
+    def where(self, mask: Mask) -> WalRows:
         if mask.all():
             return self
-        return Rows(self.batch.filter(pa.array(mask)), self.commit[mask], self.ordinal[mask])
+        return WalRows(self.batch.filter(pa.array(mask)), self.commit[mask], self.ordinal[mask])
 
-    def without(self, places: Sequence[Position]) -> Rows:
+    def without(self, places: Sequence[Position]) -> WalRows:
         """Those that are not at one of the places."""
         mask = np.ones(len(self), bool)
         for place in places:
@@ -76,7 +76,7 @@ class Rows:
         return values
 
 
-def by_table(rows: Rows, rules: Sequence[Rule]) -> Iterator[tuple[Rule, Rows]]:
+def by_table(rows: WalRows, rules: Sequence[TableMapping]) -> Iterator[tuple[TableMapping, WalRows]]:
     """The rows of each table that has some: the longest prefix wins. `rules` have the longest first."""
     left = np.ones(len(rows), bool)
     keys = rows.batch.column("key")
@@ -94,7 +94,7 @@ def _starts(keys: pa.Array[Any], prefix: bytes) -> Mask:
     return mask
 
 
-def build(rule: Rule, table: TableSchema, rows: Rows, *, copied: bool = False) -> Changes:
+def build(rule: TableMapping, table: TableSchema, rows: WalRows, *, copied: bool = False) -> Changes:
     """The rows as changes of their table. Raises UnfitError, with its place, for the first that its layout refuses."""
     kind = rows.numpy("kind")
     gone = pa.array(kind == TOMBSTONE)
@@ -126,7 +126,7 @@ def _instant(milliseconds: pa.Array[Any]) -> pa.Array[Any]:
     return milliseconds.cast(pa.timestamp("ms", "UTC")).cast(pa.timestamp("us", "UTC"))
 
 
-def _unfit(rule: Rule, rows: Rows, misfit: MisfitError) -> UnfitError:
+def _unfit(rule: TableMapping, rows: WalRows, misfit: MisfitError) -> UnfitError:
     at = misfit.index
     error = UnfitError(
         f"a row does not fit the mapping of its table: {misfit.reason}",

@@ -49,7 +49,7 @@ class MappingOptions(Options):
 
 
 @dataclass(frozen=True)
-class Rule:
+class TableMapping:
     """One table. Rows of `keep` current are identified by their key; a changelog has no key, and is appended to."""
 
     table: TableName
@@ -87,25 +87,25 @@ class Rule:
         return ((name, _METADATA[name]) for name in self.metadata)
 
 
-def read_rules(path: str, tables: TableOptions) -> tuple[Rule, ...]:
+def read_mappings(path: str, tables: TableOptions) -> tuple[TableMapping, ...]:
     """The tables of a database, longest prefix first; keys of no prefix belong to `slatedb.<path>`.
 
     Raises ConfigError for a mapping that cannot be read.
     """
-    rules: list[Rule] = []
+    rules: list[TableMapping] = []
     for name, settings in tables.settings.items():
         if settings.mapping is not None:
-            rules.append(_rule(name, settings.mapping))
+            rules.append(_mapping(name, settings.mapping))
     default = TableName("slatedb", path)
     if not any(rule.prefix == b"" for rule in rules):
-        rules.append(Rule(default))
+        rules.append(TableMapping(default))
     prefixes = [rule.prefix for rule in rules]
     if len(set(prefixes)) != len(prefixes):
         raise ConfigError("two tables have the same prefix", fix="give each mapping in tables.settings its own prefix")
     return tuple(sorted(rules, key=lambda rule: (-len(rule.prefix), rule.prefix)))
 
 
-def _rule(name: str, given: dict[str, Any]) -> Rule:
+def _mapping(name: str, given: dict[str, Any]) -> TableMapping:
     where = f"tables.settings.{name}.mapping"
     try:
         options = MappingOptions.model_validate(given)
@@ -122,7 +122,7 @@ def _rule(name: str, given: dict[str, Any]) -> Rule:
         raise ConfigError(f"{where} is wrong: {error}", fix="see docs/slatedb.md for its keys") from error
     fields = {"key": options.key} if isinstance(options.key, str) else options.key
     separator = options.separator.encode() if options.separator is not None else None
-    rule = Rule(
+    rule = TableMapping(
         table,
         KeyLayout(prefix, fields, separator),
         ValueLayout(options.value, options.columns),
@@ -138,7 +138,7 @@ def _rule(name: str, given: dict[str, Any]) -> Rule:
     return rule
 
 
-def _problem(rule: Rule, options: MappingOptions) -> str | None:
+def _problem(rule: TableMapping, options: MappingOptions) -> str | None:
     if options.value not in FORMATS:
         return f"has a value of format {options.value}; it can be {', '.join(FORMATS)}"
     if options.columns and options.value not in ("json", "msgpack"):
@@ -155,6 +155,6 @@ def _octets(prefix: str) -> bytes:
     return bytes.fromhex(prefix[2:]) if prefix.startswith("0x") else prefix.encode()
 
 
-def folds_of(rules: Sequence[Rule]) -> dict[bytes, operator.Fold]:
+def folds_of(rules: Sequence[TableMapping]) -> dict[bytes, operator.Fold]:
     """The merge operators by prefix."""
     return {rule.prefix: operator.make(rule.merge, rule.value.format) for rule in rules if rule.folds and rule.merge}

@@ -18,21 +18,21 @@ from tailrace.change import Changes
 from tailrace.errors import Finding, LostError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
-from tailrace.source.history import Remembered
+from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
+from tailrace.source.history import SchemaFile
 from tailrace.source.slatedb import preflight
-from tailrace.source.slatedb.copy import CopySplit, delete_leftovers, read_range
-from tailrace.source.slatedb.crew import crew
+from tailrace.source.slatedb.copy import SlateDbCopySplit, delete_leftovers, read_range
+from tailrace.source.slatedb.crew import reader_pool
 from tailrace.source.slatedb.expiry import ExpiryIndex
 from tailrace.source.slatedb.follower import SlateDbFollower
-from tailrace.source.slatedb.keep import forget_kept
+from tailrace.source.slatedb.keep import remove_archived
 from tailrace.source.slatedb.lookup import look_up
-from tailrace.source.slatedb.offset import LogOffset
+from tailrace.source.slatedb.offset import SlateDbOffset
 from tailrace.source.slatedb.option import SlateDbOptions
-from tailrace.source.slatedb.row import Partition, Rows, build
-from tailrace.source.slatedb.rule import Rule, read_rules
+from tailrace.source.slatedb.row import Partition, WalRows, build
+from tailrace.source.slatedb.rule import TableMapping, read_mappings
 from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
-from tailrace.source.slatedb.store import Database, Store
+from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
 from tailrace.statusfile import read_file
 from tailrace.wholefile import make_folder, remove
 
@@ -47,7 +47,7 @@ class SlateDbSource:
     options: ClassVar[type[SlateDbOptions]] = SlateDbOptions
 
     name: str
-    database: Database
+    database: SlateDbDatabase
     tables_wanted: TableOptions
     state: str
     poll_seconds: float = 0.1
@@ -62,11 +62,11 @@ class SlateDbSource:
         cls, options: SlateDbOptions, *, name: str, tables: TableOptions, state_dir: Path
     ) -> SlateDbSource:
         """Raises ConfigError for a mapping in `tables.settings` that cannot be read."""
-        read_rules(options.path, tables)
-        wal_store = Store.from_options(options.wal_store) if options.wal_store is not None else None
+        read_mappings(options.path, tables)
+        wal_store = ObjectStore.from_options(options.wal_store) if options.wal_store is not None else None
         return cls(
             name=name,
-            database=Database(options.path, Store.from_options(options.store), wal_store),
+            database=SlateDbDatabase(options.path, ObjectStore.from_options(options.store), wal_store),
             tables_wanted=tables,
             state=str(Path(state_dir) / "slatedb"),
             poll_seconds=options.poll,
@@ -77,16 +77,16 @@ class SlateDbSource:
         )
 
     @cached_property
-    def rules(self) -> tuple[Rule, ...]:
+    def rules(self) -> tuple[TableMapping, ...]:
         """Every table over the keys, followed or not: a key belongs to one of them."""
-        return read_rules(self.database.path, self.tables_wanted)
+        return read_mappings(self.database.path, self.tables_wanted)
 
     @cached_property
-    def followed(self) -> tuple[Rule, ...]:
+    def followed(self) -> tuple[TableMapping, ...]:
         wanted = set(self.tables_wanted.select([rule.name for rule in self.rules]))
         return tuple(rule for rule in self.rules if rule.name in wanted)
 
-    def rule(self, table: TableSchema) -> Rule:
+    def rule(self, table: TableSchema) -> TableMapping:
         return next(rule for rule in self.rules if rule.name == table.upstream_id)
 
     @property
@@ -117,7 +117,7 @@ class SlateDbSource:
     def tables(self) -> list[TableSchema]:
         return [rule.schema for rule in self.followed]
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Nothing has to be made upstream. Raises PreflightError with everything that stands in the way."""
         errors.require(self.check())
 
@@ -133,19 +133,19 @@ class SlateDbSource:
         """Nothing is pushed; with `keep_wal` the follower itself copies WAL files."""
         return nullcontext()
 
-    def follow(self, versions: Versions | None = None) -> SlateDbFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> SlateDbFollower:
         if versions is None:
             self.prepare()
             make_folder(self._folder)
-            versions = Remembered(self._folder / "versions.json")
+            versions = SchemaFile(self._folder / "versions.json")
         return SlateDbFollower(self, versions)
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, WalSplit):
-            return crew().read(self, split)
+            return reader_pool().read(self, split)
         if isinstance(split, ExpirySplit):
             return read_expired(self, split)
-        if isinstance(split, CopySplit):
+        if isinstance(split, SlateDbCopySplit):
             return read_range(self, split)
         raise TypeError(f"not a split of this source: {type(split).__name__}")
 
@@ -157,14 +157,14 @@ class SlateDbSource:
         if not batch:
             return table.arrow.empty_table()
         seq = batch[0].column("seq").to_numpy()
-        changes = build(rule, table, Rows(batch[0], seq, np.zeros(len(seq), np.int64)))
+        changes = build(rule, table, WalRows(batch[0], seq, np.zeros(len(seq), np.int64)))
         return pa.Table.from_arrays(changes.row.flatten(), schema=table.arrow)
 
     def release(self, upto: Offset) -> None:
         """SlateDB forgets by itself; what is kept here goes. Expiries of a table that copies stay until it has them."""
-        at = LogOffset.from_json(upto)
+        at = SlateDbOffset.from_json(upto)
         if self.keep_wal is not None:
-            forget_kept(self.keep_wal, at.low_water.wal)
+            remove_archived(self.keep_wal, at.low_water.wal)
         for name, entry in at.tables.items():
             if entry.phase in ("ready", "catchup"):
                 ExpiryIndex(self.expiry_folder, name).tidy(entry.clock)
@@ -174,7 +174,7 @@ class SlateDbSource:
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        return LogOffset.from_json(offset).progress()
+        return SlateDbOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         raw = read_file(self.status_file)

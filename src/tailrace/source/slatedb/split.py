@@ -16,11 +16,11 @@ from tailrace.errors import StaleCopyError, TableError
 from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.slatedb.expiry import ExpiryIndex, live
-from tailrace.source.slatedb.keep import read_kept
+from tailrace.source.slatedb.keep import read_archived
 from tailrace.source.slatedb.lookup import look_up, merge_error
-from tailrace.source.slatedb.offset import Mark
-from tailrace.source.slatedb.row import Rows, build, by_table
-from tailrace.source.slatedb.rule import Rule
+from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.slatedb.row import WalRows, build, by_table
+from tailrace.source.slatedb.rule import TableMapping
 from tailrace.source.slatedb.store import CollectedError
 from tailrace.source.slatedb.wal import MERGE, ROWS, TOMBSTONE, VALUE, read_files
 
@@ -33,12 +33,12 @@ _BEHIND_WRITES = 2**62
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WalRange:
     """What a batch takes from the log for one table: rows in (after, upto], but for `skips`, as of a clock."""
 
     schema: TableSchema
-    after: Mark
-    upto: Mark
+    after: WalPoint
+    upto: WalPoint
     clock: int
     skips: tuple[Position, ...] = ()
 
@@ -52,13 +52,13 @@ class WalSplit(Split):
 
     first: int = 0
     last: int = 0
-    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    ranges: Mapping[str, WalRange] = field(default_factory=dict)
     bytes: int = 0
     readers: int = 1
 
     def only(self, tables: Collection[str]) -> WalSplit:
-        wanted = {name: one for name, one in self.wanted.items() if name in tables}
-        return replace(super().only(tables), wanted=wanted)
+        wanted = {name: one for name, one in self.ranges.items() if name in tables}
+        return replace(super().only(tables), ranges=wanted)
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class ExpirySplit(Split):
 
 def read_wal(source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
     """The changes of the files, per table in stream order. Raises TableError for a table that cannot be read."""
-    if not split.wanted:
+    if not split.ranges:
         return
     try:
         if source.keep_wal is not None:
-            batches = [read_kept(source.keep_wal, number) for number in range(split.first, split.last + 1)]
+            batches = [read_archived(source.keep_wal, number) for number in range(split.first, split.last + 1)]
         else:
             batches = read_files(source.database, split.first, split.last)
     except CollectedError as error:
@@ -88,11 +88,11 @@ def read_wal(source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
     whole = pa.Table.from_batches(batches, ROWS).combine_chunks().to_batches()
     if not whole:
         return
-    rows = Rows.of_log(whole[0])
+    rows = WalRows.of_log(whole[0])
     if source.partition is not None:
         rows = rows.where(source.partition.mask(rows.batch.column("key")))
     for rule, own in by_table(rows, source.rules):
-        wanted = split.wanted.get(rule.name)
+        wanted = split.ranges.get(rule.name)
         if wanted is None:
             continue
         own = own.where((own.commit > wanted.after.seq) & (own.commit <= wanted.upto.seq)).without(wanted.skips)
@@ -102,7 +102,7 @@ def read_wal(source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
             yield build(rule, wanted.schema, own)
 
 
-def settle(source: SlateDbSource, rule: Rule, rows: Rows, clock: int, name: str) -> Rows:
+def settle(source: SlateDbSource, rule: TableMapping, rows: WalRows, clock: int, name: str) -> WalRows:
     """The rows for a table of current state: operands folded, expired rows gone, later expiries noted."""
     merges = rows.numpy("kind") == MERGE
     if merges.any():
@@ -118,7 +118,7 @@ def settle(source: SlateDbSource, rule: Rule, rows: Rows, clock: int, name: str)
     return rows
 
 
-def note(source: SlateDbSource, rule: Rule, rows: Rows, name: str) -> None:
+def note(source: SlateDbSource, rule: TableMapping, rows: WalRows, name: str) -> None:
     """Keep in mind which of the rows will expire, durably, before they reach the destination."""
     batch = rows.batch
     later = pc.and_(batch.column("expire_ts").is_valid(), pc.equal(batch.column("kind"), VALUE))
@@ -128,7 +128,7 @@ def note(source: SlateDbSource, rule: Rule, rows: Rows, name: str) -> None:
     )
 
 
-def _fold(source: SlateDbSource, rule: Rule, rows: Rows) -> Rows:
+def _fold(source: SlateDbSource, rule: TableMapping, rows: WalRows) -> WalRows:
     """Each key's last operand becomes the row as SlateDB folds it now; its earlier ones add nothing to that."""
     merges = np.flatnonzero(rows.numpy("kind") == MERGE)
     keys = rows.batch.column("key").take(pa.array(merges)).to_pylist()
@@ -160,7 +160,7 @@ def _fold(source: SlateDbSource, rule: Rule, rows: Rows) -> Rows:
     return replace(rows, batch=batch)
 
 
-def _own(rows: Rows, name: str, mask: pa.Array[Any]) -> pa.Array[Any]:
+def _own(rows: WalRows, name: str, mask: pa.Array[Any]) -> pa.Array[Any]:
     return rows.batch.column(name).filter(mask)
 
 
@@ -199,7 +199,7 @@ def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]
     )
     commit, ordinal = seq.to_numpy(), _BEHIND_WRITES | row_digests([keys]) & (_BEHIND_WRITES - 2)
     order = np.lexsort((ordinal, commit))
-    rows = Rows(batch.take(pa.array(order)), commit[order], ordinal[order])
+    rows = WalRows(batch.take(pa.array(order)), commit[order], ordinal[order])
     alive = alive.take(pa.array(order))
     if rule.folds:
         note(source, rule, rows, f"again-{split.clock}")
@@ -210,7 +210,7 @@ def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]
 
 
 def _collected(source: SlateDbSource, split: WalSplit, error: CollectedError) -> TableError:
-    table = next(iter(split.wanted))
+    table = next(iter(split.ranges))
     if source.on_collected == "resnapshot":
         return StaleCopyError(f"{error.message}; the table is copied anew", table=table)
     return TableError(

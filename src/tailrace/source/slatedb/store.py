@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self, TypeVar
 from tailrace.errors import ConfigError, DamagedError, LostError, TailraceError, UnavailableError
 
 if TYPE_CHECKING:
-    from tailrace.source.slatedb.option import StoreOptions
+    from tailrace.source.slatedb.option import ObjectStoreOptions
 
 Result = TypeVar("Result")
 
@@ -40,7 +40,7 @@ def binding() -> Any:
 
 
 @dataclass(frozen=True)
-class Store:
+class ObjectStore:
     """An object store, as configuration. Credentials never show in its repr."""
 
     type: str
@@ -48,7 +48,7 @@ class Store:
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     @classmethod
-    def from_options(cls, options: StoreOptions) -> Store:
+    def from_options(cls, options: ObjectStoreOptions) -> ObjectStore:
         place = options.path or options.name or options.bucket or options.container
         return cls(options.type, str(place), {key: value.reveal() for key, value in options.options.items()})
 
@@ -95,12 +95,12 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Database:
+class SlateDbDatabase:
     """A SlateDB database, as configuration: every handle is opened where it is used."""
 
     path: str
-    store: Store
-    wal_store: Store | None = None
+    store: ObjectStore
+    wal_store: ObjectStore | None = None
 
     @property
     def is_shared(self) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.errors import LostError
-from tailrace.source.slatedb.store import Database, binding, in_time, run, run_steps
+from tailrace.source.slatedb.store import SlateDbDatabase, binding, in_time, run, run_steps
 
 VALUE, TOMBSTONE, MERGE = 0, 1, 2
 
@@ -52,7 +52,7 @@ def columns(rows: Sequence[Any], *, is_log: bool = True) -> pa.RecordBatch:
     )
 
 
-async def _read(database: Database, first: int, last: int) -> list[pa.RecordBatch]:
+async def _read(database: SlateDbDatabase, first: int, last: int) -> list[pa.RecordBatch]:
     iterator = await in_time(database.wal_reader().iterator(first))
     found: list[pa.RecordBatch] = []
     for number in range(first, last + 1):
@@ -67,12 +67,12 @@ async def _read(database: Database, first: int, last: int) -> list[pa.RecordBatc
     return found
 
 
-def read_files(database: Database, first: int, last: int) -> list[pa.RecordBatch]:
+def read_files(database: SlateDbDatabase, first: int, last: int) -> list[pa.RecordBatch]:
     """The rows of the files first … last, all of which were seen. Raises CollectedError when one is gone."""
     return run_steps(_read(database, first, last), "reading WAL files")
 
 
-def find_tail(database: Database, after: int) -> int:
+def find_tail(database: SlateDbDatabase, after: int) -> int:
     """The number of the last file, from `after` on. Raises CollectedError when the one behind `after` is gone."""
     return int(run(database.wal_reader().last_wal_file_id(after), "looking for new WAL files"))
 
@@ -86,7 +86,7 @@ class Head:
     writers: int
 
 
-def read_head(database: Database) -> Head:
+def read_head(database: SlateDbDatabase) -> Head:
     """Raises LostError where there is no database."""
     manifest = run(database.manifest(), "reading the manifest")
     if manifest is None:

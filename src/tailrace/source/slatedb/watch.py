@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from tailrace.source.slatedb.offset import LogOffset
+from tailrace.source.slatedb.offset import SlateDbOffset
 from tailrace.statusfile import write_file
 
 _EVERY_SECONDS = 1.0
@@ -26,7 +26,7 @@ class Watch:
     def is_due(self) -> bool:
         return time.monotonic() - self._written >= _EVERY_SECONDS
 
-    def write(self, now: LogOffset, tail: int, oldest_ms: int | None, kept_bytes: int | None) -> None:
+    def write(self, now: SlateDbOffset, tail: int, oldest_ms: int | None, kept_bytes: int | None) -> None:
         """`oldest_ms` is when the oldest file that is still needed was written; None when nothing is unread."""
         self._written = time.monotonic()
         age = 0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000)
@@ -41,7 +41,7 @@ class Watch:
         }
         write_file(self._file, status)
 
-    def _warning(self, now: LogOffset, age: float) -> dict[str, str]:
+    def _warning(self, now: SlateDbOffset, age: float) -> dict[str, str]:
         if self._min_age is None or age < self._min_age * _WARN_FRACTION:
             return {}
         return {

@@ -19,7 +19,7 @@ from tailrace.schema import Column, TableName, TableSchema
 from tailrace.source.sqlite.value import cells_of
 from tailrace.sqlite import layout
 from tailrace.sqlite.affinity import arrow_type, read_column
-from tailrace.sqlite.layout import Connection, Field, quoted, side_tables
+from tailrace.sqlite.layout import CaptureConnection, Field, quoted, side_tables
 from tailrace.sqlite.record import Value
 from tailrace.sqlite.schema_change import TRIGGER_PREFIX
 
@@ -30,7 +30,7 @@ ALIAS = "INTEGER PRIMARY KEY"
 
 
 @dataclass(frozen=True)
-class Described:
+class TableDefinition:
     """A table as its CREATE TABLE says: the stored columns, those that must be set, the key, and the rowid's alias."""
 
     name: str
@@ -56,14 +56,14 @@ class Described:
 
 
 @lru_cache(maxsize=4096)
-def describe(sql: str) -> Described:
+def describe(sql: str) -> TableDefinition:
     """What a CREATE TABLE makes. Raises sqlite3.Error for text that this SQLite does not understand."""
     with closing(sqlite3.connect(":memory:")) as scratch:
         scratch.execute(sql)
         (name,) = scratch.execute(
             "SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite\\_%' ESCAPE '\\'"
         ).fetchone()
-        shape = layout.read_shape(scratch, name)
+        shape = layout.read_table_shape(scratch, name)
         key = [field for field in sorted(shape.fields, key=lambda field: field.key) if field.key]
         rows = scratch.execute(f"PRAGMA table_info({quoted(name)})").fetchall()
         required = frozenset(str(row[1]) for row in rows if row[3])
@@ -71,7 +71,7 @@ def describe(sql: str) -> Described:
         indexed = any(row[3] == "pk" for row in scratch.execute(f"PRAGMA index_list({quoted(name)})").fetchall())
     alias = key[0].name if len(key) == 1 and key[0].declared.upper() == "INTEGER" and not indexed else None
     lacks_rowid = shape.without_rowid or not shape.rowid
-    return Described(name, shape.fields, required, tuple(field.name for field in key), alias, lacks_rowid)
+    return TableDefinition(name, shape.fields, required, tuple(field.name for field in key), alias, lacks_rowid)
 
 
 @dataclass(frozen=True)
@@ -80,10 +80,10 @@ class Listed:
 
     name: str
     entry: int
-    described: Described | None
+    described: TableDefinition | None
 
 
-def list_tables(connection: Connection, cdc_table: str, *, by_triggers: bool) -> dict[str, Listed]:
+def list_tables(connection: CaptureConnection, cdc_table: str, *, by_triggers: bool) -> dict[str, Listed]:
     """The tables whose changes can be on the tape, as the capture knows them.
 
     Triggers were made for the schema they remember; what DDL did since is not theirs until they are made anew.
@@ -113,7 +113,7 @@ def list_tables(connection: Connection, cdc_table: str, *, by_triggers: bool) ->
     }
 
 
-def try_describe(sql: str) -> Described | None:
+def try_describe(sql: str) -> TableDefinition | None:
     """As `describe`; None for text that this SQLite does not understand."""
     try:
         return describe(sql)
@@ -122,7 +122,7 @@ def try_describe(sql: str) -> Described | None:
 
 
 def make_schema(
-    table: Described, numbers: Mapping[str, int], initial: Mapping[str, pa.Scalar[object]] = {}
+    table: TableDefinition, numbers: Mapping[str, int], initial: Mapping[str, pa.Scalar[object]] = {}
 ) -> TableSchema:
     """The table with these column numbers. Its key is the declared one, else the rowid."""
     columns = tuple(

@@ -16,27 +16,27 @@ from tailrace.schema import TableSchema
 from tailrace.source import Split
 from tailrace.source.exact import combine
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
-from tailrace.source.sqlite.engine import FIRST_ROWS, Engine, fetch, next_rows
-from tailrace.source.sqlite.image import Image, Pictures, read_pictures, unfit_key
+from tailrace.source.sqlite.engine import FIRST_ROWS, CapturedFile, fetch, next_rows
+from tailrace.source.sqlite.image import Pictures, SqliteImage, read_pictures, unfit_key
 from tailrace.source.sqlite.value import cells_of
-from tailrace.sqlite.layout import Connection, Shape, has_table, quoted, read_shape, trigger_capture
+from tailrace.sqlite.layout import CaptureConnection, TableShape, has_table, quoted, read_table_shape, trigger_capture
 from tailrace.sqlite.trigger import read_status
 
 FETCH_KEYS = 200
 
 
 @dataclass(frozen=True)
-class CopySplit(Split):
+class SqliteCopySplit(Split):
     """The rows of one table with rowids in (low, high]; None: from the first. `x` is the position of the copy."""
 
     low: int | None = None
     high: int = 0
-    x: Position = START
+    snapshot_position: Position = START
 
 
-def chunk_bounds(connection: Connection, table: str, chunk_rows: int) -> tuple[int, ...]:
+def chunk_bounds(connection: CaptureConnection, table: str, chunk_rows: int) -> tuple[int, ...]:
     """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound."""
-    shape = read_shape(connection, table)
+    shape = read_table_shape(connection, table)
     rowid, name = shape.rowid, quoted(table)
     bounds: list[int] = []
     last = connection.execute(f"SELECT max({rowid}) FROM {name}").fetchone()[0]
@@ -49,7 +49,7 @@ def chunk_bounds(connection: Connection, table: str, chunk_rows: int) -> tuple[i
     return (*bounds, int(last or 0))
 
 
-def read_chunk(engine: Engine, split: CopySplit) -> Iterator[Changes]:
+def read_chunk(engine: CapturedFile, split: SqliteCopySplit) -> Iterator[Changes]:
     """The rows of a chunk as they are now. Raises StaleCopyError when the table has other columns than its copy."""
     table = split.copies
     assert table is not None
@@ -77,7 +77,7 @@ def read_chunk(engine: Engine, split: CopySplit) -> Iterator[Changes]:
                 table,
                 row,
                 op=Op.READ,
-                commit=split.x.commit,
+                commit=split.snapshot_position.commit,
                 ordinal=places,
                 exact=combine(image.exact),
             )
@@ -85,11 +85,11 @@ def read_chunk(engine: Engine, split: CopySplit) -> Iterator[Changes]:
             limit = next_rows(len(rows), row.nbytes)
 
 
-def _require_shape(connection: Connection, table: TableSchema) -> Shape:
+def _require_shape(connection: CaptureConnection, table: TableSchema) -> TableShape:
     """Columns may have been added at the end since the copy began; anything else makes it stale."""
     expected = [column.name for column in stored_columns(table)]
     name = table.table.name
-    shape = read_shape(connection, name) if has_table(connection, name) else None
+    shape = read_table_shape(connection, name) if has_table(connection, name) else None
     if shape is not None and [field.name for field in shape.fields][: len(expected)] == expected:
         return shape
     if trigger_capture(connection) is not None and read_status(connection).pending:
@@ -105,17 +105,17 @@ def _require_shape(connection: Connection, table: TableSchema) -> Shape:
     )
 
 
-def _read(table: TableSchema, rows: list[tuple[Any, ...]]) -> Image:
+def _read(table: TableSchema, rows: list[tuple[Any, ...]]) -> SqliteImage:
     rowids, *columns = zip(*rows, strict=True)
     cells = [cells_of(values) for values in columns]
     return read_pictures(table, Pictures(cells, np.ones(len(rows), bool)), pa.array(rowids, pa.int64()))
 
 
-def fetch_rows(engine: Engine, table: TableSchema, keys: pa.Table) -> pa.Table:
+def fetch_rows(engine: CapturedFile, table: TableSchema, keys: pa.Table) -> pa.Table:
     """The rows of these keys as they are now; those that are gone are left out. A null finds nothing."""
     batches: list[pa.RecordBatch] = []
     with engine.snapshot("reading rows again") as connection:
-        shape = read_shape(connection, table.table.name)
+        shape = read_table_shape(connection, table.table.name)
         is_rowid = rowid_column(table) is not None
         sought = [shape.rowid if is_rowid else quoted(name) for name in table.key]
         names = ", ".join([shape.rowid, *(quoted(column.name) for column in stored_columns(table))])

@@ -19,7 +19,7 @@ from typing import Any, Literal
 from tailrace import turso_lock
 from tailrace.errors import ConfigError, DamagedError, PreflightError, UnavailableError
 from tailrace.source.sqlite import closed_file
-from tailrace.sqlite.layout import Connection, transaction
+from tailrace.sqlite.layout import CaptureConnection, transaction
 from tailrace.sqlite.record import SURROGATE
 
 EngineName = Literal["sqlite", "turso"]
@@ -28,14 +28,14 @@ BUSY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
-class Engine:
+class CapturedFile:
     """Which library opens which file. A value; `session` opens and closes."""
 
     name: EngineName
     path: str
 
     @contextmanager
-    def session(self, doing: str, *, writes: bool = False) -> Iterator[Connection]:
+    def session(self, doing: str, *, writes: bool = False) -> Iterator[CaptureConnection]:
         """A connection for the length of a `with` block, in autocommit mode.
 
         Raises PreflightError for a file that is not there, may not be read or is no database, DamagedError for one
@@ -53,13 +53,13 @@ class Engine:
             raise self._explain(error, doing) from error
 
     @contextmanager
-    def snapshot(self, doing: str) -> Iterator[Connection]:
+    def snapshot(self, doing: str) -> Iterator[CaptureConnection]:
         """The file as it is at one moment: a connection in a read transaction. Raises as `session` does."""
         with self.session(doing) as connection, transaction(connection, "BEGIN"):
             yield connection
 
     @contextmanager
-    def _open(self, path: Path, writes: bool) -> Iterator[Connection]:
+    def _open(self, path: Path, writes: bool) -> Iterator[CaptureConnection]:
         if self.name == "sqlite":
             turso_lock.require_not_shared(path)
             uri = f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}"
@@ -156,7 +156,7 @@ def next_rows(rows: int, size: int) -> int:
     return max(1, min(MOST_ROWS, PAGE_BYTES * rows // max(size, 1)))
 
 
-def fetch(connection: Connection, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+def fetch(connection: CaptureConnection, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """All rows of a query. Text that is not UTF-8 comes with surrogates, as in `record.decode`."""
     try:
         rows: list[tuple[Any, ...]] = connection.execute(sql, parameters).fetchall()

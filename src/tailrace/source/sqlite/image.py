@@ -22,10 +22,10 @@ from tailrace.source.exact import combine
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
 from tailrace.source.sqlite.offset import FIRST_HALF, SECOND_HALF
 from tailrace.sqlite.affinity import read_column
-from tailrace.sqlite.cell import Cells, decode_records
+from tailrace.sqlite.cell import RecordCells, decode_records
 from tailrace.sqlite.layout import DELETE, INSERT, UPDATE
 
-Index = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
 _OPS = np.zeros(3, np.int8)
@@ -33,16 +33,16 @@ _OPS[[INSERT, UPDATE, DELETE]] = Op.INSERT, Op.UPDATE, Op.DELETE
 
 
 @dataclass(frozen=True)
-class Captured:
+class CapturedRows:
     """Rows of the capture table that belong to one table, as columns.
 
     Images are records, null where there is none; `plain` rows have no `updates`. An `id` that is no integer is null.
     """
 
-    change_id: Index
+    change_id: Indexes
     change_time: pa.Array[Any]
     txn_id: pa.Array[Any]
-    type: Index
+    type: Indexes
     id: pa.Array[Any]
     before: pa.Array[Any]
     after: pa.Array[Any]
@@ -51,11 +51,11 @@ class Captured:
     def __len__(self) -> int:
         return len(self.change_id)
 
-    def take(self, rows: Index) -> Captured:
+    def take(self, rows: Indexes) -> CapturedRows:
         if len(rows) == len(self):
             return self
         chosen = pa.array(rows)
-        return Captured(
+        return CapturedRows(
             self.change_id[rows],
             self.change_time.take(chosen),
             self.txn_id.take(chosen),
@@ -66,7 +66,7 @@ class Captured:
             self.plain[rows],
         )
 
-    def normal(self) -> Captured:
+    def normal(self) -> CapturedRows:
         """The same without Turso's habits."""
         before, after = self.before, self.after
         moved = (self.type == INSERT) & missing(after)
@@ -89,12 +89,12 @@ def missing(images: pa.Array[Any]) -> Mask:
 class Pictures:
     """Row images as cells of the stored columns; not `valid` where a row has none."""
 
-    cells: Sequence[Cells]
+    cells: Sequence[RecordCells]
     valid: Mask
 
 
 @dataclass(frozen=True)
-class Image:
+class SqliteImage:
     """Row images as the table's typed columns. `exact` holds the texts of values that do not fit."""
 
     columns: list[pa.Array[Any]]
@@ -105,7 +105,7 @@ class Image:
         return pa.StructArray.from_arrays(self.columns, fields=list(table.row_type), mask=mask)
 
 
-def read_pictures(table: TableSchema, pictures: Pictures, rowids: pa.Array[Any]) -> Image:
+def read_pictures(table: TableSchema, pictures: Pictures, rowids: pa.Array[Any]) -> SqliteImage:
     """The table's columns. The rowid fills the column that shows it, also where a row has no image."""
     cells, valid = pictures.cells, pictures.valid
     rowid = rowid_column(table)
@@ -122,10 +122,10 @@ def read_pictures(table: TableSchema, pictures: Pictures, rowids: pa.Array[Any])
         columns.append(array)
         if unfit is not None:
             exact[column.name] = unfit
-    return Image(columns, exact)
+    return SqliteImage(columns, exact)
 
 
-def decode(table: TableSchema, rows: Captured, main: Pictures, before: Pictures | None) -> Changes:
+def decode(table: TableSchema, rows: CapturedRows, main: Pictures, before: Pictures | None) -> Changes:
     """The changes of these rows, in order; an update that changes the key becomes two.
 
     `main` are the new images, for deletes the old ones. Raises TableError for a row that makes no sense and UnfitError
@@ -152,7 +152,7 @@ def decode(table: TableSchema, rows: Captured, main: Pictures, before: Pictures 
     return _split_moved(changes, rows) if old is not None and rowid_column(table) is None else changes
 
 
-def read_records(table: TableSchema, rows: Captured, images: pa.Array[Any]) -> Pictures:
+def read_records(table: TableSchema, rows: CapturedRows, images: pa.Array[Any]) -> Pictures:
     """Records as cells. Raises TableError, with its bytes, for the first one that is malformed."""
     decoded = decode_records(images, len(stored_columns(table)))
     if decoded.malformed.any():
@@ -161,7 +161,7 @@ def read_records(table: TableSchema, rows: Captured, images: pa.Array[Any]) -> P
     return Pictures(decoded.columns, ~missing(images))
 
 
-def _require_sense(table: TableSchema, rows: Captured) -> None:
+def _require_sense(table: TableSchema, rows: CapturedRows) -> None:
     if rows.id.null_count:
         raise malformed(table, rows, int(np.flatnonzero(missing(rows.id))[0]), b"", "its row has no rowid")
     known = (rows.type >= DELETE) & (rows.type <= INSERT)
@@ -169,7 +169,7 @@ def _require_sense(table: TableSchema, rows: Captured) -> None:
         raise malformed(table, rows, int(np.flatnonzero(~known)[0]), b"", "it is of an unknown type")
 
 
-def malformed(table: TableSchema, rows: Captured, row: int, raw: bytes, why: str) -> TableError:
+def malformed(table: TableSchema, rows: CapturedRows, row: int, raw: bytes, why: str) -> TableError:
     """The error for a row that cannot be read; `raw` goes to its dead letter."""
     change_id = int(rows.change_id[row])
     error = TableError(
@@ -182,7 +182,7 @@ def malformed(table: TableSchema, rows: Captured, row: int, raw: bytes, why: str
     return error
 
 
-def _require_key(table: TableSchema, rows: Captured, row: pa.StructArray, valid: Mask) -> None:
+def _require_key(table: TableSchema, rows: CapturedRows, row: pa.StructArray, valid: Mask) -> None:
     for name in table.key:
         column = row.field(name)
         if not column.null_count:
@@ -208,7 +208,7 @@ def unfit_key(table: TableSchema, name: str, position: str | None) -> UnfitError
     )
 
 
-def _split_moved(changes: Changes, rows: Captured) -> Changes:
+def _split_moved(changes: Changes, rows: CapturedRows) -> Changes:
     """Updates that changed the key become a delete of the old row and an insert of the new one."""
     row, before = changes.row, changes.batch.column("before")
     differs = np.zeros(len(rows), bool)

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from tailrace.errors import LostError
 from tailrace.source import RESYNC
 from tailrace.sqlite import layout
-from tailrace.sqlite.change import Change
-from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, Connection, quoted
-from tailrace.sqlite.sequence import Mark, check_sequence, read_mark
+from tailrace.sqlite.change import CapturedChange
+from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, CaptureConnection, quoted
+from tailrace.sqlite.sequence import TapeMark, check_sequence, read_tape_mark
 from tailrace.sqlite.tape import Tape
 
 WINDOW = 50_000
@@ -20,7 +20,7 @@ NATIVE_BYTES = 200
 """What a change counts for whose images are not on the tape but beside it, by triggers."""
 
 
-class Window(NamedTuple):
+class TapeWindow(NamedTuple):
     """The change ids in (after, upto]."""
 
     after: int
@@ -32,18 +32,18 @@ class Counted(NamedTuple):
     bytes: int
 
 
-def windows(after: int, upto: int) -> Iterator[Window]:
+def windows(after: int, upto: int) -> Iterator[TapeWindow]:
     """(after, upto] in pieces whose inner borders are the same whoever asks."""
     while after < upto:
         border = min((after // WINDOW + 1) * WINDOW, upto)
-        yield Window(after, border)
+        yield TapeWindow(after, border)
         after = border
 
 
-class Log:
+class TapeLog:
     """One capture table in one snapshot of its file. Raises PreflightError if it is missing or of unknown version."""
 
-    def __init__(self, connection: Connection, table: str) -> None:
+    def __init__(self, connection: CaptureConnection, table: str) -> None:
         tape = Tape(connection, table)
         self.connection = connection
         self.table = table
@@ -86,7 +86,7 @@ class Log:
         following = self._one(sql, row[0], row[1])
         return head if following is None else min(self._nearest(int(following[0]) - 1), head)
 
-    def count(self, window: Window) -> dict[str, Counted]:
+    def count(self, window: TapeWindow) -> dict[str, Counted]:
         """How many changes of which table lie in a window, and how large their images are; commits left out."""
         size = f"count(*) * {NATIVE_BYTES}"
         if not self.by_triggers:
@@ -98,18 +98,18 @@ class Log:
         rows = self.connection.execute(sql, window).fetchall()
         return {str(name): Counted(int(count), int(size)) for name, count, size in rows}
 
-    def schema_changes(self, window: Window) -> list[Change]:
+    def schema_changes(self, window: TapeWindow) -> list[CapturedChange]:
         """The rows on sqlite_schema in a window."""
         names = ", ".join(quoted(name) for name in layout.COLUMNS["v2"] if name != "change_txn_id")
         sql = f"SELECT {names} FROM {self._name} WHERE change_id > ? AND change_id <= ? AND table_name = ? ORDER BY 1"
         rows = self.connection.execute(sql, (*window, SCHEMA_TABLE)).fetchall()
-        return [Change(row[0], row[1], None, *row[2:]) for row in rows]
+        return [CapturedChange(row[0], row[1], None, *row[2:]) for row in rows]
 
-    def mark(self, change_id: int) -> Mark:
+    def mark(self, change_id: int) -> TapeMark:
         """A change and the last rows up to it, by which the tape is known again."""
-        return read_mark(self.connection, self.table, change_id)
+        return read_tape_mark(self.connection, self.table, change_id)
 
-    def require_sequence(self, mark: Mark) -> None:
+    def require_sequence(self, mark: TapeMark) -> None:
         """Raises LostError when the tape was started over, or its rows behind a mark were taken away."""
         check_sequence(self.connection, self.table, mark, fix=RESYNC)
 
@@ -117,7 +117,7 @@ class Log:
         row = self._one(f"SELECT max(change_id) FROM {self._name} WHERE change_id <= ?", change_id)
         return int(row[0] or 0) if row is not None else 0
 
-    def require_rows_behind(self, change_id: int, table: str) -> None:
+    def require_rows_after(self, change_id: int, table: str) -> None:
         """Raises LostError if changes behind one that `table` still needs were taken away."""
         row = self._one(f"SELECT min(change_id) FROM {self._name}")
         if row is not None and row[0] is not None and int(row[0]) > change_id + 1:

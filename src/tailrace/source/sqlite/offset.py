@@ -20,16 +20,16 @@ from tailrace.source import offset
 FIRST_HALF, SECOND_HALF = 0, 1
 
 
-def behind(change_id: int) -> Position:
+def after_change(change_id: int) -> Position:
     """The position behind a change, before any schema change that nobody wrote down."""
     return Position(change_id, SECOND_HALF)
 
 
 @dataclass(frozen=True)
-class Entry(offset.Entry[Position]):
+class SqliteTableOffset(offset.TableOffset[Position]):
     """One table. `bounds` are the last rowids of its chunks."""
 
-    x: Position = START
+    snapshot_position: Position = START
     bounds: tuple[int, ...] = ()
 
     @property
@@ -39,19 +39,21 @@ class Entry(offset.Entry[Position]):
     def position(self, log: Position) -> Position:
         return self.place(log)
 
-    def begin(self, x: Position, bounds: tuple[int, ...]) -> Entry:
+    def begin(self, snapshot_position: Position, bounds: tuple[int, ...]) -> SqliteTableOffset:
         """A new copy, of which no chunk was read yet."""
-        return Entry("copy", x=x, bounds=bounds, request=self.request, copy=self.copy + 1)
+        return SqliteTableOffset(
+            "copy", snapshot_position=snapshot_position, bounds=bounds, request=self.request, copy=self.copy + 1
+        )
 
-    def join(self) -> Entry:
+    def join(self) -> SqliteTableOffset:
         return replace(super().join(), bounds=(), next=0)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
         numbers = {"next": self.next, "request": self.request, "copy": self.copy}
         raw |= {name: number for name, number in numbers.items() if number}
-        if self.x != START:
-            raw["x"] = str(self.x)
+        if self.snapshot_position != START:
+            raw["x"] = str(self.snapshot_position)
         if self.bounds:
             raw["bounds"] = list(self.bounds)
         if self.skips:
@@ -59,7 +61,7 @@ class Entry(offset.Entry[Position]):
         return raw if self.at is None else {**raw, "at": str(self.at)}
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> Entry:
+    def from_json(cls, raw: Mapping[str, Any]) -> SqliteTableOffset:
         at, x = raw.get("at"), raw.get("x")
         return cls(
             raw["phase"],
@@ -74,25 +76,27 @@ class Entry(offset.Entry[Position]):
 
 
 @dataclass(frozen=True)
-class LogOffset(offset.LogOffset[str, Entry, Position]):
+class SqliteOffset(offset.LogOffset[str, SqliteTableOffset, Position]):
     """The whole offset; `tables` is keyed by name, which is all that tells one table of a file from another."""
 
     witness: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> LogOffset:
-        tables = {name: Entry.from_json(entry) for name, entry in raw["tables"].items()}
+    def from_json(cls, raw: Mapping[str, Any]) -> SqliteOffset:
+        tables = {name: SqliteTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
         return cls(Position.parse(raw["log"]), tables, raw["witness"])
 
     def to_json(self) -> dict[str, Any]:
         tables = {name: self.tables[name].to_json() for name in sorted(self.tables)}
         return {"log": str(self.log), "witness": dict(self.witness), "tables": tables}
 
-    def begin_anew(self, recopies: Mapping[str, Position], policy: Callable[[str], str]) -> LogOffset:
+    def recopy(self, recopies: Mapping[str, Position], policy: Callable[[str], str]) -> SqliteOffset:
         """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
         due = {
-            name: entry.restart()
+            name: entry.recopy()
             for name, entry in self.tables.items()
-            if entry.phase not in ("init", "stopped") and entry.x < recopies.get(name, START) and policy(name) != "stop"
+            if entry.phase not in ("init", "stopped")
+            and entry.snapshot_position < recopies.get(name, START)
+            and policy(name) != "stop"
         }
         return self.with_tables(due)

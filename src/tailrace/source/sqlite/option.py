@@ -21,7 +21,7 @@ class CapturedFileOptions(TypedOptions):
     )
 
 
-class SqliteOptions(CapturedFileOptions):
+class SqliteSourceOptions(CapturedFileOptions):
     """An SQLite file, captured by `tailrace sqlite enable FILE` or on the connections of its application."""
 
     type: Literal["sqlite"]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from tailrace.errors import Finding, PreflightError
 from tailrace.schema import TableName
-from tailrace.source.sqlite.catalog import SCHEMA, Described, Listed, list_tables
-from tailrace.source.sqlite.log import Log
+from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
+from tailrace.source.sqlite.log import TapeLog
 from tailrace.sqlite import trigger
 from tailrace.sqlite.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 SAMPLED_CHANGES = 1000
 
 
-def selected(source: SqliteSource, log: Log) -> list[Listed]:
+def selected(source: SqliteSource, log: TapeLog) -> list[Listed]:
     """The tables that `tables` selects, those that cannot be followed included."""
     listed = list_tables(log.connection, log.table, by_triggers=log.by_triggers)
     names = source.tables_wanted.select([TableName(SCHEMA, name) for name in sorted(listed)])
     return [listed[table.name] for table in names]
 
 
-def wanted(source: SqliteSource, log: Log) -> list[Described]:
+def select_tables(source: SqliteSource, log: TapeLog) -> list[TableDefinition]:
     """The tables to follow."""
     found = [one.described for one in selected(source, log)]
     return [table for table in found if table is not None and not table.lacks_rowid]
@@ -36,7 +36,7 @@ def check(source: SqliteSource) -> list[Finding]:
     """What would stop the pipeline or surprise its user. Raises UnavailableError while the file is locked."""
     try:
         with source.engine.snapshot("checking the source") as connection:
-            log = Log(connection, source.cdc_table)
+            log = TapeLog(connection, source.cdc_table)
             version = "v2" if log.has_transactions else "v1, without transactions"
             return [
                 Finding("ok", "capture table", f"{log.table} ({version})"),
@@ -49,7 +49,7 @@ def check(source: SqliteSource) -> list[Finding]:
         return [Finding("error", "source", error.message, fix)]
 
 
-def _journal(log: Log) -> Iterator[Finding]:
+def _journal(log: TapeLog) -> Iterator[Finding]:
     row = log.connection.execute("PRAGMA journal_mode").fetchone()
     if row is not None and str(row[0]).lower() not in ("wal", "mvcc"):
         yield Finding(
@@ -60,7 +60,7 @@ def _journal(log: Log) -> Iterator[Finding]:
         )
 
 
-def _triggers(log: Log) -> Iterator[Finding]:
+def _triggers(log: TapeLog) -> Iterator[Finding]:
     if log.by_triggers and trigger.read_status(log.connection).pending:
         yield Finding(
             "warning",
@@ -70,7 +70,7 @@ def _triggers(log: Log) -> Iterator[Finding]:
         )
 
 
-def _tables(source: SqliteSource, log: Log) -> Iterator[Finding]:
+def _tables(source: SqliteSource, log: TapeLog) -> Iterator[Finding]:
     listed = selected(source, log)
     names = [TableName(SCHEMA, name) for name in list_tables(log.connection, log.table, by_triggers=log.by_triggers)]
     for pattern in source.tables_wanted.idle_patterns(names):
@@ -104,7 +104,7 @@ def _table(one: Listed, lacking: Collection[str] | None) -> Iterator[Finding]:
         )
 
 
-def _lacking_before(log: Log) -> Collection[str] | None:
+def _lacking_before(log: TapeLog) -> Collection[str] | None:
     """The tables whose old images the capture leaves out, by what its last changes hold; None: all tables'.
 
     Turso's pragma belongs to a connection and is written nowhere; only triggers say their mode.

@@ -16,34 +16,34 @@ from tailrace.errors import SchemaChangedError
 from tailrace.schema import TableSchema
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
 from tailrace.source.sqlite.engine import FIRST_ROWS, fetch, next_rows
-from tailrace.source.sqlite.image import Captured, Index, Pictures, decode, malformed, missing, read_records
-from tailrace.source.sqlite.log import Log
+from tailrace.source.sqlite.image import CapturedRows, Indexes, Pictures, decode, malformed, missing, read_records
+from tailrace.source.sqlite.log import TapeLog
 from tailrace.source.sqlite.value import cells_of
-from tailrace.sqlite.cell import Cells, Kind
-from tailrace.sqlite.layout import DELETE, UPDATE, Connection, has_table, quoted, read_shape, side_tables
+from tailrace.sqlite.cell import CellKind, RecordCells
+from tailrace.sqlite.layout import DELETE, UPDATE, CaptureConnection, has_table, quoted, read_table_shape, side_tables
 
 NATIVE_ROWS = 5_000
 LOOKUP_ROWS = 500
 
 
 @dataclass(frozen=True)
-class Page:
+class TapePage:
     """Some rows of the capture table: the names of their tables, and all else as columns.
 
     `widths` and `values` are the native images beside the tape: how many values are old and new ones, and the values.
     """
 
     tables: pa.Array[Any]
-    rows: Captured
-    widths: tuple[Index, Index] | None
+    rows: CapturedRows
+    widths: tuple[Indexes, Indexes] | None
     values: Sequence[Sequence[Any]]
 
-    def of(self, table: str) -> Index:
-        found: Index = np.flatnonzero(pc.equal(self.tables, table).to_numpy(zero_copy_only=False))
+    def of(self, table: str) -> Indexes:
+        found: Indexes = np.flatnonzero(pc.equal(self.tables, table).to_numpy(zero_copy_only=False))
         return found
 
 
-def read_pages(log: Log, after: int, upto: int, tables: Sequence[str]) -> Iterator[Page]:
+def read_pages(log: TapeLog, after: int, upto: int, tables: Sequence[str]) -> Iterator[TapePage]:
     """The changes of some tables in (after, upto], in order."""
     names = ["change_id", "change_time", "change_txn_id", "change_type", "table_name", "id", "before", "after"]
     chosen = [f"tape.{quoted(name)}" for name in names] + ["tape.updates IS NULL"]
@@ -70,9 +70,9 @@ def read_pages(log: Log, after: int, upto: int, tables: Sequence[str]) -> Iterat
         limit = min(limit, NATIVE_ROWS) if log.by_triggers else limit
 
 
-def _page(columns: Sequence[Sequence[Any]]) -> Page:
+def _page(columns: Sequence[Sequence[Any]]) -> TapePage:
     change_id, change_time, txn_id, kind, tables, rowid, before, after, plain, *image = columns
-    rows = Captured(
+    rows = CapturedRows(
         np.array(change_id, np.int64),
         pa.array(change_time, pa.int64()),
         pa.array(txn_id, pa.int64()),
@@ -85,7 +85,7 @@ def _page(columns: Sequence[Sequence[Any]]) -> Page:
     widths = None
     if image:
         widths = (_widths(image[0], image[1]), _widths(image[0], image[2]))
-    return Page(pa.array(tables, pa.string()), rows, widths, image[3:])
+    return TapePage(pa.array(tables, pa.string()), rows, widths, image[3:])
 
 
 def _integers(values: Sequence[Any]) -> pa.Array[Any]:
@@ -97,15 +97,15 @@ def _integers(values: Sequence[Any]) -> pa.Array[Any]:
 _NO_IMAGE = -1
 
 
-def _widths(present: Sequence[Any], widths: Sequence[Any]) -> Index:
+def _widths(present: Sequence[Any], widths: Sequence[Any]) -> Indexes:
     """How many values the image has; -1 where there is none."""
     held = pa.array(present, pa.int64()).is_valid()
-    found: Index = pc.fill_null(pc.if_else(held, pa.array(widths, pa.int64()), None), _NO_IMAGE).to_numpy()
+    found: Indexes = pc.fill_null(pc.if_else(held, pa.array(widths, pa.int64()), None), _NO_IMAGE).to_numpy()
     return found
 
 
 def decode_rows(
-    connection: Connection, table: TableSchema, newest: TableSchema, page: Page, chosen: Index
+    connection: CaptureConnection, table: TableSchema, newest: TableSchema, page: TapePage, chosen: Indexes
 ) -> Iterator[Changes]:
     """The changes of the chosen rows of one table at one version, in order. Raises as `image.decode` does.
 
@@ -143,7 +143,7 @@ def _merge(table: TableSchema, parts: Sequence[Changes]) -> Changes:
 
 
 def _decode_native(
-    connection: Connection, table: TableSchema, newest: TableSchema, page: Page, chosen: Index
+    connection: CaptureConnection, table: TableSchema, newest: TableSchema, page: TapePage, chosen: Indexes
 ) -> Iterator[Changes]:
     """Images that triggers keep as native values: rows with equally many of them are read together."""
     assert page.widths is not None
@@ -166,11 +166,13 @@ def _decode_native(
             yield decode(table, rows, before if after_width == _NO_IMAGE else after, before)
 
 
-def _pictures(table: TableSchema, rows: Captured, page: Page, chosen: Index, start: int, width: int) -> Pictures:
+def _pictures(
+    table: TableSchema, rows: CapturedRows, page: TapePage, chosen: Indexes, start: int, width: int
+) -> Pictures:
     count = len(stored_columns(table))
     if width > count:
         raise malformed(table, rows, 0, b"", "its image has more values than the table has columns")
-    absent = Cells(np.full(len(chosen), Kind.ABSENT, np.uint8), None, None, None)
+    absent = RecordCells(np.full(len(chosen), CellKind.ABSENT, np.uint8), None, None, None)
     picks = chosen.tolist()
     cells = [
         cells_of([values[row] for row in picks] if len(picks) < len(values) else values)
@@ -180,7 +182,7 @@ def _pictures(table: TableSchema, rows: Captured, page: Page, chosen: Index, sta
 
 
 def _look_up(
-    connection: Connection, table: TableSchema, newest: TableSchema, rows: Captured, before: Pictures
+    connection: CaptureConnection, table: TableSchema, newest: TableSchema, rows: CapturedRows, before: Pictures
 ) -> Iterator[Changes]:
     """Changes with the rows as they are now, found by rowid. What happened since comes again with its own change.
 
@@ -201,20 +203,20 @@ def _look_up(
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundRows:
     """Rows of a table now: their rowids, ascending, and the cells of the stored columns."""
 
-    ids: Index
-    cells: list[Cells]
+    ids: Indexes
+    cells: list[RecordCells]
 
 
-def read_rows(connection: Connection, table: TableSchema, newest: TableSchema, ids: Index) -> Found:
+def read_rows(connection: CaptureConnection, table: TableSchema, newest: TableSchema, ids: Indexes) -> FoundRows:
     """The rows with these rowids, as far as they are there. Columns that the table no longer has are null."""
     if not has_table(connection, newest.table.name):
-        return Found(np.zeros(0, np.int64), [cells_of([]) for _ in stored_columns(table)])
+        return FoundRows(np.zeros(0, np.int64), [cells_of([]) for _ in stored_columns(table)])
     now = {column.number: column.name for column in stored_columns(newest)}
     names = [now.get(column.number) for column in stored_columns(table)]
-    shape = read_shape(connection, newest.table.name)
+    shape = read_table_shape(connection, newest.table.name)
     missing_names = [name for name in names if name is not None and name not in {field.name for field in shape.fields}]
     if missing_names:
         raise SchemaChangedError(
@@ -230,4 +232,4 @@ def read_rows(connection: Connection, table: TableSchema, newest: TableSchema, i
         sql = f"SELECT {chosen} FROM {quoted(newest.table.name)} WHERE {shape.rowid} IN ({marks}) ORDER BY 1"
         rows += fetch(connection, sql, some)
     columns = list(zip(*rows, strict=True)) if rows else [()] * (len(names) + 1)
-    return Found(np.array(columns[0], np.int64), [cells_of(values) for values in columns[1:]])
+    return FoundRows(np.array(columns[0], np.int64), [cells_of(values) for values in columns[1:]])

@@ -12,43 +12,50 @@ from collections.abc import Collection, Mapping, Set
 from tailrace.change import START, Position, end_of
 from tailrace.errors import DamagedError
 from tailrace.schema import TableSchema
-from tailrace.source import Versions
+from tailrace.source import SchemaVersions
 from tailrace.source.sqlite import version
-from tailrace.source.sqlite.catalog import Described, Listed, describe
-from tailrace.source.sqlite.log import Log, Window
-from tailrace.source.sqlite.offset import FIRST_HALF, Entry
-from tailrace.sqlite.change import Change, Row
+from tailrace.source.sqlite.catalog import Listed, TableDefinition, describe
+from tailrace.source.sqlite.log import TapeLog, TapeWindow
+from tailrace.source.sqlite.offset import FIRST_HALF, SqliteTableOffset
+from tailrace.sqlite.change import CapturedChange, RecordRow
 from tailrace.sqlite.layout import DELETE, INSERT
 from tailrace.sqlite.record import Value
 from tailrace.sqlite.schema_change import SQL
 
 
-class SchemaLog:
+class SqliteSchemaLog:
     """One per follower. `recopies` holds, by table, the last position whose change the log alone cannot follow."""
 
-    def __init__(self, versions: Versions) -> None:
+    def __init__(self, versions: SchemaVersions) -> None:
         self._versions = versions
         self._scanned: int | None = None
         self.recopies: dict[str, Position] = {}
 
-    def begin(self, table: Described, x: Position) -> TableSchema:
+    def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
         """A copy of the table begins at `x` with its columns of now."""
         known = self._versions.schema_at(table.name)
-        return self._versions.put_schema(version.begin(known, table, x), x)
+        return self._versions.put_schema(version.begin(known, table, snapshot_position), snapshot_position)
 
-    def scan(self, log: Log, after: int, upto: int, tables: Mapping[str, Entry], listed: Mapping[str, Listed]) -> None:
+    def scan(
+        self, log: TapeLog, after: int, upto: int, tables: Mapping[str, SqliteTableOffset], listed: Mapping[str, Listed]
+    ) -> None:
         """Store the versions that the rows up to `upto` bring; `after` is where the first call begins to look."""
         begin = after if self._scanned is None else self._scanned
         if upto > begin:
-            for change in log.schema_changes(Window(begin, upto)):
+            for change in log.schema_changes(TapeWindow(begin, upto)):
                 self._take(change, tables, listed, by_triggers=log.by_triggers)
         self._scanned = max(begin, upto)
 
     def _take(
-        self, change: Change, tables: Mapping[str, Entry], listed: Mapping[str, Listed], *, by_triggers: bool
+        self,
+        change: CapturedChange,
+        tables: Mapping[str, SqliteTableOffset],
+        listed: Mapping[str, Listed],
+        *,
+        by_triggers: bool,
     ) -> None:
         at = Position(change.change_id, FIRST_HALF)
-        older = {name for name, entry in tables.items() if entry.x < at}
+        older = {name for name, entry in tables.items() if entry.snapshot_position < at}
         try:
             before, after = change.row("before"), change.row("after")
         except DamagedError:
@@ -72,7 +79,7 @@ class SchemaLog:
             else:
                 self._take_altered(name, before, after, at)
 
-    def _take_altered(self, name: str, before: Row, after: Row, at: Position) -> None:
+    def _take_altered(self, name: str, before: RecordRow, after: RecordRow, at: Position) -> None:
         known = self._versions.schema_at(name, end_of(at.commit - 1))
         if known is None:
             return
@@ -87,7 +94,9 @@ class SchemaLog:
         if renamed.recopy is not None or altered.recopy is not None:
             self._mark(name, at)
 
-    def _take_unseen(self, change: Change, at: Position, tables: Collection[str], listed: Mapping[str, Listed]) -> None:
+    def _take_unseen(
+        self, change: CapturedChange, at: Position, tables: Collection[str], listed: Mapping[str, Listed]
+    ) -> None:
         """A capture without images says that the schema changed, not how: the file is looked at."""
         for name in tables:
             now, known = listed.get(name), self._versions.schema_at(name, at)
@@ -98,7 +107,7 @@ class SchemaLog:
             elif not version.same(known, now.described):
                 self._put(version.derive(known, now.described, at), at)
 
-    def look(self, name: str, table: Described, at: Position) -> bool:
+    def compare(self, name: str, table: TableDefinition, at: Position) -> bool:
         """Compare a table of the file with its newest version; whether it changed without a row on the tape."""
         known = self._versions.schema_at(name)
         if known is None or version.same(known, table):
@@ -109,7 +118,7 @@ class SchemaLog:
             self._mark(name, at)
         return True
 
-    def _put(self, derived: version.Derived, at: Position) -> None:
+    def _put(self, derived: version.SqliteDerivedSchema, at: Position) -> None:
         schema = self._versions.put_schema(derived.schema, at)
         if derived.recopy is not None:
             self._mark(schema.upstream_id, at)

@@ -18,17 +18,17 @@ from tailrace.change import START, Changes
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.schema import TableSchema
 from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, Split, TableProgress, Versions
-from tailrace.source.history import Remembered
+from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
+from tailrace.source.history import SchemaFile
 from tailrace.source.sqlite import preflight, version
-from tailrace.source.sqlite.copy import CopySplit, fetch_rows, read_chunk
+from tailrace.source.sqlite.copy import SqliteCopySplit, fetch_rows, read_chunk
 from tailrace.source.sqlite.cursor import Cursors
-from tailrace.source.sqlite.engine import Engine, EngineName
+from tailrace.source.sqlite.engine import CapturedFile, EngineName
 from tailrace.source.sqlite.follower import SqliteFollower
-from tailrace.source.sqlite.log import Log
-from tailrace.source.sqlite.offset import LogOffset, behind
-from tailrace.source.sqlite.option import SqliteOptions, TursoOptions
-from tailrace.source.sqlite.split import LogSplit, read_log
+from tailrace.source.sqlite.log import TapeLog
+from tailrace.source.sqlite.offset import SqliteOffset, after_change
+from tailrace.source.sqlite.option import SqliteSourceOptions, TursoOptions
+from tailrace.source.sqlite.split import SqliteLogSplit, read_log
 from tailrace.sqlite import sequence
 from tailrace.sqlite.layout import quoted
 from tailrace.wholefile import make_folder, remove
@@ -41,7 +41,7 @@ PURGE_SECONDS = 60.0
 class SqliteSource:
     """An SQLite or Turso file and the tables wanted of it. Frozen and picklable; nothing is kept open."""
 
-    options: ClassVar[type[SqliteOptions]] = SqliteOptions
+    options: ClassVar[type[SqliteSourceOptions]] = SqliteSourceOptions
 
     name: str
     path: str
@@ -55,7 +55,7 @@ class SqliteSource:
 
     @classmethod
     def from_options(
-        cls, options: SqliteOptions | TursoOptions, *, name: str, tables: TableOptions, state_dir: Path
+        cls, options: SqliteSourceOptions | TursoOptions, *, name: str, tables: TableOptions, state_dir: Path
     ) -> SqliteSource:
         return cls(
             name=name,
@@ -69,18 +69,18 @@ class SqliteSource:
         )
 
     @property
-    def engine(self) -> Engine:
-        return Engine(self.library, self.path)
+    def engine(self) -> CapturedFile:
+        return CapturedFile(self.library, self.path)
 
     def check(self) -> list[Finding]:
         return preflight.check(self)
 
     def tables(self) -> list[TableSchema]:
         with self.engine.snapshot("looking at the tables") as connection:
-            log = Log(connection, self.cdc_table)
-            return [version.begin(None, table, START) for table in preflight.wanted(self, log)]
+            log = TapeLog(connection, self.cdc_table)
+            return [version.begin(None, table, START) for table in preflight.select_tables(self, log)]
 
-    def prepare(self, is_told: Callable[[], bool] = lambda: False) -> None:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Nothing is made: who captures is the application's choice. Raises PreflightError if nobody does."""
         errors.require(self.check())
 
@@ -97,17 +97,17 @@ class SqliteSource:
         """Nothing is pushed: the tape is read where it is."""
         return nullcontext()
 
-    def follow(self, versions: Versions | None = None) -> SqliteFollower:
+    def follow(self, versions: SchemaVersions | None = None) -> SqliteFollower:
         if versions is None:
             self.prepare()
             make_folder(Path(self.folder))
-            versions = Remembered(self._versions_file)
+            versions = SchemaFile(self._versions_file)
         return SqliteFollower(self, versions)
 
     def read(self, split: Split) -> Iterator[Changes]:
-        if isinstance(split, CopySplit):
+        if isinstance(split, SqliteCopySplit):
             return read_chunk(self.engine, split)
-        if isinstance(split, LogSplit):
+        if isinstance(split, SqliteLogSplit):
             return read_log(self.engine, self.cdc_table, split)
         raise TypeError(f"not a split of this source: {type(split).__name__}")
 
@@ -117,7 +117,7 @@ class SqliteSource:
     def release(self, upto: Offset) -> None:
         """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""
         cursors = Cursors(self.folder)
-        cursors.advance(self.reader, LogOffset.from_json(upto).low_water.commit)
+        cursors.advance(self.reader, SqliteOffset.from_json(upto).low_water.commit)
         if self.purge_seconds is None or self.reader != PIPELINE or not cursors.is_due(PURGE_SECONDS):
             return
         lowest = cursors.lowest()
@@ -143,15 +143,15 @@ class SqliteSource:
         return replace(self, reader=reader, tables_wanted=wanted)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
-        return LogOffset.from_json(offset).progress()
+        return SqliteOffset.from_json(offset).progress()
 
     def status(self) -> dict[str, Any]:
         try:
             with self.engine.snapshot("asking how far the tape is") as connection:
-                head = Log(connection, self.cdc_table).head()
+                head = TapeLog(connection, self.cdc_table).head()
         except TailraceError as error:
             return {"gear": "waiting", "error": error.message, "fix": error.fix}
-        position = str(behind(head))
+        position = str(after_change(head))
         # No `server`: the distance from there is told in bytes, and a tape counts changes.
         return {"gear": "tape", "received": position, "journal_bytes": self._size()}
 

@@ -10,37 +10,37 @@ import numpy as np
 from tailrace.change import Changes
 from tailrace.collapse import fit
 from tailrace.schema import TableSchema
-from tailrace.source import History, Split
-from tailrace.source.sqlite.engine import Engine
-from tailrace.source.sqlite.image import Index
-from tailrace.source.sqlite.log import Counted, Log, Window
+from tailrace.source import SchemaHistory, Split
+from tailrace.source.sqlite.engine import CapturedFile
+from tailrace.source.sqlite.image import Indexes
+from tailrace.source.sqlite.log import Counted, TapeLog, TapeWindow
 from tailrace.source.sqlite.reader import decode_rows, read_pages
-from tailrace.source.wanted import WantedTable
+from tailrace.source.wanted import TableRange
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted(WantedTable):
+class SqliteRange(TableRange):
     """`newest` has the columns of now, for rows whose image is not on the tape."""
 
     newest: TableSchema
 
-    def meets(self, window: Window) -> bool:
+    def meets(self, window: TapeWindow) -> bool:
         return window.upto > self.after.commit and window.after < self.upto.commit
 
 
 @dataclass(frozen=True)
-class LogSplit(Split):
+class SqliteLogSplit(Split):
     """A window of the tape and what is wanted of it, by table; without a window, only what their columns are now."""
 
-    window: Window | None = None
-    wanted: Mapping[str, Wanted] = field(default_factory=dict)
+    window: TapeWindow | None = None
+    ranges: Mapping[str, SqliteRange] = field(default_factory=dict)
 
-    def only(self, tables: Collection[str]) -> LogSplit:
-        kept = {name: wanted for name, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
-        return replace(super().only(tables), wanted=kept)
+    def only(self, tables: Collection[str]) -> SqliteLogSplit:
+        kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
+        return replace(super().only(tables), ranges=kept)
 
 
-def log_splits(counted: Mapping[Window, Mapping[str, Counted]], wanted: Mapping[str, Wanted]) -> list[Split]:
+def log_splits(counted: Mapping[TapeWindow, Mapping[str, Counted]], wanted: Mapping[str, SqliteRange]) -> list[Split]:
     """The windows that concern the tables. Pure.
 
     A table whose columns changed is in a split even where no window holds rows of it: its destination follows.
@@ -57,28 +57,28 @@ def log_splits(counted: Mapping[Window, Mapping[str, Counted]], wanted: Mapping[
     return splits
 
 
-def _split(wanted: Mapping[str, Wanted], weights: Mapping[str, int], window: Window | None) -> LogSplit:
+def _split(wanted: Mapping[str, SqliteRange], weights: Mapping[str, int], window: TapeWindow | None) -> SqliteLogSplit:
     schemas = {str(one.schema.table): one.schema for one in wanted.values()}
-    return LogSplit(weights=weights, schemas=schemas, window=window, wanted=wanted)
+    return SqliteLogSplit(weights=weights, schemas=schemas, window=window, ranges=wanted)
 
 
-def read_log(engine: Engine, cdc_table: str, split: LogSplit) -> Iterator[Changes]:
+def read_log(engine: CapturedFile, cdc_table: str, split: SqliteLogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
-    for wanted in split.wanted.values():
+    for wanted in split.ranges.values():
         wanted.require_allowed()
-    if split.window is None or not split.wanted:
+    if split.window is None or not split.ranges:
         return
     with engine.snapshot("reading changes") as connection:
-        log = Log(connection, cdc_table)
-        for page in read_pages(log, *split.window, [*split.wanted]):
-            for name, wanted in split.wanted.items():
+        log = TapeLog(connection, cdc_table)
+        for page in read_pages(log, *split.window, [*split.ranges]):
+            for name, wanted in split.ranges.items():
                 chosen = _within(wanted, page.rows.change_id, page.of(name))
                 for table, rows in _by_version(wanted.history, page.rows.change_id, chosen):
                     for changes in decode_rows(connection, table, wanted.newest, page, rows):
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
 
 
-def _within(wanted: Wanted, change_id: Index, chosen: Index) -> Index:
+def _within(wanted: SqliteRange, change_id: Indexes, chosen: Indexes) -> Indexes:
     ids = change_id[chosen]
     kept = (ids > wanted.after.commit) & (ids <= wanted.upto.commit)
     if wanted.skips:
@@ -86,7 +86,7 @@ def _within(wanted: Wanted, change_id: Index, chosen: Index) -> Index:
     return chosen[kept]
 
 
-def _by_version(history: History, change_id: Index, chosen: Index) -> Iterator[tuple[TableSchema, Index]]:
+def _by_version(history: SchemaHistory, change_id: Indexes, chosen: Indexes) -> Iterator[tuple[TableSchema, Indexes]]:
     """The rows of each version in turn. One that was found by looking, behind a change, begins with the next."""
     firsts = [position.commit + (position.ordinal > 0) for position, _ in history[1:]]
     cuts = np.searchsorted(change_id[chosen], firsts, side="left").tolist()

@@ -11,35 +11,35 @@ from dataclasses import dataclass
 
 from tailrace.change import Position
 from tailrace.schema import TableSchema
-from tailrace.source.sqlite.catalog import Described, initial_of, make_schema, stored_columns
+from tailrace.source.sqlite.catalog import TableDefinition, initial_of, make_schema, stored_columns
 
 _COMMIT_BITS = 20
 _ORDINAL_BITS = 12
 
 
 @dataclass(frozen=True)
-class Derived:
+class SqliteDerivedSchema:
     """The next version, and why only a new copy can follow it (None: the log can)."""
 
     schema: TableSchema
     recopy: str | None
 
 
-def same(known: TableSchema, table: Described) -> bool:
+def same(known: TableSchema, table: TableDefinition) -> bool:
     """Whether a version has these very columns and this key."""
     columns = [(column.name, column.upstream_type) for column in stored_columns(known)]
     key = table.key or (table.shown_rowid,)
     return columns == [(field.name, table.declared(field)) for field in table.fields] and known.key == key
 
 
-def begin(known: TableSchema | None, table: Described, at: Position) -> TableSchema:
+def begin(known: TableSchema | None, table: TableDefinition, at: Position) -> TableSchema:
     """The version a copy begins with: columns that are still there keep their numbers."""
     if known is None:
         return make_schema(table, {field.name: number for number, field in enumerate(table.fields, 1)})
     return derive(known, table, at).schema
 
 
-def derive(known: TableSchema, table: Described, at: Position) -> Derived:
+def derive(known: TableSchema, table: TableDefinition, at: Position) -> SqliteDerivedSchema:
     """The version `table` is of `known` from position `at` on. Deterministic: asked again it gives the same."""
     old = stored_columns(known)
     names = [field.name for field in table.fields]
@@ -70,7 +70,7 @@ def derive(known: TableSchema, table: Described, at: Position) -> Derived:
     schema = make_schema(table, numbers, initial)
     if [known.column(name).number for name in known.key] != [schema.column(name).number for name in schema.key]:
         reasons.append(f"the key ({', '.join(known.key)}) is now ({', '.join(schema.key)})")
-    return Derived(schema, "; ".join(reasons) or None)
+    return SqliteDerivedSchema(schema, "; ".join(reasons) or None)
 
 
 def align(old: Sequence[str], new: Sequence[str]) -> list[int | None] | None:
