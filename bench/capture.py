@@ -11,10 +11,10 @@ from typing import Any
 import pyarrow as pa
 
 from bench.report import Report
-from tailrace.sqlite import capture, enable
-from tailrace.sqlite.affinity import read_column
-from tailrace.sqlite.cell import decode_records
-from tailrace.sqlite.record import encode
+from tailrace.capture import capture, enable
+from tailrace.capture.column_type import read_column
+from tailrace.capture.record import encode
+from tailrace.capture.record_decode import decode_records
 
 ROWS = 200_000
 RECORDS = 1_000_000

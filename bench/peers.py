@@ -20,8 +20,7 @@ from bench.report import Report
 from bench.runner import Runner
 from bench.server import PUBLICATION, Server
 from bench.workload import Size
-from tailrace.cache import cache_folder, made_once
-from tailrace.java import java_home
+from tailrace.stream.java import cache_folder, java_home, made_once
 
 SECONDS = 1800.0
 

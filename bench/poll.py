@@ -13,13 +13,14 @@ from pathlib import Path
 
 from bench.report import Report
 from bench.server import Server
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, Offset, ScanSplit, Split, TableDirectives
-from tailrace.source.history import SchemaFile
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, Offset, TableDirectives
 from tailrace.source.poll.follower import PollFollower
-from tailrace.source.poll.known import KeySnapshot
+from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.source import PollSource
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.split import ScanSplit, Split
 
 ROWS = 5_000_000
 IDLE_POLLS = 50

@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from tailrace.testing.process import command_line, descendants, stat
+from tests.support.process import command_line, descendants, stat
 
 SAMPLE_SECONDS = 0.2
 _TICK = os.sysconf("SC_CLK_TCK")

@@ -102,7 +102,7 @@ class Runner:
 def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
     """The process. Answers each command until its owner goes away."""
     from tailrace.stream import pipeline as module
-    from tailrace.stream.session import build_session
+    from tailrace.stream.spark_session import build_session
 
     witness = _Witness()
     session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})

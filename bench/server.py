@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psycopg
 
-from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.demo.server import EmbeddedPostgres
 
 PUBLICATION = "bench"
 # Durable as it comes; large enough that neither checkpoints nor reads from disk come in between.

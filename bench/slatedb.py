@@ -17,16 +17,17 @@ from statistics import median, quantiles
 from typing import Any
 
 from bench.report import Report
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, Split, TableDirectives
-from tailrace.source.history import SchemaFile
-from tailrace.source.slatedb.crew import WORTHWHILE_BYTES, reader_pool
-from tailrace.source.slatedb.lookup import look_up
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.slatedb.log_split import WalRange, WalSplit
+from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase, binding, run
 from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.slatedb.reader_pool import WORTHWHILE_BYTES, reader_pool
+from tailrace.source.slatedb.row import look_up
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.split import WalRange, WalSplit
-from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase, binding, run
 from tailrace.source.slatedb.wal import find_tail
+from tailrace.source.split import Split
 
 ROWS = 400_000
 BATCH_ROWS = 500

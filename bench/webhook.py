@@ -15,10 +15,10 @@ from statistics import median, quantiles
 import psycopg
 
 from bench.report import Report
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.testing.endpoint import WebhookEndpoint
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
+from tests.support.runner import RunningPipeline, all_ready
 
 BACKLOG = 100_000
 UPDATES = 200

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import psycopg
 
-from tailrace.testing.workload import TABLES, create_shop
+from tailrace.demo.workload import TABLES, create_shop
 
 KEY = "id"
 _TEMPLATE = "orders"

@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from tailrace import Pipeline
-from tailrace.sqlite import enable
+from tailrace.capture import enable
 
 
 def make_shop(path: Path) -> None:

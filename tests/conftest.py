@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 from hypothesis import HealthCheck, settings
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.demo.server import EmbeddedPostgres
+from tests.support.database import PostgresDatabase
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy machine")

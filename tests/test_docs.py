@@ -16,11 +16,11 @@ import yaml
 
 from tailrace.advice import ADVICE
 from tailrace.cli import app
-from tailrace.cli.report import EXIT_CODES
-from tailrace.config import json_schema, load
+from tailrace.cli.error import EXIT_CODES
+from tailrace.config.pipeline import json_schema, load
 from tailrace.state import SourceStatus
 from tailrace.state.record import DeadLetter
-from tailrace.status import PipelineStatus, TableStatus
+from tailrace.state.status import PipelineStatus, TableStatus
 from tailrace.verify.comparison import Verdict
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 if TYPE_CHECKING:
-    from tailrace.stream.typed import StreamRequest
+    from tailrace.stream.change_stream import StreamRequest
 
 
 class DefaultSource(DataSource):
@@ -34,6 +34,6 @@ class DefaultSource(DataSource):
         return self._request().open_reader()
 
     def _request(self) -> StreamRequest:
-        from tailrace.stream.typed import StreamRequest
+        from tailrace.stream.change_stream import StreamRequest
 
         return StreamRequest.of(self.options)

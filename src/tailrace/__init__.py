@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from tailrace.errors import TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.change import Changes, Op, Position
     from tailrace.destination import Destination
-    from tailrace.schema import Column, TableName, TableSchema
-    from tailrace.source import Source
+    from tailrace.model.change import Changes, Op, Position
+    from tailrace.model.schema import Column, TableName, TableSchema
+    from tailrace.source.source import Source
     from tailrace.stream.pipeline import Pipeline
 
 __version__ = "0.1.0"
@@ -33,15 +33,15 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Changes": "tailrace.change",
-    "Column": "tailrace.schema",
+    "Changes": "tailrace.model.change",
+    "Column": "tailrace.model.schema",
     "Destination": "tailrace.destination",
-    "Op": "tailrace.change",
+    "Op": "tailrace.model.change",
     "Pipeline": "tailrace.stream.pipeline",
-    "Position": "tailrace.change",
-    "Source": "tailrace.source",
-    "TableName": "tailrace.schema",
-    "TableSchema": "tailrace.schema",
+    "Position": "tailrace.model.change",
+    "Source": "tailrace.source.source",
+    "TableName": "tailrace.model.schema",
+    "TableSchema": "tailrace.model.schema",
 }
 
 

@@ -10,8 +10,8 @@ from deltalake import DeltaTable
 
 from tailrace.destination import Destination
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.path import TablePath
-from tailrace.schema import TableSchema
+from tailrace.destination.delta.table_folder import TablePath
+from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import DestinationContract
 from tailrace.testing.fault import FaultyDestination
 

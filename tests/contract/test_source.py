@@ -13,19 +13,19 @@ from typing import Any
 import psycopg
 import pytest
 
-from tailrace.selection import TableOptions
-from tailrace.source import Source
+from tailrace.capture import enable
+from tailrace.option.table import TableOptions
 from tailrace.source.poll.source import PollSource
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.rqlite import service
+from tailrace.source.rqlite import cluster_follower
+from tailrace.source.source import Source
 from tailrace.source.sqlite.source import SqliteSource
-from tailrace.sqlite import enable
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.source import LogContract, SourceContract, TransactionContract, Upstream
-from tests.source.rqlite.following import free_port
-from tests.source.rqlite.following import make_source as make_rqlite_source
-from tests.source.slatedb.writing import Writer
+from tests.support.database import PostgresDatabase
+from tests.support.rqlite_following import free_port
+from tests.support.rqlite_following import make_source as make_rqlite_source
+from tests.support.rqlite_node import RqliteNode
+from tests.support.slatedb_writing import Writer
 
 TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)"
 UPSERT = "INSERT INTO t (id, v) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET v = excluded.v"
@@ -128,7 +128,7 @@ class TestRqlite(TransactionContract):
     @pytest.fixture
     def upstream(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
         # The scripted node sends at once, or says that it has something to send.
-        monkeypatch.setattr(service, "QUIET_SECONDS", 0.05)
+        monkeypatch.setattr(cluster_follower, "QUIET_SECONDS", 0.05)
         port = free_port()
         with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
             node.execute(TABLE)

@@ -17,7 +17,7 @@ import pytest
 from tailrace.destination import Destination
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name, quote
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import DestinationContract
 from tailrace.testing.fault import FaultyDestination
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.state import StoreAddress
-from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.store import StoreContract
+from tests.support.database import PostgresDatabase
 
 
 class TestSqlite(StoreContract):

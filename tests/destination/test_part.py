@@ -10,10 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.change import Changes, Op
 from tailrace.destination import Batch
 from tailrace.destination.part import ChangePart, parts, require_unwritten
 from tailrace.errors import TableError, UnavailableError
+from tailrace.model.change import Changes, Op
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, moved, read, update
 
 PART_BYTES = 100_000

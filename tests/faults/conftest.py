@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 _numbers = itertools.count(1)
 

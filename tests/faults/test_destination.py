@@ -9,11 +9,11 @@ from pathlib import Path
 
 from deltalake import DeltaTable
 
-from tailrace.status import PipelineStatus
-from tailrace.testing.process import send
-from tailrace.testing.runner import RunningPipeline
-from tailrace.testing.scenario import Scenario
+from tailrace.state.status import PipelineStatus
 from tailrace.testing.wait import wait_until
+from tests.support.process import send
+from tests.support.runner import RunningPipeline
+from tests.support.scenario import Scenario
 
 PAUSE = "delta.before_commit"
 

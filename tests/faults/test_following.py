@@ -11,15 +11,15 @@ import psycopg
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.schema import TableName
-from tailrace.source.postgres.lsn import parse_lsn
+from tailrace.demo.server import EmbeddedPostgres
+from tailrace.model.schema import TableName
+from tailrace.source.postgres.offset import parse_lsn
 from tailrace.state import StateStore
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.process import send
-from tailrace.testing.runner import RunningPipeline
-from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
+from tests.support.database import PostgresDatabase
+from tests.support.process import send
+from tests.support.runner import RunningPipeline
+from tests.support.scenario import Scenario
 
 TABLES = [
     "CREATE TABLE keyed (id int PRIMARY KEY, v text)",

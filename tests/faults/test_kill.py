@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 
-from tailrace.schema import TableName
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tailrace.model.schema import TableName
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 # In the order in which a run reaches them. Each kills once, so each start gets one step further than the last.
 COPY_STEPS = [

@@ -6,11 +6,11 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from tailrace.schema import TableName
-from tailrace.source.postgres.framing import FRAME_BYTES
-from tailrace.testing.process import command_line, descendants, resident_bytes
-from tailrace.testing.runner import RunningPipeline
-from tailrace.testing.scenario import Scenario
+from tailrace.model.schema import TableName
+from tailrace.source.postgres.frame_builder import FRAME_BYTES
+from tests.support.process import command_line, descendants, resident_bytes
+from tests.support.runner import RunningPipeline
+from tests.support.scenario import Scenario
 
 ROWS = 80_000
 ROW_BYTES = 1_000

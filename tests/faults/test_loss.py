@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tailrace.testing.compare import count_lake
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.scenario import Scenario
+from tailrace.demo.compare import count_lake
+from tailrace.demo.server import EmbeddedPostgres
+from tests.support.scenario import Scenario
 
 ROWS = 2000
 SLOT = "tailrace_loss"

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.proxy import Proxy
-from tailrace.testing.scenario import Scenario
-from tailrace.testing.traffic import Traffic
+from tailrace.demo.server import EmbeddedPostgres
+from tailrace.demo.traffic import Traffic
+from tailrace.demo.workload import create_shop, load_shop
 from tailrace.testing.wait import wait_until
-from tailrace.testing.workload import create_shop, load_shop
+from tests.support.proxy import Proxy
+from tests.support.scenario import Scenario
 
 SILENCE = {"TAILRACE_SILENCE_SECONDS": "4"}
 MANY_ROWS = "INSERT INTO wide SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 12000) i"

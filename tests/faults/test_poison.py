@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import load
-from tailrace.schema import TableName
+from tailrace.config.pipeline import load
+from tailrace.demo.server import EmbeddedPostgres
+from tailrace.model.schema import TableName
 from tailrace.state import DeadLetter, StateStore, TableState
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import command
-from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
-from tests.faults.following import Following
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_to_delta import Following
+from tests.support.runner import command
+from tests.support.scenario import Scenario
 
 CANARY = "c4naryRow"
 # A database of this encoding takes any bytes for text, and a destination that keeps text as UTF-8 does not.

@@ -14,28 +14,28 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
 from tailrace.destination import Batch
-from tailrace.destination.sqlite import file, stage
-from tailrace.destination.webhook.event import QUEUE_SCHEMA
-from tailrace.destination.webhook.ownership import claim_queue, queue_id
+from tailrace.destination.sqlite import replica_file, stage
+from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.destination.webhook.sender.lock import claim_queue, queue_id
 from tailrace.journal import Cursor, Frame, Journal
-from tailrace.source.history import SchemaFile
-from tailrace.source.poll.found import write_diff_result
-from tailrace.source.poll.known import KeySnapshot
-from tailrace.source.poll.mark import START as FIRST
-from tailrace.source.poll.mark import Stretch
-from tailrace.source.rqlite.window import DeduplicationWindow
-from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import WalArchive
+from tailrace.model.change import START, Position
+from tailrace.source.poll.diff import write_diff_result
+from tailrace.source.poll.key_snapshot import KeySnapshot
+from tailrace.source.poll.keyset import START as FIRST
+from tailrace.source.poll.keyset import Stretch
+from tailrace.source.rqlite.deduplication import DeduplicationWindow
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.slatedb.expiry_index import ExpiryIndex
+from tailrace.source.slatedb.wal_archive import WalArchive
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.state import RunnerLock, StateStore
 from tailrace.state.sqlite import SqliteStateDatabase
 from tailrace.stream.checkpoint import Checkpoint
+from tailrace.system.atomic_file import make_folder
 from tailrace.testing.destination import ITEMS, changes_of, read
-from tailrace.wholefile import make_folder
-from tests.power import Disk
+from tests.support.power_loss import Disk
 
 KEYS = pa.table({"id": [1, 2], "_tailrace_part": [0, 0]})
 EXTRA = 3
@@ -135,10 +135,10 @@ def test_a_power_cut_takes_nothing_of_what_was_put_down(
 
 def test_a_power_cut_undoes_no_commit_where_sqlite_cannot_have_its_log(tmp_path: Path) -> None:
     replica = tmp_path / "replica.db"
-    with file.opened(replica, 1.0) as connection:
+    with replica_file.opened(replica, 1.0) as connection:
         connection.execute("PRAGMA journal_mode = DELETE")
         connection.execute("BEGIN IMMEDIATE")
-        with file.opened(replica, 0.0) as another:
+        with replica_file.opened(replica, 0.0) as another:
             assert another.execute("PRAGMA journal_mode").fetchone() == ("delete",)
             assert another.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
     state = SqliteStateDatabase.open_writing(tmp_path / "state")

@@ -11,9 +11,9 @@ import psycopg
 
 from tailrace.source.postgres.offset import PostgresOffset
 from tailrace.state import BatchRecord, StateStore, TableState
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
-from tests.faults.following import Following
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_to_delta import Following
+from tests.support.scenario import Scenario
 
 OTHERS = ("north", "east", "south", "west")
 

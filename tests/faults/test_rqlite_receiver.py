@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from tailrace.change import Position
 from tailrace.journal import Cursor
+from tailrace.model.change import Position
 from tailrace.source.rqlite.receiver import RqliteReceiverOptions
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
-from tests.source.rqlite.posting import Entry, Running, body, entry, insert, lines, make_options, running
+from tests.support.rqlite_posting import Entry, Running, body, entry, insert, lines, make_options, running
 
 
 def ids(journal: Path) -> list[int]:

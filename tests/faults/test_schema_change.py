@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.state import TableRecord
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.scenario import Scenario
-from tests.faults.following import Following
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_to_delta import Following
+from tests.support.scenario import Scenario
 
 NAMES = (
     "altered",

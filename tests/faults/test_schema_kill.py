@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 ROWS = "SELECT i, 'row ' || i, repeat(md5(i::text), 30) FROM generate_series(1, 3000) i"
 TABLES = [

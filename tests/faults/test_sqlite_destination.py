@@ -15,10 +15,10 @@ import pytest
 
 from tailrace.destination import Batch
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.failpoint import VARIABLE
-from tailrace.testing.database import PostgresDatabase
+from tailrace.system.failpoint import VARIABLE
 from tailrace.testing.destination import ITEMS, changes_of, insert
-from tailrace.testing.scenario import Scenario
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 WRITER = """
 import sys
@@ -66,7 +66,7 @@ LANE = """
 import sys
 from tailrace.destination import Batch
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.schema import TableName, TableSchema
 from tailrace.testing.destination import ITEMS, changes_of, insert
 
 destination = SqliteDestination(sys.argv[1])

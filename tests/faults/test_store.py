@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import RunningPipeline
-from tailrace.testing.scenario import Scenario
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.testing.wait import wait_until
+from tests.support.database import PostgresDatabase
+from tests.support.runner import RunningPipeline
+from tests.support.scenario import Scenario
 
 
 def test_a_state_database_that_goes_away_is_waited_for(

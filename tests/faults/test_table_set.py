@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tailrace.state import TableState
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
-from tests.faults.following import Following
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_to_delta import Following
+from tests.support.scenario import Scenario
 
 TABLES = [
     "CREATE TABLE first (id int PRIMARY KEY, v text)",

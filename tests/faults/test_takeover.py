@@ -10,15 +10,14 @@ from pathlib import Path
 
 import yaml
 
-from tailrace.config import load
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.process import descendants, send
-from tailrace.testing.runner import RunningPipeline, command
-from tailrace.testing.scenario import Scenario
+from tailrace.config.pipeline import load
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.testing.wait import wait_until
-
-COMMIT = "delta.before_commit"
+from tests.support.database import PostgresDatabase
+from tests.support.failpoints import COMMIT
+from tests.support.process import descendants, send
+from tests.support.runner import RunningPipeline, command
+from tests.support.scenario import Scenario
 
 
 def test_a_stale_runner_is_fenced_when_it_commits(

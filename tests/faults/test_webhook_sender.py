@@ -17,18 +17,18 @@ from typing import Any
 import pytest
 from psycopg import conninfo
 
-from tailrace.child import BUSY
-from tailrace.destination.webhook.leader import Leadership, open_engine
 from tailrace.destination.webhook.retry import RetrySchedule
+from tailrace.destination.webhook.sender.leader import Leadership, open_engine
 from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.destination.webhook.transport import WebhookTls
 from tailrace.errors import ConfigError
+from tailrace.system.child_process import BUSY
 from tailrace.testing.certificate import Authority, make_authority
-from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.endpoint import Reply, WebhookEndpoint, always, failing, ids_of_list
-from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
-from tests.destination.webhook.sending import drain, fill, numbered, options, status
+from tests.support.database import PostgresDatabase
+from tests.support.proxy import Proxy
+from tests.support.webhook_sending import drain, fill, numbered, options, status
 
 CANARY = "c4nary-Pa55"
 TABLES = tuple(f"public.t{number}" for number in range(5))
@@ -50,7 +50,7 @@ class Node:
     def start(self) -> None:
         with (self.folder / "sender.log").open("a") as log:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "tailrace.destination.webhook"],
+                [sys.executable, "-m", "tailrace.destination.webhook.sender"],
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=log,

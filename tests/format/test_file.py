@@ -9,20 +9,20 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
-from tailrace.child import read_status, write_status
 from tailrace.destination import Batch
-from tailrace.destination.webhook.stage import Piece, Stage
+from tailrace.destination.webhook.batch_file import Piece, Stage
 from tailrace.errors import LostError, revive
 from tailrace.journal import Cursor, Frame, Journal, cursors
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import START, Position
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.poll.consumer import FileWatermarks
 from tailrace.source.poll.schedule import PollSchedule
-from tailrace.source.poll.watermark import FileWatermarks
-from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.window import DeduplicationWindow
+from tailrace.source.rqlite.cluster_journal import Cluster
+from tailrace.source.rqlite.deduplication import DeduplicationWindow
+from tailrace.source.schema_log import SchemaFile
 from tailrace.source.sqlite.cursor import Cursors
-from tests.fixtures.unpacking import FOLDER, unpack
+from tailrace.system.child_process import read_status, write_status
+from tests.support.format_fixture import FOLDER, unpack
 
 
 @pytest.fixture

@@ -7,16 +7,17 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import Position
-from tailrace.config import from_dict
-from tailrace.registry import open_source
-from tailrace.source import Source, TableProgress
+from tailrace.config.pipeline import from_dict
+from tailrace.config.registry import open_source
+from tailrace.model.change import Position
+from tailrace.source.follower import TableProgress
 from tailrace.source.poll.offset import PollOffset
-from tailrace.source.poll.version import VersionKind
+from tailrace.source.poll.version_column import VersionKind
 from tailrace.source.postgres.offset import PostgresOffset
 from tailrace.source.slatedb.offset import SlateDbOffset
+from tailrace.source.source import Source
 from tailrace.source.sqlite.offset import SqliteOffset
-from tests.fixtures.unpacking import FOLDER
+from tests.support.format_fixture import FOLDER
 
 SOURCES: dict[str, dict[str, Any]] = {
     "postgres": {"dsn": "postgresql://localhost/shop"},

@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import START, Op, Position
-from tailrace.config import load
-from tailrace.destination.webhook.ownership import queue_id
+from tailrace.config.pipeline import load
+from tailrace.config.registry import open_source
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
-from tailrace.destination.webhook.report import Report
+from tailrace.destination.webhook.sender.lock import queue_id
+from tailrace.destination.webhook.sender.status import Report
 from tailrace.journal import Journal
-from tailrace.registry import open_source
+from tailrace.model.change import START, Op, Position
 from tailrace.source.offset import log_ranges
-from tailrace.source.poll.known import HASH, KeySnapshot
+from tailrace.source.poll.key_snapshot import HASH, KeySnapshot
+from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.offset import PostgresOffset
-from tailrace.source.postgres.split import PgRange, log_splits
 from tailrace.state import StateStore
 from tailrace.stream.checkpoint import Checkpoint
-from tests.fixtures.unpacking import unpack
+from tests.support.format_fixture import unpack
 
 PIPELINES = [
     "poll-delta",

@@ -11,12 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
-from tailrace.destination.webhook.leader import Leadership, open_engine
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.destination.webhook.sender.leader import Leadership, open_engine
+from tailrace.model.change import START, Position
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.state import StateStore, TableState
-from tailrace.status import PipelineStatus
-from tests.fixtures.unpacking import unpack_state
+from tailrace.state.status import PipelineStatus
+from tests.support.format_fixture import unpack_state
 
 AT = datetime(2025, 6, 7, 8, 9, 10, 123456, tzinfo=UTC)
 

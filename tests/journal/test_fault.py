@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.change import START, Position
 from tailrace.errors import DamagedError, LostError, OwnedError, UnavailableError
-from tailrace.failpoint import VARIABLE, FailpointError
-from tailrace.filelock import try_lock
 from tailrace.journal import Cursor, Frame, Journal, cursors, journal
-from tests.power import Disk
+from tailrace.model.change import START, Position
+from tailrace.system.failpoint import VARIABLE, FailpointError
+from tailrace.system.file_lock import try_lock
+from tests.support.power_loss import Disk
 
 
 def frame(number: int, *, complete: bool = True, payload: bytes | None = None) -> Frame:
@@ -54,7 +54,7 @@ def flip(file: Path, at: int, bit: int = 1) -> None:
 
 _WRITER = """
 import sys
-from tailrace.change import Position
+from tailrace.model.change import Position
 from tailrace.journal import Frame, Journal
 writer = Journal.open_writer(sys.argv[1], segment_bytes=200_000)
 number = writer.head.commit
@@ -122,7 +122,7 @@ def test_a_writer_killed_at_any_step_leaves_a_journal_that_opens(tmp_path: Path,
 
 _RECEIVER = """
 import sys
-from tailrace.change import Position
+from tailrace.model.change import Position
 from tailrace.journal import Frame, Journal
 
 writer = Journal.open_writer(sys.argv[1], segment_bytes=512)
@@ -341,7 +341,7 @@ def test_bytes_of_another_segment_are_not_taken_for_frames(tmp_path: Path) -> No
 
 _FULL_DISK = """
 import resource, signal, sys
-from tailrace.change import Position
+from tailrace.model.change import Position
 from tailrace.errors import UnavailableError
 from tailrace.journal import Frame, Journal
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

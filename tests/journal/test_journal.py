@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
 from tailrace.errors import LostError, OwnedError, UnavailableError
 from tailrace.journal import Cursor, Frame, Journal, cursors
+from tailrace.model.change import START, Position
 
 
 def frame(number: int, *, complete: bool = True, payload: bytes = b"payload", count: int = 1) -> Frame:

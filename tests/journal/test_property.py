@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tailrace.change import START, Position
 from tailrace.journal import Cursor, Frame, Journal
+from tailrace.model.change import START, Position
 
 _GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), min_size=1, max_size=5)
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.stream.session import build_session
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tailrace.stream.spark_session import build_session
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 _numbers = itertools.count(1)
 

@@ -8,14 +8,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.process import send
-from tailrace.testing.runner import RunningPipeline
-from tailrace.testing.scenario import Scenario
-from tailrace.testing.traffic import Traffic
+from tailrace.demo.traffic import Traffic
+from tailrace.demo.workload import create_shop, load_shop
 from tailrace.testing.wait import wait_until
-from tailrace.testing.workload import create_shop, load_shop
-from tests.faults.test_takeover import COMMIT
+from tests.support.database import PostgresDatabase
+from tests.support.failpoints import COMMIT
+from tests.support.process import send
+from tests.support.runner import RunningPipeline
+from tests.support.scenario import Scenario
 
 TABLES = 9
 

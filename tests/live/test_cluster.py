@@ -14,12 +14,12 @@ from pathlib import Path
 import pyspark
 import pytest
 
-from tailrace.java import java_home
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tailrace.stream.java import java_home
 from tailrace.testing.wait import wait_until
-from tailrace.testing.zoo import ZooTraffic, create_zoo
-from tests.source.rqlite.following import free_port
+from tests.support.database import PostgresDatabase
+from tests.support.rqlite_following import free_port
+from tests.support.scenario import Scenario
+from tests.support.type_zoo import ZooTraffic, create_zoo
 
 MASTER, WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 CONF = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
+from tailrace.demo.compare import compare
 from tailrace.stream.pipeline import Pipeline
-from tailrace.testing.compare import compare
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
-from tailrace.testing.zoo import VALUES, create_zoo
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
+from tests.support.type_zoo import VALUES, create_zoo
 
 
 def test_every_kind_of_difference_is_found_and_named_by_its_key(

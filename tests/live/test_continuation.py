@@ -12,10 +12,10 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace import Pipeline
-from tailrace.source import TableProgress
+from tailrace.source.follower import TableProgress
 from tailrace.testing.endpoint import WebhookEndpoint
-from tests.fixtures.unpacking import unpack
-from tests.source.rqlite.following import free_port
+from tests.support.format_fixture import unpack
+from tests.support.rqlite_following import free_port
 
 pytestmark = pytest.mark.usefixtures("spark")
 

@@ -6,7 +6,7 @@ import json
 import subprocess
 from pathlib import Path
 
-from tailrace.testing.runner import command
+from tests.support.runner import command
 
 
 def test_the_demo_copies_follows_and_compares(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Callable
 from deltalake import DeltaTable
 
 from tailrace.state import StateStore, TableState
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 
 def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once_it_is_back(

@@ -11,10 +11,10 @@ from typing import Any
 import duckdb
 import pytest
 
-from tailrace.config import load
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
+from tailrace.config.pipeline import load
 from tailrace.verify.comparison import verify
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
 
 TABLES = {
     "include": ["public.orders", "public.items"],

@@ -13,10 +13,10 @@ from typing import Any
 import psycopg
 import pytest
 
-from tailrace.testing.process import descendants
-from tailrace.testing.runner import command
-from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
+from tests.support.process import descendants
+from tests.support.runner import command
+from tests.support.scenario import Scenario
 
 
 def status_of(scenario: Scenario) -> dict[str, Any]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.runner import command
-from tailrace.testing.scenario import Scenario
+from tailrace.demo.server import EmbeddedPostgres
+from tests.support.database import PostgresDatabase
+from tests.support.runner import command
+from tests.support.scenario import Scenario
 
 SCREEN_LINES = 24
 PASSWORD = "c4nary-Pa55"

@@ -11,14 +11,14 @@ from typing import Any
 import yaml
 from deltalake import DeltaTable
 
-from tailrace.child import read_status
-from tailrace.config import load
+from tailrace.config.pipeline import load
 from tailrace.source.rqlite.receiver import STATUS
-from tailrace.testing.process import descendants
-from tailrace.testing.rqlite import RqliteNode
-from tailrace.testing.runner import RunningPipeline, all_ready, command
+from tailrace.system.child_process import read_status
 from tailrace.testing.wait import wait_until
-from tests.source.rqlite.following import free_port
+from tests.support.process import descendants
+from tests.support.rqlite_following import free_port
+from tests.support.rqlite_node import RqliteNode
+from tests.support.runner import RunningPipeline, all_ready, command
 
 # In the order in which runs reach them; each kills once.
 STEPS = ["stream.staged", "delta.before_commit", "pipeline.before_release"]

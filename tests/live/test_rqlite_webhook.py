@@ -12,9 +12,9 @@ import urllib3
 import yaml
 
 from tailrace.testing.endpoint import WebhookEndpoint
-from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
-from tests.source.rqlite.following import free_port
+from tests.support.rqlite_following import free_port
+from tests.support.runner import RunningPipeline, all_ready
 
 RECORDED = Path(__file__).parents[1] / "source" / "rqlite" / "recorded"
 

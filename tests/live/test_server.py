@@ -8,13 +8,13 @@ from urllib.parse import urlencode
 
 import pytest
 
+from tailrace.demo.server import EmbeddedPostgres, find_servers
 from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.certificate import make_authority
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres, find_servers
-from tailrace.testing.proxy import Proxy
-from tailrace.testing.scenario import Scenario
-from tailrace.testing.zoo import ZooTraffic, create_zoo
+from tests.support.database import PostgresDatabase
+from tests.support.proxy import Proxy
+from tests.support.scenario import Scenario
+from tests.support.type_zoo import ZooTraffic, create_zoo
 
 pytestmark = pytest.mark.usefixtures("spark")
 

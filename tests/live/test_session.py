@@ -12,11 +12,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from tailrace.state import StateStore
-from tailrace.status import PipelineStatus
+from tailrace.state.status import PipelineStatus
 from tailrace.stream.pipeline import Pipeline
-from tailrace.testing.runner import all_ready
 from tailrace.testing.wait import wait_until
-from tests.source.sqlite.writer import Application
+from tests.support.runner import all_ready
+from tests.support.sqlite_application import Application
 
 
 @pytest.fixture

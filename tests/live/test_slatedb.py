@@ -15,11 +15,11 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
-from tailrace.testing.runner import RunningPipeline, all_ready, command
+from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.testing.wait import wait_until
-from tests.source.slatedb.traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
-from tests.source.slatedb.writing import Writer, scan
+from tests.support.runner import RunningPipeline, all_ready, command
+from tests.support.slatedb_traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
+from tests.support.slatedb_writing import Writer, scan
 
 ROOT = Path(__file__).parents[2]
 
@@ -51,7 +51,7 @@ class Scene:
 
     def write(self, seed: int, writes: int = 0, min_age: str = "300s") -> subprocess.Popen[str]:
         """A writer as a process; without a number of writes it goes on until it is killed or fenced."""
-        program = [sys.executable, "-m", "tests.source.slatedb.traffic"]
+        program = [sys.executable, "-m", "tests.support.slatedb_traffic"]
         arguments = [*program, str(self.store), str(seed), str(writes), min_age]
         writer = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._writers.append(writer)

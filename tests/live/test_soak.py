@@ -11,13 +11,13 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 import psycopg
 import pytest
 
-from tailrace.status import PipelineStatus
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.scenario import Scenario
-from tailrace.testing.traffic import Traffic
-from tailrace.testing.workload import create_shop, load_shop
-from tailrace.testing.zoo import ZooTraffic, create_zoo
-from tests.property.test_schema_changes import TABLES, Changer
+from tailrace.demo.traffic import Traffic
+from tailrace.demo.workload import create_shop, load_shop
+from tailrace.state.status import PipelineStatus
+from tests.support.database import PostgresDatabase
+from tests.support.scenario import Scenario
+from tests.support.schema_changer import TABLES, Changer
+from tests.support.type_zoo import ZooTraffic, create_zoo
 
 KILLS = int(os.environ.get("TAILRACE_SOAK_KILLS", "4"))
 SEED = int(os.environ.get("TAILRACE_SOAK_SEED", "1"))

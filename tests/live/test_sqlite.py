@@ -12,8 +12,8 @@ import pytest
 import yaml
 from deltalake import DeltaTable
 
-from tailrace.testing.runner import RunningPipeline, all_ready
-from tests.source.sqlite.writer import Application
+from tests.support.runner import RunningPipeline, all_ready
+from tests.support.sqlite_application import Application
 
 # In the order in which runs reach them; each kills once.
 STEPS = ["stream.staged", "delta.before_commit", "pipeline.before_release"]

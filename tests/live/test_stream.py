@@ -12,8 +12,8 @@ import pyspark
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tailrace.testing.scenario import Scenario
 from tailrace.testing.wait import wait_until
+from tests.support.scenario import Scenario
 
 TABLES = [
     "CREATE TABLE orders"

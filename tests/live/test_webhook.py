@@ -11,17 +11,17 @@ from typing import Any
 
 import yaml
 
-from tailrace.change import START, Position
-from tailrace.child import read_status
 from tailrace.destination.webhook.queue import QueueReader
-from tailrace.destination.webhook.report import STATUS
+from tailrace.destination.webhook.sender.status import STATUS
 from tailrace.destination.webhook.signature import verify
-from tailrace.status import PipelineStatus
-from tailrace.testing.database import PostgresDatabase
+from tailrace.model.change import START, Position
+from tailrace.state.status import PipelineStatus
+from tailrace.system.child_process import read_status
 from tailrace.testing.endpoint import Reply, WebhookEndpoint, always, failing
-from tailrace.testing.process import descendants
-from tailrace.testing.runner import RunningPipeline, all_ready
 from tailrace.testing.wait import wait_until
+from tests.support.database import PostgresDatabase
+from tests.support.process import descendants
+from tests.support.runner import RunningPipeline, all_ready
 
 TABLES = ("orders", "items")
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"

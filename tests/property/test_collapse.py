@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
-import decimal
 from typing import Any
 
 import pyarrow as pa
@@ -11,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.collapse import Collapsed, collapse
-
-from .replay import (
+from tailrace.model.collapse import Collapsed, collapse
+from tests.support.history import (
+    KINDS,
     SHIFTING,
     Key,
     Row,
@@ -26,29 +24,6 @@ from .replay import (
     step_changes,
     table_of,
 )
-
-UTC = datetime.UTC
-KINDS: dict[str, tuple[tuple[pa.DataType, ...], list[Key]]] = {
-    "int64": ((pa.int64(),), [(1,), (2,), (3,), (2**62,)]),
-    "dense int64": ((pa.int64(),), [(1,), (2,), (3,), (4,)]),
-    "int16": ((pa.int16(),), [(-1,), (2,), (3,)]),
-    "uint64": ((pa.uint64(),), [(1,), (2**64 - 1,), (3,)]),
-    "bool and int": ((pa.bool_(), pa.int32()), [(True, 1), (False, 1), (True, 2)]),
-    "text": ((pa.string(),), [("",), ("a",), ("ab",), ("é",)]),
-    "large text": ((pa.large_string(),), [("",), ("a",), ("1",)]),
-    "two texts": ((pa.string(), pa.string()), [("a", "bc"), ("ab", "c"), ("", "abc"), ("1:a", "")]),
-    "decimal": ((pa.decimal128(10, 2),), [(decimal.Decimal("1.10"),), (decimal.Decimal("-1"),), (decimal.Decimal(0),)]),
-    "wide decimal": (
-        (pa.decimal256(50, 0),),
-        [(decimal.Decimal(10**40),), (decimal.Decimal(1),), (decimal.Decimal(2),)],
-    ),
-    "date": ((pa.date32(),), [(datetime.date(2020, 1, day),) for day in (1, 2, 3)]),
-    "instant": ((pa.timestamp("us", "UTC"),), [(datetime.datetime(2020, 1, 1, 0, 0, 0, us, UTC),) for us in (1, 2, 3)]),
-    "clock": ((pa.timestamp("us"),), [(datetime.datetime(1, 1, 1, 0, 0, 0, us),) for us in (1, 2, 3)]),  # noqa: DTZ001
-    "time": ((pa.time64("us"),), [(datetime.time(1, 1, 1, us),) for us in (1, 2, 3)]),
-    "binary": ((pa.binary(),), [(b"",), (b"\x00",), (b"\xff",)]),
-    "float": ((pa.float64(),), [(1.5,), (float("inf"),), (-2.0,)]),
-}
 
 
 def apply(collapsed: Collapsed, before: dict[Key, Row]) -> dict[Key, Row]:

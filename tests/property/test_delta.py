@@ -12,13 +12,13 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.change import Op, Position
 from tailrace.destination import Batch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.schema import TableSchema
-
-from .replay import (
+from tailrace.model.change import Op, Position
+from tailrace.model.schema import TableSchema
+from tests.support.history import (
+    KINDS,
     Event,
     Key,
     Row,
@@ -29,7 +29,6 @@ from .replay import (
     shifting_histories,
     table_of,
 )
-from .test_collapse import KINDS
 
 
 def rows_of(path: str, destination: DeltaDestination, names: list[str]) -> list[Row]:

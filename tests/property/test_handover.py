@@ -12,11 +12,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, TableDirectives
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.replay import SourceReplay
+from tests.support.database import PostgresDatabase
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n numeric(12,2), at timestamptz);

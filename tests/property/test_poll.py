@@ -18,12 +18,13 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from tailrace.change import Changes
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, ScanSplit, Split
+from tailrace.model.change import Changes
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import PostgresDatabase
+from tailrace.source.split import ScanSplit, Split
 from tailrace.testing.replay import SourceReplay
+from tests.support.database import PostgresDatabase
 
 # A case takes too long for hypothesis to try hundreds of smaller ones.
 EVERY_ORDER = settings(

@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.sqlite.affinity import Affinity, affinity_of, arrow_type, read_column
-from tailrace.sqlite.cell import CellKind, decode_records
-from tailrace.sqlite.change import describe_update
-from tailrace.sqlite.record import MalformedRecordError, Value, decode, encode, split
-from tailrace.sqlite.record_batch import describe_updates, encode_columns
+from tailrace.capture.change import describe_update
+from tailrace.capture.column_type import Affinity, affinity_of, arrow_type, read_column
+from tailrace.capture.record import MalformedRecordError, Value, decode, encode, split
+from tailrace.capture.record_decode import CellKind, decode_records
+from tailrace.capture.record_encode import describe_updates, encode_columns
 
 integers = st.one_of(
     st.integers(-(2**63), 2**63 - 1),

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from tailrace.source import Limit, TableDirectives
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.testing.replay import MemoryTable, SourceReplay
-from tailrace.testing.rqlite import RqliteNode, as_json
-from tests.source.rqlite.following import free_port, make_source
+from tests.support.rqlite_following import free_port, make_source
+from tests.support.rqlite_node import RqliteNode, as_json
 
 TABLES = (
     "CREATE TABLE plain (id INTEGER PRIMARY KEY, v TEXT, n REAL, b BLOB, at DATETIME)",

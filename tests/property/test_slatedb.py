@@ -15,14 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, TableDirectives
-from tailrace.source.slatedb import follower, lookup, operator
-from tailrace.source.slatedb.key import KeyLayout
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
+from tailrace.source.slatedb import follower, merge_operator
+from tailrace.source.slatedb import row as lookup
+from tailrace.source.slatedb.key_layout import KeyLayout
 from tailrace.source.slatedb.row import Partition
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.testing.replay import SourceReplay
-from tests.source.slatedb.writing import Writer
+from tests.support.slatedb_writing import Writer
 
 HOUR = 3_600_000
 TABLES = TableOptions.model_validate(
@@ -205,7 +206,7 @@ NUMBERS = st.lists(st.integers(-(2**40), 2**40), min_size=1, max_size=8)
 
 @given(NUMBERS, st.sampled_from(["sum", "max", "min"]), st.sampled_from(["int64", "int64_le", "json"]))
 def test_a_numeric_operator_folds_as_python_does(values: list[int], name: str, value_format: str) -> None:
-    fold = operator.make(name, value_format)
+    fold = merge_operator.make(name, value_format)
     code = {"int64": ">q", "int64_le": "<q"}.get(value_format)
     folded: bytes | None = None
     for value in values:
@@ -236,7 +237,7 @@ def merge_patch(target: Any, patch: Any) -> Any:
 
 @given(JSON, JSON)
 def test_json_merge_is_a_merge_patch(target: Any, patch: Any) -> None:
-    fold = operator.make("json_merge", "json")
+    fold = merge_operator.make("json_merge", "json")
     assert json.loads(fold(json.dumps(target).encode(), json.dumps(patch).encode())) == merge_patch(target, patch)
 
 

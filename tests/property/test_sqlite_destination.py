@@ -17,9 +17,9 @@ from tailrace.destination import Batch
 from tailrace.destination.sqlite import destination as sqlite
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.value import encode, kept_type
-from tailrace.schema import TableSchema
-
-from .replay import (
+from tailrace.model.schema import TableSchema
+from tests.support.history import (
+    KINDS,
     Key,
     Row,
     as_changes,
@@ -29,7 +29,6 @@ from .replay import (
     shifting_histories,
     table_of,
 )
-from .test_collapse import KINDS
 
 
 def rows_in(path: str) -> list[Row]:

@@ -15,9 +15,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.sqlite import capture, enable, hook, note, statement
-from tailrace.sqlite.layout import own_tables
-from tailrace.sqlite.replica import apply, revert
+from tailrace.capture import capture, change_buffer, ddl_watch, enable, hook
+from tailrace.capture.layout import own_tables
+from tailrace.capture.replica import apply, revert
 
 START = """
 CREATE TABLE t(id INTEGER PRIMARY KEY, a UNIQUE, b REAL);
@@ -107,11 +107,11 @@ def _run_hooked(path: Path, history: list[Step]) -> None:
 
 def _run_hooked_in_batches(path: Path, history: list[Step]) -> None:
     with pytest.MonkeyPatch.context() as patch, closing(apsw.Connection(str(path))) as connection:
-        patch.setattr(note, "STREAK", 1)
-        patch.setattr(note, "WORTH", 2)
-        for module in (note, hook):
+        patch.setattr(change_buffer, "STREAK", 1)
+        patch.setattr(change_buffer, "WORTH", 2)
+        for module in (change_buffer, hook):
             patch.setattr(module, "LONG", 3)
-        patch.setattr(statement, "_MANY", 1)
+        patch.setattr(ddl_watch, "_MANY", 1)
         capture(connection, "full")
         for sql, parameters in history:
             with suppress(apsw.SQLError, apsw.ConstraintError, apsw.MismatchError):

@@ -15,9 +15,9 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.change import Changes, Op
-from tailrace.destination.webhook.event import format_of
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.destination.webhook.format.event import format_of
+from tailrace.model.change import Changes, Op
+from tailrace.model.schema import Column, TableName, TableSchema
 
 FORMATS = ("rqlite", "cloudevents", "debezium")
 INT64 = st.integers(-(2**63), 2**63 - 1)

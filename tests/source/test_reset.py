@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UnavailableError
-from tailrace.selection import TableOptions
-from tailrace.source import Source
+from tailrace.option.table import TableOptions
 from tailrace.source.poll.source import PollSource
+from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
+from tailrace.source.source import Source
 from tailrace.source.sqlite.source import SqliteSource
-from tests.removal import removals_fail
+from tests.support.removal import removals_fail
 
 
 def polled(folder: Path) -> tuple[Source, Path]:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import START, Position
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.state import StateStore, TableState
 
 AT = datetime(2025, 6, 7, 8, 9, 10, tzinfo=UTC)

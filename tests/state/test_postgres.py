@@ -10,9 +10,9 @@ import pytest
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.state import BatchRecord, Owner, StoreAddress, TableState
-from tailrace.status import PipelineStatus
-from tailrace.testing.database import PostgresDatabase
+from tailrace.state.status import PipelineStatus
 from tailrace.testing.wait import wait_until
+from tests.support.database import PostgresDatabase
 
 CANARY = "c4nary-Pa55"
 

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
 
-from tailrace.change import Position
 from tailrace.errors import OwnedError
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import Position
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.state import BatchRecord, StateStore, StoreAddress, TableState, TableUpdate
-from tailrace.state.machine import TRANSITIONS, TransitionError, durable, resumed
-from tailrace.testing.database import PostgresDatabase
+from tailrace.state.state_machine import TRANSITIONS, TransitionError, durable, resumed
+from tests.support.database import PostgresDatabase
 
 IDS = st.sampled_from(["1", "2", "3"])
 COMMITS = st.integers(0, 6)

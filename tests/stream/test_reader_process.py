@@ -11,11 +11,11 @@ from contextlib import ExitStack
 from pyspark.sql.streaming.python_streaming_source_runner import GET_DEFAULT_READ_LIMIT_FUNC_ID
 from pyspark.sql.types import StructType
 
-from tailrace.selection import TableOptions
-from tailrace.source import Limit
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
 from tailrace.source.sqlite.source import SqliteSource
-from tailrace.stream.datasource import Feed, bound
-from tailrace.stream.sealed import Pickled
+from tailrace.stream.block import Pickled
+from tailrace.stream.data_source import Feed, bound
 
 RUNNER = """
 import socket, sys

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.source import Split
-from tailrace.stream.datasource import spread
+from tailrace.source.split import Split
+from tailrace.stream.data_source import spread
 
 
 @given(st.dictionaries(st.text(min_size=1), st.integers(0, 10**9)), st.integers(1, 8))

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import letter, queue, sqlite, tape
+from tailrace.cli import dead_letter, queue, sqlite, tape
+from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json, reported
 from tailrace.cli.output import guard_output
-from tailrace.cli.report import EXIT_CODES, Debug, Json, PipelineFile, print_json, reported
-from tailrace.cli.usage import Commands
 from tailrace.cli.verify import verify
 
 if TYPE_CHECKING:
@@ -52,8 +51,8 @@ def run(
     The first Ctrl-C or SIGTERM finishes the batch in hand, the second stops at once; nothing is lost either way.
     With --once, a table in error ends in exit code 8.
     """
-    from tailrace.cli.service import run_pipeline
-    from tailrace.config import load
+    from tailrace.cli.run import run_pipeline
+    from tailrace.config.pipeline import load
 
     run_pipeline(load(file), once=once, plain=plain, as_json=as_json)
 
@@ -63,7 +62,7 @@ def run(
 def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Look whether source and destination are ready, without changing anything; exit code 3 if they are not."""
     from tailrace.cli.inspect import check_pipeline, print_findings
-    from tailrace.config import load
+    from tailrace.config.pipeline import load
 
     findings = check_pipeline(load(file))
     print_findings(findings, as_json=as_json)
@@ -79,8 +78,8 @@ def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
     Reads only the pipeline's state: no connection to source or destination is made, no password of theirs needed.
     """
     from tailrace.cli.inspect import print_status
-    from tailrace.config import load
-    from tailrace.status import PipelineStatus
+    from tailrace.config.pipeline import load
+    from tailrace.state.status import PipelineStatus
 
     with load(file, connects=False).store_address.open_reading() as store:
         print_status(PipelineStatus.read(store), as_json=as_json)
@@ -96,7 +95,7 @@ def metrics(
     debug: Debug = False,
 ) -> None:
     """Print how each table stands as metrics for Prometheus. Reads only the state, also while nothing runs."""
-    from tailrace.cli.metric import print_metrics, serve_metrics
+    from tailrace.cli.inspect import print_metrics, serve_metrics
 
     if listen is None:
         print_metrics(file)
@@ -112,8 +111,8 @@ def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
     Once the pipeline has run, also the state each of them is in.
     """
     from tailrace.cli.inspect import print_tables, read_states
-    from tailrace.config import load
-    from tailrace.registry import open_source
+    from tailrace.config.pipeline import load
+    from tailrace.config.registry import open_source
 
     config = load(file)
     print_tables(open_source(config).tables(), read_states(config), as_json=as_json)
@@ -134,8 +133,8 @@ def prepare(
 
     Without it they are derived from the log, which suffices for most; docs/schema-changes.md has the difference.
     """
-    from tailrace.cli.setup import prepare_source
-    from tailrace.config import load
+    from tailrace.cli.operate import prepare_source
+    from tailrace.config.pipeline import load
 
     prepare_source(load(file), print_sql=print_sql, remove=remove, as_json=as_json)
 
@@ -179,8 +178,8 @@ def skip(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debu
 
 
 def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> None:
-    from tailrace.cli.request import ask
-    from tailrace.config import load
+    from tailrace.cli.operate import ask
+    from tailrace.config.pipeline import load
 
     ask(load(file, connects=False), kind, table, as_json=as_json)
 
@@ -197,8 +196,8 @@ def reset(
 
     For when the upstream or the journal lost what was needed. The destination keeps its rows until then.
     """
-    from tailrace.cli.setup import reset_pipeline
-    from tailrace.config import load
+    from tailrace.cli.operate import reset_pipeline
+    from tailrace.config.pipeline import load
 
     config = load(file)
     if not yes:
@@ -215,13 +214,13 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
 
     For `source: {type: rqlite}`: its events are safe while the pipeline is stopped, upgraded or moved.
     """
-    from tailrace.cli.receive import receive as receive_only
+    from tailrace.cli.run import receive as receive_only
 
     receive_only(file, as_json=as_json)
 
 
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
-app.add_typer(letter.app, name="errors")
+app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
 app.add_typer(sqlite.app)
 app.add_typer(tape.app)
@@ -252,7 +251,7 @@ def warm(as_json: Json = False, debug: Debug = False) -> None:
 
     Keeps an archive of the classes Spark loads (about 160 MB) in the user's cache. Once more after an upgrade.
     """
-    from tailrace.cli.setup import warm_up
+    from tailrace.cli.operate import warm_up
 
     warm_up(as_json=as_json)
 
@@ -261,7 +260,7 @@ def warm(as_json: Json = False, debug: Debug = False) -> None:
 @reported
 def schema(debug: Debug = False) -> None:
     """Print the JSON Schema of a pipeline's file, for editors and for reading which keys there are."""
-    from tailrace.config import json_schema
+    from tailrace.config.pipeline import json_schema
 
     print_json(json_schema())
 

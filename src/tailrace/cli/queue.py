@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, PipelineFile, print_json, print_result, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json, print_result, reported
 
 if TYPE_CHECKING:
     from tailrace.destination.webhook.destination import WebhookDestination
@@ -62,9 +62,9 @@ def purge(
     debug: Debug = False,
 ) -> None:
     """Give up everything that waits: it is never sent. Also the way on after damage. The pipeline must not run."""
-    from tailrace.destination.webhook.leader import Leadership, open_engine
-    from tailrace.destination.webhook.ownership import claim_queue, queue_id
     from tailrace.destination.webhook.queue import QueueWriter
+    from tailrace.destination.webhook.sender.leader import Leadership, open_engine
+    from tailrace.destination.webhook.sender.lock import claim_queue, queue_id
 
     destination = _open(file)
     folder = Path(destination.queue)
@@ -96,9 +96,9 @@ def _events(waiting: int | None) -> str:
 
 
 def _open(file: Path) -> WebhookDestination:
-    from tailrace.config import load
+    from tailrace.config.pipeline import load
+    from tailrace.config.registry import open_destination
     from tailrace.destination.webhook.destination import WebhookDestination
-    from tailrace.registry import open_destination
 
     config = load(file)
     _require_webhook(config.destination.type)
@@ -108,7 +108,7 @@ def _open(file: Path) -> WebhookDestination:
 
 
 def queue_folder(file: Path) -> Path:
-    from tailrace.config import load
+    from tailrace.config.pipeline import load
     from tailrace.destination.webhook.option import WebhookOptions
 
     options = load(file, connects=False).destination
@@ -128,11 +128,11 @@ def _require_webhook(kind: str) -> None:
 
 def read_queue(folder: Path) -> dict[str, Any]:
     """How the queue stands, by its files alone."""
-    from tailrace.child import read_status
-    from tailrace.destination.webhook.ownership import is_claimed
     from tailrace.destination.webhook.queue import QueueReader
-    from tailrace.destination.webhook.report import STATUS
+    from tailrace.destination.webhook.sender.lock import is_claimed
+    from tailrace.destination.webhook.sender.status import STATUS
     from tailrace.errors import DamagedError
+    from tailrace.system.child_process import read_status
 
     said, running = read_status(folder, STATUS), is_claimed(folder)
     error = said.get("error") or {}
@@ -159,7 +159,7 @@ def read_queue(folder: Path) -> dict[str, Any]:
 
 
 def _waiting(reader: QueueReader, delivered_to: str | None) -> int:
-    from tailrace.change import START, Position
+    from tailrace.model.change import START, Position
 
     place = max(reader.released, Position.parse(delivered_to) if delivered_to else START)
     return max(reader.count(Position(place.commit, 0)) - place.ordinal, 0)
@@ -167,8 +167,8 @@ def _waiting(reader: QueueReader, delivered_to: str | None) -> int:
 
 def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: bool) -> int:
     """Send until nothing waits or time is over; how many events wait then. A running pipeline's sender does it."""
-    from tailrace.destination.webhook.ownership import is_claimed
-    from tailrace.destination.webhook.sender import Sender
+    from tailrace.destination.webhook.sender.lock import is_claimed
+    from tailrace.destination.webhook.sender.sender import Sender
     from tailrace.errors import OwnedError
 
     folder = Path(destination.queue)
@@ -196,9 +196,9 @@ def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: boo
 
 def _pending(folder: Path) -> int:
     """How many events wait. Raises DamagedError when they cannot be counted."""
-    from tailrace.child import read_status
     from tailrace.destination.webhook.queue import QueueReader
-    from tailrace.destination.webhook.report import STATUS
+    from tailrace.destination.webhook.sender.status import STATUS
+    from tailrace.system.child_process import read_status
 
     with closing(QueueReader(folder)) as reader:
         return _waiting(reader, read_status(folder, STATUS).get("delivered_to"))

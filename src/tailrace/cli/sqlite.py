@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_result, reported
 
 app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
 
@@ -27,8 +27,8 @@ def enable(
     debug: Debug = False,
 ) -> None:
     """Capture every change of the file by triggers. Run it again after DDL: it brings the triggers up to date."""
-    from tailrace.sqlite import trigger
-    from tailrace.sqlite.replica import open_file
+    from tailrace.capture import trigger
+    from tailrace.capture.replica import open_file
 
     with open_file(file) as connection:
         captured = trigger.enable(connection, f"{mode},{table}")
@@ -45,8 +45,8 @@ def disable(
     debug: Debug = False,
 ) -> None:
     """Stop capturing the file. The tape stays readable unless it is dropped."""
-    from tailrace.sqlite import trigger
-    from tailrace.sqlite.replica import open_file
+    from tailrace.capture import trigger
+    from tailrace.capture.replica import open_file
 
     with open_file(file) as connection:
         dropped = trigger.disable(connection, drop=drop)
@@ -58,9 +58,9 @@ def disable(
 @reported
 def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
     """Show what captures the file by triggers, and what is on its tape."""
-    from tailrace.sqlite import layout, trigger
-    from tailrace.sqlite.replica import open_file
-    from tailrace.sqlite.tape import Tape
+    from tailrace.capture import layout, trigger
+    from tailrace.capture.replica import open_file
+    from tailrace.capture.tape import Tape
 
     with open_file(file, writes=False) as connection:
         state = trigger.read_status(connection)
@@ -101,8 +101,8 @@ def purge(
     debug: Debug = False,
 ) -> None:
     """Forget the changes before one. The numbers of changes go on as they were; they never start over."""
-    from tailrace.sqlite.replica import open_file
-    from tailrace.sqlite.sequence import purge as forget
+    from tailrace.capture.replica import open_file
+    from tailrace.capture.tape import purge as forget
 
     with open_file(file) as connection:
         count = forget(connection, upto, table)

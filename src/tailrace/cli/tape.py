@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.report import Debug, Json, print_json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_json, print_result, reported
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailrace.sqlite.change import CapturedChange
-    from tailrace.sqlite.layout import CaptureConnection
-    from tailrace.sqlite.tape import TapeTransaction
+    from tailrace.capture.change import CapturedChange
+    from tailrace.capture.layout import CaptureConnection
+    from tailrace.capture.tape import TapeTransaction
 
 app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
 
@@ -40,7 +40,7 @@ def apply(
     debug: Debug = False,
 ) -> None:
     """Bring DST up to what SRC has committed. Repeating it goes on where it stopped; a missing DST is copied first."""
-    from tailrace.sqlite import replica
+    from tailrace.capture import replica
 
     done = replica.apply(source, destination, table=table, start=start)
     copied = "copied, then " if done.copied else ""
@@ -60,7 +60,7 @@ def revert(
     debug: Debug = False,
 ) -> None:
     """Undo changes of the file, all in one transaction. What is undone stays on the tape, and the undoing joins it."""
-    from tailrace.sqlite import replica
+    from tailrace.capture import replica
 
     if (to is None) == (last is None):
         raise ConfigError("say how far to go back", fix="either --to CHANGE_ID or --last N")
@@ -79,8 +79,8 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have the names they have now."""
-    from tailrace.sqlite.replica import open_file
-    from tailrace.sqlite.tape import Tape
+    from tailrace.capture.replica import open_file
+    from tailrace.capture.tape import Tape
 
     with open_file(file, writes=False) as connection:
         tape = Tape(connection, table)
@@ -142,14 +142,14 @@ def _named(
 
 
 def _column_names(connection: CaptureConnection, table: str) -> list[str]:
-    from tailrace.sqlite.layout import quoted
+    from tailrace.capture.layout import quoted
 
     return [str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()]
 
 
 def _literal(value: object) -> str:
     """A value as SQL writes it, so that '1', 1 and 1.0 look different."""
-    from tailrace.sqlite.affinity import exact_text
+    from tailrace.capture.column_type import exact_text
 
     if value is None:
         return "NULL"

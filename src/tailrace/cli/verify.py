@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.report import Debug, Json, PipelineFile, colored, print_json, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json, reported
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def verify(
     Run it when the pipeline has caught up: changes on their way are differences, too. Works with no Spark running.
     Tables without a key, or kept with their history, cannot be compared, and are named.
     """
-    from tailrace.config import load
+    from tailrace.config.pipeline import load
     from tailrace.verify.comparison import verify as compare
 
     verdicts = []

@@ -13,9 +13,9 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Position
 from tailrace.errors import Finding
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.change import Changes, Position
+from tailrace.model.schema import TableName, TableSchema
 
 Refetch = Callable[[TableSchema, pa.Table], pa.Table]
 """Rows as they are upstream now, for the given keys; rows that are gone are left out."""

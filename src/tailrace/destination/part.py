@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Op, Position
-from tailrace.collapse import fit, slim
 from tailrace.destination import Batch
 from tailrace.errors import TableError, UnavailableError
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.change import Changes, Op, Position
+from tailrace.model.collapse import fit, slim
+from tailrace.model.schema import TableName, TableSchema
 
 POSITION = "_tailrace_position"
 OP = "_tailrace_op"

@@ -8,9 +8,9 @@ import zlib
 from pathlib import Path
 from urllib.parse import quote, unquote
 
-from tailrace.change import START, Position
 from tailrace.errors import DamagedError
-from tailrace.wholefile import make_folder, sync
+from tailrace.model.change import START, Position
+from tailrace.system.atomic_file import make_folder, sync
 
 _FOLDER = "cursors"
 _SUFFIX = ".cursor"

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tailrace.change import Position
+from tailrace.model.change import Position
 
 MAGIC = b"\xf7TrF"
 _COMPLETE = 1

@@ -8,9 +8,9 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tailrace.change import Position
 from tailrace.journal.frame import HEADER_BYTES, MAGIC, FrameRef, Header, decode, is_sound, last_of
 from tailrace.journal.segment import SegmentHeader, State
+from tailrace.model.change import Position
 
 _NEAR = 1 << 16  # read ahead this much while frames are small,
 _FAR = 1 << 12  # and this much when the next header is behind a big payload

@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.change import START, Position
 from tailrace.errors import OwnedError, UnavailableError
-from tailrace.filelock import is_current, is_locked, try_lock
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
 from tailrace.journal.writer import JournalWriter
-from tailrace.wholefile import make_folder, remove, sync
+from tailrace.model.change import START, Position
+from tailrace.system.atomic_file import make_folder, remove, sync
+from tailrace.system.file_lock import is_current, is_locked, try_lock
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.change import START, Position
 from tailrace.errors import DamagedError, LostError, UnavailableError
 from tailrace.journal.frame import HEADER_BYTES, Frame, FrameRef, decode, is_sound
 from tailrace.journal.index import SegmentIndex
 from tailrace.journal.recovery import open_segment, void_limits
 from tailrace.journal.segment import SegmentHeader, State, list_segments, read_header
+from tailrace.model.change import START, Position
 
 _SETTLE_SECONDS = 1.0
 _KEPT_INDEXES = 3

@@ -16,7 +16,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tailrace.change import Position
 from tailrace.errors import DamagedError
 from tailrace.journal.index import Gap, SegmentIndex
 from tailrace.journal.segment import (
@@ -27,7 +26,8 @@ from tailrace.journal.segment import (
     remove_segment,
     sequence_of,
 )
-from tailrace.wholefile import sync
+from tailrace.model.change import Position
+from tailrace.system.atomic_file import sync
 
 _QUARANTINE = "quarantine"
 

@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from tailrace.change import START, Position
 from tailrace.errors import DamagedError
 from tailrace.journal.frame import padded
-from tailrace.wholefile import sync
+from tailrace.model.change import START, Position
+from tailrace.system.atomic_file import sync
 
 SUFFIX = ".seg"
 _MAGIC = b"tailrace"

@@ -10,14 +10,14 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-from tailrace.change import START, Position
 from tailrace.errors import LostError, UnavailableError
-from tailrace.failpoint import reach
 from tailrace.journal.cursor import cursors
 from tailrace.journal.frame import Frame, encode, frame_bytes
 from tailrace.journal.index import SegmentIndex
 from tailrace.journal.recovery import Damage, Recovered, open_segment
 from tailrace.journal.segment import SegmentHeader, State, create_segment, remove_segment, segment_name
+from tailrace.model.change import START, Position
+from tailrace.system.failpoint import reach
 
 _log = logging.getLogger(__name__)
 

@@ -8,14 +8,12 @@ all of it is written as JSON. Pure values: no connection, no clock.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
-from tailrace.change import Position
-from tailrace.source import Limit, Phase, TableDirectives, TableProgress
-from tailrace.source.goal import bounded
-from tailrace.source.heed import apply_directives
+from tailrace.model.change import Position
+from tailrace.source.follower import Limit, Phase, TableDirectives, TableProgress
 
 Id = TypeVar("Id", int, str)
 LogPoint = TypeVar("LogPoint", bound=tuple[int, int])
@@ -228,3 +226,68 @@ def log_ranges(
     """Per table, the log range that lies between two offsets. Pure: `plan` relies on it."""
     ranges = {name: LogRange(now.place(start.log), then.place(end.log)) for name, now, then in readers(start, end)}
     return {name: reading for name, reading in ranges.items() if reading.upto > reading.after}
+
+
+# What orders make of one table's place in an offset, the same for every source.
+
+
+class DirectedTable(Protocol):
+    """Where one table stands, as its source writes it down."""
+
+    @property
+    def phase(self) -> Phase: ...
+
+    @property
+    def request(self) -> int: ...
+
+    @property
+    def holds(self) -> bool:
+        """Whether a stopped table can go on where it is, for which the log behind that place is kept."""
+        ...
+
+    def stop(self, at: Any) -> Self:
+        """Not read from now on. Behind `at` it can go on; None: only a new copy helps."""
+        ...
+
+    def resume(self) -> Self:
+        """Where a stopped table goes on."""
+        ...
+
+
+Directed = TypeVar("Directed", bound=DirectedTable)
+Reached = TypeVar("Reached")
+
+
+def apply_directives(
+    table: Directed,
+    upstream_id: str,
+    directives: TableDirectives,
+    *,
+    reached: Reached,
+    place_of: Callable[[str, Reached], Reached | None],
+) -> Directed:
+    """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it then.
+
+    A table in error or paused stays where it is, also while it waits for a new copy to begin: what it would read until
+    then would be behind the changes that failed.
+    """
+    if upstream_id in directives.stopped:
+        resume = directives.stopped[upstream_id]
+        if table.phase != "stopped" or (resume is None and table.holds):
+            return table.stop(place_of(resume, reached) if resume else None)
+    elif upstream_id in directives.paused:
+        if table.phase != "stopped":
+            return table.stop(reached if table.phase != "init" else None)
+    elif table.phase == "stopped":
+        return table.resume()
+    return table
+
+
+# Where a run with `--once` ends: what is written to all the time would keep it from ever ending.
+
+Head = TypeVar("Head", bound=tuple[int, int] | int)
+
+
+def bounded(head: Head, goal: Head | None, copied: Iterable[Head]) -> Head:
+    """How far to read a log that ends at `head`: no further than the goal, or than what tables were `copied` at."""
+    return head if goal is None else min(head, max([goal, *copied]))

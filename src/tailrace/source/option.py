@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import BeforeValidator, Field, ValidationInfo
 
-from tailrace.option import FilePath, OptionContext, Options, Size
+from tailrace.option.value import FilePath, OptionContext, Options, Size
 
 
 def _journal_path(value: object, info: ValidationInfo) -> object:

@@ -4,9 +4,6 @@ Each concern is a small protocol in `tailrace.state.protocol`; `StateStore` keep
 Postgres (`StoreAddress` says where). The runner writes, any number of other processes read at the same time.
 """
 
-from tailrace.state.address import StoreAddress
-from tailrace.state.lock import Owner, RunnerLock
-from tailrace.state.machine import TableState
 from tailrace.state.protocol import (
     DeadLetters,
     Lease,
@@ -20,13 +17,16 @@ from tailrace.state.record import (
     BatchRecord,
     DeadLetter,
     OperatorRequest,
+    Owner,
     PipelineRecord,
     Retry,
     SourceStatus,
     TableRecord,
     TableUpdate,
 )
-from tailrace.state.store import StateStore
+from tailrace.state.runner import RunnerLock
+from tailrace.state.state_machine import TableState
+from tailrace.state.store import StateStore, StoreAddress
 
 __all__ = [
     "BatchRecord",

@@ -13,9 +13,9 @@ from psycopg import conninfo, sql
 from psycopg.rows import DictRow, dict_row
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
-from tailrace.libpq import read_dsn, relief
 from tailrace.state import layout
-from tailrace.state.engine import Row, Values, closed_on_error
+from tailrace.state.database import Row, Values, closed_on_error
+from tailrace.system.libpq import read_dsn, relief
 
 _DIALECT = layout.Dialect("BIGINT", "DOUBLE PRECISION", "BYTEA", 'TEXT COLLATE "C"')
 _SETTINGS = {

@@ -1,4 +1,4 @@
-"""What was applied durably, and what the receiving half says of itself, in SQL."""
+"""What was applied durably, what operators asked for, and what was set aside, in SQL."""
 
 from __future__ import annotations
 
@@ -6,12 +6,28 @@ import json
 from collections.abc import Sequence
 
 from tailrace.errors import LostError
-from tailrace.state.machine import TableState
-from tailrace.state.record import BatchRecord, SourceStatus, TableRecord, TableUpdate
-from tailrace.state.row import STATUS_COLUMNS, now, read_batch, read_source_status, text_of, write_source_status
-from tailrace.state.session import StateTransaction
-from tailrace.state.table import TableStore
-from tailrace.state.transition import add_up
+from tailrace.state.record import (
+    STATUS_COLUMNS,
+    BatchRecord,
+    DeadLetter,
+    DeadLetterStatus,
+    OperatorRequest,
+    RequestKind,
+    SourceStatus,
+    TableRecord,
+    TableUpdate,
+    now,
+    read_batch,
+    read_dead_letter,
+    read_request,
+    read_source_status,
+    storable,
+    text_of,
+    write_source_status,
+)
+from tailrace.state.state_machine import TableState
+from tailrace.state.table import TableStore, add_up
+from tailrace.state.transaction import StateSession, StateTransaction
 
 _KEPT_BATCHES = 1000
 _SAVE_STATUS = (
@@ -91,3 +107,133 @@ class ProgressStore(TableStore):
     def source_status(self) -> SourceStatus | None:
         rows = self._session.read("SELECT * FROM source_status WHERE pipeline = :pipeline")
         return read_source_status(rows[0]) if rows else None
+
+
+# What operators ask of the runner, in SQL. Requests are kept after they are done, with what came of them.
+
+_UNDONE_BY: dict[RequestKind, RequestKind] = {"pause": "resume", "resume": "pause"}
+
+
+class RequestStore:
+    """Implements `Requests` over a session."""
+
+    _session: StateSession
+
+    def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> OperatorRequest:
+        # An operator's command is no runner: it must work beside one.
+        with self._session.write(fenced=False) as tx:
+            rows = tx.run(
+                'SELECT * FROM request WHERE pipeline = :pipeline AND kind IN (:kind, :undone_by) AND "table" = :table'
+                " AND done_at IS NULL ORDER BY id",
+                kind=kind,
+                undone_by=_UNDONE_BY.get(kind, kind),
+                table=table,
+            )
+            last = [row for row in rows if row["argument"] == argument][-1:]
+            row = (
+                [row for row in last if row["kind"] == kind]
+                or tx.run(
+                    'INSERT INTO request (pipeline, id, kind, "table", argument, at)'
+                    " VALUES (:pipeline, :id, :kind, :table, :argument, :at) RETURNING *",
+                    id=tx.next_id(),
+                    kind=kind,
+                    table=table,
+                    argument=argument,
+                    at=text_of(now()),
+                )
+            )[0]
+        return read_request(row)
+
+    def open_requests(self) -> list[OperatorRequest]:
+        rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND done_at IS NULL ORDER BY id")
+        return [read_request(row) for row in rows]
+
+    def request(self, request_id: int) -> OperatorRequest | None:
+        rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND id = :id", id=request_id)
+        return read_request(rows[0]) if rows else None
+
+    def finish_request(self, request_id: int, outcome: str | None = None) -> None:
+        with self._session.write() as tx:
+            tx.run(
+                "UPDATE request SET done_at = :at, outcome = :outcome"
+                " WHERE pipeline = :pipeline AND id = :id AND done_at IS NULL",
+                at=text_of(now()),
+                outcome=storable(outcome) if outcome else outcome,
+                id=request_id,
+            )
+
+
+# Changes that could not be applied, in SQL.
+
+
+class DeadLetterStore:
+    """Implements `DeadLetters` over a session."""
+
+    _session: StateSession
+
+    def put_dead_letter(
+        self,
+        upstream_id: str,
+        table: str,
+        position: str,
+        *,
+        kind: str,
+        reason: str,
+        fix: str | None = None,
+        raw: bytes | None = None,
+        version: int | None = None,
+    ) -> DeadLetter:
+        with self._session.write() as tx:
+            rows = tx.run(
+                'INSERT INTO dead_letter (pipeline, id, upstream_id, "table", position, kind, reason, fix, raw,'
+                " version, tries, first_at, last_at, status) VALUES (:pipeline, :id, :upstream_id, :table, :position,"
+                " :kind, :reason, :fix, :raw, :version, 1, :at, :at, 'waiting')"
+                " ON CONFLICT (pipeline, upstream_id, position) DO UPDATE SET"
+                ' "table" = excluded."table", kind = excluded.kind, reason = excluded.reason, fix = excluded.fix,'
+                " raw = COALESCE(excluded.raw, dead_letter.raw),"
+                " version = COALESCE(excluded.version, dead_letter.version),"
+                " tries = dead_letter.tries + 1, last_at = excluded.last_at,"
+                " status = CASE dead_letter.status WHEN 'skipped' THEN 'skipped' ELSE 'waiting' END RETURNING *",
+                id=tx.next_id(),
+                upstream_id=upstream_id,
+                table=table,
+                position=position,
+                kind=kind,
+                reason=storable(reason),
+                fix=storable(fix) if fix else fix,
+                raw=raw,
+                version=version,
+                at=text_of(now()),
+            )
+        return read_dead_letter(rows[0])
+
+    def dead_letters(self, table: str | None = None, status: DeadLetterStatus | None = None) -> list[DeadLetter]:
+        wanted = "SELECT * FROM dead_letter WHERE pipeline = :pipeline"
+        wanted += ' AND "table" = :table' if table is not None else ""
+        wanted += " AND status = :status" if status is not None else ""
+        rows = self._session.read(f"{wanted} ORDER BY id", table=table, status=status)
+        return [read_dead_letter(row) for row in rows]
+
+    def dead_letter(self, letter_id: int) -> DeadLetter | None:
+        rows = self._session.read("SELECT * FROM dead_letter WHERE pipeline = :pipeline AND id = :id", id=letter_id)
+        return read_dead_letter(rows[0]) if rows else None
+
+    def settle_dead_letter(self, letter_id: int, status: DeadLetterStatus) -> None:
+        with self._session.write() as tx:
+            tx.run(
+                "UPDATE dead_letter SET status = :status WHERE pipeline = :pipeline AND id = :id",
+                status=status,
+                id=letter_id,
+            )
+
+    def skips(self) -> dict[str, list[str]]:
+        rows = self._session.read(
+            "SELECT d.upstream_id, d.position FROM dead_letter AS d LEFT JOIN table_state AS t"
+            " ON t.pipeline = d.pipeline AND t.upstream_id = d.upstream_id WHERE d.pipeline = :pipeline"
+            " AND d.status = 'skipped' AND (t.position IS NULL OR d.position > t.position)"
+            " ORDER BY d.upstream_id, d.position"
+        )
+        skipped: dict[str, list[str]] = {}
+        for row in rows:
+            skipped.setdefault(row["upstream_id"], []).append(row["position"])
+        return skipped

@@ -12,13 +12,12 @@ from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
-from tailrace.state.lock import Owner
-from tailrace.state.machine import TableState
 from tailrace.state.record import (
     BatchRecord,
     DeadLetter,
     DeadLetterStatus,
     OperatorRequest,
+    Owner,
     PipelineRecord,
     RequestKind,
     Retry,
@@ -26,10 +25,11 @@ from tailrace.state.record import (
     TableRecord,
     TableUpdate,
 )
+from tailrace.state.state_machine import TableState
 
 if TYPE_CHECKING:
-    from tailrace.change import Position
-    from tailrace.schema import TableSchema
+    from tailrace.model.change import Position
+    from tailrace.model.schema import TableSchema
 
 
 class TableStates(Protocol):

@@ -11,13 +11,37 @@ import json
 import pickle
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
+from typing import Generic, TypeVar
 
 import pyarrow as pa
+from pyspark import cloudpickle
 
 from tailrace.destination import Staged
 from tailrace.errors import TableError, revive
-from tailrace.schema import TableSchema
-from tailrace.source import Split
+from tailrace.model.schema import TableSchema
+from tailrace.source.split import Split
+
+# Something that travels pickled and is opened where it is used.
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Pickled(Generic[T]):
+    """A value on its way to a task. Processes that only pass it on are spared its imports, which take them longer and
+    more memory than all else they do."""
+
+    content: bytes
+
+    @classmethod
+    def of(cls, value: T) -> Pickled[T]:
+        return cls(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
+
+    def open(self) -> T:
+        """The value; each call gives another copy."""
+        value: T = pickle.loads(self.content)  # noqa: S301 - sealed by the same pipeline
+        return value
+
 
 # The order is that in which a table's rows must be looked at.
 ERROR, STAGED, LOG = 0, 1, 2

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrace import wholefile
 from tailrace.errors import LostError
-from tailrace.source import Offset
+from tailrace.source.follower import Offset
 from tailrace.state import StateStore
+from tailrace.system import atomic_file
 
 _MARK = "epoch"
 _DESTINATION = "destination"
@@ -53,8 +53,8 @@ class Checkpoint:
                 f"the checkpoint {self.folder} is older than the state: batch {last.id} is not in it", fix=fix
             )
         if belongs_to != epoch:
-            wholefile.make_folder(self.folder)
-            wholefile.replace_durably(mark, epoch.encode())
+            atomic_file.make_folder(self.folder)
+            atomic_file.replace_durably(mark, epoch.encode())
 
     def note_destination(self, name: str) -> str | None:
         """Where the batches so far went, if that is not `name`, which is written down. Called after `require`."""
@@ -63,7 +63,7 @@ class Checkpoint:
         before = os.fsdecode(mark.read_bytes()) if mark.exists() else None
         if before == name:
             return None
-        wholefile.replace_durably(mark, os.fsencode(name))
+        atomic_file.replace_durably(mark, os.fsencode(name))
         return before
 
     def _forget_empty(self) -> None:
@@ -84,7 +84,7 @@ class Checkpoint:
         own = (self.folder / _OWN, self.folder) if batch_id == 0 else ()
         for place in (self.folder / log / str(batch_id), self.folder / log, *own):
             with suppress(FileNotFoundError):
-                wholefile.sync(place)
+                atomic_file.sync(place)
 
     def last_commit(self) -> tuple[int, Offset] | None:
         """The last batch that is done, and the offset it ended at."""

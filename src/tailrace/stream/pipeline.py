@@ -17,28 +17,27 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from tailrace import config as configuration
-from tailrace import trace
-from tailrace.backoff import Backoff, wait
-from tailrace.config import PipelineConfig
+from tailrace.config import pipeline as configuration
+from tailrace.config.pipeline import PipelineConfig
+from tailrace.config.registry import check, open_destination, open_source
 from tailrace.destination import Batch, Committer
 from tailrace.errors import Finding, UnavailableError, require
-from tailrace.failpoint import reach
-from tailrace.preflight import check
-from tailrace.registry import open_destination, open_source
-from tailrace.source import Limit, Offset
+from tailrace.source.follower import Limit, Offset
 from tailrace.state import RunnerLock, StateStore
-from tailrace.status import PipelineStatus
-from tailrace.stream.attendant import Supervisor
+from tailrace.state.status import PipelineStatus
+from tailrace.stream.block import Pickled
 from tailrace.stream.checkpoint import Checkpoint
-from tailrace.stream.datasource import Feed, bound, drain_file
-from tailrace.stream.failure import passed_on, portable_errors, recognise
-from tailrace.stream.ledger import EVENT_SECONDS, ProgressRecorder
-from tailrace.stream.listener import CommitListener
-from tailrace.stream.microbatch import Applier
-from tailrace.stream.sealed import Pickled
-from tailrace.stream.session import build_session
-from tailrace.ticker import Ticker
+from tailrace.stream.commit_listener import CommitListener
+from tailrace.stream.data_source import Feed, bound, drain_file
+from tailrace.stream.micro_batch import Applier
+from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
+from tailrace.stream.spark_error import passed_on, portable_errors, recognise
+from tailrace.stream.spark_session import build_session
+from tailrace.stream.supervisor import Supervisor
+from tailrace.system import trace
+from tailrace.system.backoff import Backoff, wait
+from tailrace.system.failpoint import reach
+from tailrace.system.ticker import Ticker
 
 BACKOFF = Backoff((0.5, 1.0, 2.0, 5.0, 10.0, 30.0))
 ONCE_ATTEMPTS = 8

@@ -10,9 +10,9 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from tailrace.sqlite import enable
+from tailrace.capture import enable
 from tailrace.stream.pipeline import Pipeline
-from tailrace.stream.session import java_options
+from tailrace.stream.spark_session import java_options
 
 
 def rehearse(folder: Path, options: str) -> None:

@@ -21,10 +21,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.change import Changes, Op, pack_unchanged
 from tailrace.destination import Batch, Destination, Staged
 from tailrace.errors import SchemaChangedError, TableError
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import Changes, Op, pack_unchanged
+from tailrace.model.schema import Column, TableName, TableSchema
 
 RowDict = dict[str, Any]
 

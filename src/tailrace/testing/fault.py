@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tailrace.change import Changes
 from tailrace.destination import Batch, Committer, Destination, Refetch, Staged, Written
 from tailrace.errors import Finding, UnavailableError
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.change import Changes
+from tailrace.model.schema import TableName, TableSchema
 
 Method = Literal["write_rows", "write_changes"]
 Result = TypeVar("Result")

@@ -15,11 +15,13 @@ from typing import Any, Self
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Op
 from tailrace.errors import StaleCopyError
-from tailrace.schema import TableSchema
-from tailrace.source import Follower, Limit, Offset, Source, Split, TableDirectives
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import Changes, Op
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.source import Source
+from tailrace.source.split import Split
 from tailrace.testing.wait import PATIENCE_SECONDS
 
 Key = tuple[Any, ...]

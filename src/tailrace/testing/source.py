@@ -20,9 +20,11 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pytest
 
-from tailrace.change import Changes, Op, Position
-from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, ScanSplit, Source, Split, TableDirectives, TableProgress
+from tailrace.model.change import Changes, Op, Position
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import Limit, Offset, TableDirectives, TableProgress
+from tailrace.source.source import Source
+from tailrace.source.split import ScanSplit, Split
 from tailrace.state import SourceStatus
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position, end_of
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import START, Position, end_of
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.state import BatchRecord, StateStore, StoreAddress, TableRecord, TableUpdate
-from tailrace.state.machine import WAY, TableState, TransitionError
+from tailrace.state.state_machine import WAY, TableState, TransitionError
 
 AT = datetime(2026, 1, 2, 3, 4, 5, 6, tzinfo=UTC)
 

@@ -13,10 +13,10 @@ from datetime import timedelta
 
 import pytest
 
-from tailrace.change import START, Position
 from tailrace.errors import ConfigError, LostError, OwnedError, TailraceError
+from tailrace.model.change import START, Position
 from tailrace.state import BatchRecord, Owner, SourceStatus, StateStore, StoreAddress, TableUpdate
-from tailrace.state.machine import WAY, TableState, TransitionError
+from tailrace.state.state_machine import WAY, TableState, TransitionError
 from tailrace.testing.standing import AT, Stores, TableContract, VersionContract, known, letter, orders
 
 ELSEWHERE = Owner(4711, "another-host", AT)

@@ -19,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace import key as keys
-from tailrace.change import EXACT
-from tailrace.config import PipelineConfig
+from tailrace.config.pipeline import PipelineConfig
+from tailrace.config.registry import open_destination, open_source
 from tailrace.errors import ConfigError
-from tailrace.registry import open_destination, open_source
-from tailrace.schema import TableSchema
+from tailrace.model import key as keys
+from tailrace.model.change import EXACT
+from tailrace.model.schema import TableSchema
 from tailrace.verify.destination import destination_rows, keeps_changes
-from tailrace.verify.pile import DIGEST, RUN_ROWS, KeySpill, strides
+from tailrace.verify.key_spill import DIGEST, RUN_ROWS, KeySpill, strides
 from tailrace.verify.source import RowBatches, source_rows
 
 KEYS_SHOWN = 20

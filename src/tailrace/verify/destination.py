@@ -17,23 +17,23 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace import turso_lock
-from tailrace.change import EXACT
+from tailrace.destination.delta.column import delta_type, to_delta
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.evolution import is_wider
-from tailrace.destination.delta.layout import delta_type, to_delta
 from tailrace.destination.delta.log import reaching
-from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.part import DELETED_AT
-from tailrace.destination.sqlite import register
+from tailrace.destination.sqlite import bookkeeping
+from tailrace.destination.sqlite.column import as_kept, note_nan
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.evolution import plan
-from tailrace.destination.sqlite.file import foreign_content
-from tailrace.destination.sqlite.layout import as_kept, note_nan
 from tailrace.destination.sqlite.name import file_name, listed, quote
+from tailrace.destination.sqlite.replica_file import foreign_content
 from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import PreflightError
-from tailrace.schema import TableSchema
+from tailrace.model.change import EXACT
+from tailrace.model.schema import TableSchema
+from tailrace.system import turso_lock
 from tailrace.verify.source import RowBatches
 
 _READ_ROWS = 50_000
@@ -145,7 +145,7 @@ def _as_in_file(destination: SqliteDestination, table: TableSchema) -> TableSche
     if not _has_file(destination):
         return kept
     with closing(_opened(destination)) as file:
-        now = register.kept(file, table.table)
+        now = bookkeeping.kept(file, table.table)
     followed = kept if now is None else plan(now, table).kept
     return replace(kept, columns=tuple(followed.column(column.name) for column in kept.columns))
 

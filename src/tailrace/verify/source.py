@@ -13,14 +13,14 @@ from typing import Any, cast
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.change import EXACT, Changes
-from tailrace.schema import TableSchema
+from tailrace.model.change import EXACT, Changes
+from tailrace.model.schema import TableSchema
 from tailrace.source.poll.connector import Polled, Query
-from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.source import PollSource
 from tailrace.source.poll.split import pages
 from tailrace.source.postgres.connection import bulk
-from tailrace.source.postgres.mapping import Converter, select_list
+from tailrace.source.postgres.copy_query import Converter, select_list
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.rqlite import copy as rqlite_copy
 from tailrace.source.rqlite.source import RqliteSource

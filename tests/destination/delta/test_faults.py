@@ -12,14 +12,14 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.destination import Batch, Refetch
+from tailrace.destination.delta import copy_on_write, data_file
 from tailrace.destination.delta import destination as delta
-from tailrace.destination.delta import engine, file
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.upkeep import Compaction
+from tailrace.destination.delta.maintenance import Compaction
 from tailrace.errors import TableError, UnavailableError, UnfitError
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of, delete, insert, moved, read, update
-from tests.destination.writing import TREE, write
+from tests.support.destination_writing import TREE, write
 
 BIG = '{"price": "99999999999"}'
 TENANTS = TableSchema(
@@ -111,7 +111,7 @@ def test_what_the_error_of_a_damaged_log_advises_mends_it(lake: Path) -> None:
 def test_files_that_are_full_by_the_bytes_of_their_rows_are_not_merged_again(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(file, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(data_file, "MOST_BYTES", 100_000)
     destination = DeltaDestination(str(lake), compact=Compaction(files=4), vacuum=None)
     for number in range(10):
         rows = (read(id=number * 10 + at, name="x" * 10_000, price=1) for at in range(10))
@@ -164,8 +164,8 @@ def test_a_batch_is_written_in_one_go_unless_it_grew_for_a_huge_transaction(
 ) -> None:
     monkeypatch.setattr(delta, "PART_BYTES", 100_000)
     monkeypatch.setattr(delta, "HUGE_PART_BYTES", 50_000)
-    applied = Mock(wraps=engine.apply)
-    monkeypatch.setattr(engine, "apply", applied)
+    applied = Mock(wraps=copy_on_write.apply)
+    monkeypatch.setattr(copy_on_write, "apply", applied)
     chunks = [chunk for at in range(2) for chunk in changes_of(ITEMS, insert(id=at, name="x" * 60_000, price=1))]
     DeltaDestination(str(lake)).write_changes(ITEMS, chunks, Batch("p", 0), weight=weight)
     assert applied.call_count == times

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace import preflight
-from tailrace.change import Changes
-from tailrace.config import from_dict
+from tailrace.config import registry
+from tailrace.config.pipeline import from_dict
+from tailrace.config.registry import open_destination, open_source
 from tailrace.destination import Batch
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.upkeep import Compaction
+from tailrace.destination.delta.maintenance import Compaction
 from tailrace.errors import SchemaChangedError
-from tailrace.registry import open_destination, open_source
-from tailrace.schema import Column
+from tailrace.model.change import Changes
+from tailrace.model.schema import Column
 from tailrace.testing.destination import ITEMS, TRUNCATE, changes_of, delete, insert, moved, read, update
-from tests.destination.writing import write
+from tests.support.destination_writing import write
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_no_pattern_of_a_history_is_taken_for_wrong_while_the_tables_are_not_kno
     }
     pipeline = from_dict(config)
     destination = open_destination(pipeline)
-    findings = preflight.check(open_source(pipeline), destination)
+    findings = registry.check(open_source(pipeline), destination)
     assert {finding.level for finding in findings} == {"error", "ok"}
     assert [finding.level for finding in destination.check([])] == ["ok", "warning"]
 

@@ -14,13 +14,13 @@ import pytest
 
 from tailrace.destination import Batch
 from tailrace.destination.sqlite import destination as sqlite
-from tailrace.destination.sqlite import file
+from tailrace.destination.sqlite import replica_file
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name
 from tailrace.errors import TableError, UnavailableError
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, read, update
-from tests.destination.writing import TREE, write
+from tests.support.destination_writing import TREE, write
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_disk_that_is_full_once_the_rows_are_there_does_not_cost_the_index_tha
     with closing(sqlite3.connect(path)) as connection:
         connection.execute('CREATE INDEX by_name ON "shop.items" (name)')
     with monkeypatch.context() as full:
-        full.setattr(file, "_SETTINGS", (*file._SETTINGS, f"PRAGMA max_page_count = {pages + 4}"))
+        full.setattr(replica_file, "_SETTINGS", (*replica_file._SETTINGS, f"PRAGMA max_page_count = {pages + 4}"))
         with pytest.raises(UnavailableError, match="full"):
             copied(destination, 1)
     assert [row["id"] for row in rows_at(path)] == [1]
@@ -128,8 +128,8 @@ def test_an_index_on_a_column_that_is_gone_goes_with_it_and_no_other_one_does(pa
 def test_a_transaction_that_sqlite_ended_by_itself_is_not_taken_for_one_that_was_committed(path: Path) -> None:
     with (
         pytest.raises(UnavailableError, match="ended the transaction"),
-        file.reaching(path, "shop.items"),
-        file.opened(path, 1.0) as connection,
-        file.transaction(connection),
+        replica_file.reaching(path, "shop.items"),
+        replica_file.opened(path, 1.0) as connection,
+        replica_file.transaction(connection),
     ):
         connection.execute("ROLLBACK")

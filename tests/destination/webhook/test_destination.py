@@ -13,23 +13,23 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace import config
-from tailrace.change import Changes, Position
-from tailrace.child import read_status, write_status
+from tailrace.config import pipeline
+from tailrace.config.registry import open_destination
 from tailrace.destination import Batch
 from tailrace.destination.webhook import destination as module
 from tailrace.destination.webhook.destination import WebhookCommitter, WebhookDestination
-from tailrace.destination.webhook.event import EVERY
-from tailrace.destination.webhook.ownership import claim_queue
+from tailrace.destination.webhook.format.event import EVERY
 from tailrace.destination.webhook.queue import QueueReader
-from tailrace.destination.webhook.report import STATUS
+from tailrace.destination.webhook.sender.lock import claim_queue
+from tailrace.destination.webhook.sender.status import STATUS
 from tailrace.errors import UnavailableError
-from tailrace.registry import open_destination
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import Changes, Position
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.system.child_process import read_status, write_status
 from tailrace.testing.destination import changes_of, delete, insert, moved, read, update
 from tailrace.testing.endpoint import Reply, WebhookEndpoint, always
 from tailrace.testing.wait import wait_until
-from tests.descriptor import open_below
+from tests.support.descriptor import open_below
 
 
 def table_named(name: str) -> TableSchema:
@@ -42,7 +42,7 @@ ORDERS, ITEMS = table_named("orders"), table_named("items")
 
 def make(folder: Path, url: str, **more: Any) -> WebhookDestination:
     made = open_destination(
-        config.from_dict(
+        pipeline.from_dict(
             {
                 "name": "shop",
                 "source": {"type": "postgres", "dsn": "postgresql://shop@localhost/shop"},

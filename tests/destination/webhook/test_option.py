@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.option import OptionContext
+from tailrace.option.value import OptionContext
 
 CANARY = "c4nary-Pa55"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import os
 import signal
 import subprocess
@@ -16,58 +15,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.change import LAST_ORDINAL, START, Position
-from tailrace.destination import Batch
 from tailrace.destination.webhook import queue as module
-from tailrace.destination.webhook.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.batch_file import Stage, as_copied
 from tailrace.destination.webhook.queue import FRAME_EVENTS, QueueReader, QueueWriter
-from tailrace.destination.webhook.stage import Stage, as_copied
 from tailrace.errors import DamagedError, OwnedError, UnavailableError
-from tailrace.failpoint import VARIABLE, FailpointError
-from tests.destination.writing import files_of_at_most
-
-AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-
-
-def events(*places: tuple[str, int, int], copied: bool = False) -> pa.Table:
-    rows = [
-        {
-            "table": table,
-            "commit": commit,
-            "ordinal": ordinal,
-            "copied": copied,
-            "marker": False,
-            "at": AT,
-            "id": f"{table}:{commit}:{ordinal}",
-            "event": "{}",
-        }
-        for table, commit, ordinal in places
-    ]
-    return pa.Table.from_pylist(rows, schema=QUEUE_SCHEMA)
-
-
-def numbered(first: int, count: int) -> pa.Table:
-    return events(*(("public.t", number, 0) for number in range(first, first + count)))
-
-
-def batch(number: int, life: str = "shop/1") -> Batch:
-    return Batch(life, number)
-
-
-def opened(folder: Path, *, segment_bytes: int = 1 << 20, max_bytes: int = 1 << 30) -> QueueWriter:
-    return QueueWriter(folder, segment_bytes=segment_bytes, max_bytes=max_bytes)
-
-
-def ids(folder: Path, after: Position = START) -> list[str]:
-    reader = QueueReader(folder)
-    try:
-        found: list[str] = []
-        while frames := reader.read(after, FRAME_EVENTS):
-            found += [value for _, table in frames for value in table.column("id").to_pylist()]
-            after = frames[-1][0]
-        return found
-    finally:
-        reader.close()
+from tailrace.model.change import LAST_ORDINAL, START, Position
+from tailrace.system.failpoint import VARIABLE, FailpointError
+from tests.support.destination_writing import files_of_at_most
+from tests.support.webhook_queue import batch, events, ids, numbered, opened
 
 
 def test_what_was_appended_is_read_in_order_and_again_and_again(tmp_path: Path) -> None:
@@ -223,7 +178,7 @@ def test_events_of_several_tables_come_in_the_order_of_their_commits_behind_what
 _WRITER = """
 import sys
 from pathlib import Path
-from tests.destination.webhook.test_queue import batch, numbered, opened
+from tests.support.webhook_queue import batch, numbered, opened
 with opened(Path(sys.argv[1]), segment_bytes=50_000) as writer:
     for number in range(200):
         writer.append(batch(number), [numbered(number * 10, 10)])

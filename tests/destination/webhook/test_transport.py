@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.destination.webhook.target import WebhookTarget, is_public
+from tailrace.destination.webhook.address import WebhookTarget, is_public
 from tailrace.destination.webhook.transport import (
     ANSWER_BYTES,
     Answer,

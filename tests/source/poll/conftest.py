@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from tailrace.selection import TableOptions
+from tailrace.option.table import TableOptions
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import PostgresDatabase
+from tests.support.database import PostgresDatabase
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import pytest
 from tailrace.errors import ConfigError
 from tailrace.source.poll.connector import ConnectorOptions, connect
 from tailrace.source.poll.duckdb import DuckDbConnector
-from tailrace.source.poll.pace import QuerySpacing, spacing_of
 from tailrace.source.poll.postgres import PostgresConnector
+from tailrace.source.poll.schedule import QuerySpacing, spacing_of
 from tailrace.source.poll.sqlite import SqliteConnector
 
 OPTIONS = ConnectorOptions()

@@ -11,10 +11,9 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import DamagedError, TableError
-from tailrace.selection import TableOptions
-from tailrace.source.poll.consumer import PollConsumer
+from tailrace.option.table import TableOptions
+from tailrace.source.poll.consumer import FileWatermarks, MemoryWatermarks, PollConsumer, WatermarkStore
 from tailrace.source.poll.source import PollSource
-from tailrace.source.poll.watermark import FileWatermarks, MemoryWatermarks, WatermarkStore
 
 
 @pytest.fixture

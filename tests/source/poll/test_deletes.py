@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import pytest
 
-from tailrace.change import Op
+from tailrace.model.change import Op
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
-from tests.source.poll.polling import LIMIT, TABLE, contents, operations
+from tests.support.database import PostgresDatabase
+from tests.support.polling import LIMIT, TABLE, contents, operations
 
 
 def test_a_full_diff_finds_hard_deletes_and_rows_without_a_time(

@@ -15,12 +15,12 @@ from typing import Any, cast
 import duckdb
 import pytest
 
-from tailrace.change import Op
 from tailrace.errors import PreflightError, TableError, UnavailableError
-from tailrace.selection import TableOptions
-from tailrace.source import Limit
+from tailrace.model.change import Op
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
-from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until

@@ -9,18 +9,18 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import Op
 from tailrace.errors import TableError, UnavailableError
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, TableDirectives
+from tailrace.model.change import Op
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
-from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.postgres import PostgresSession
 from tailrace.source.poll.source import PollSource
-from tailrace.testing.database import PostgresDatabase
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
-from tests.source.poll.polling import LIMIT, TABLE, contents, operations
+from tests.support.database import PostgresDatabase
+from tests.support.polling import LIMIT, TABLE, contents, operations
 
 
 def settled_counts(database: PostgresDatabase, query: str) -> list[tuple[Any, ...]]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.config import PipelineConfig, from_dict, load
+from tailrace.config.pipeline import PipelineConfig, from_dict, load
 from tailrace.errors import ConfigError
 from tailrace.source.poll.option import PollOptions
 

@@ -13,11 +13,12 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import Changes
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, Split
+from tailrace.model.change import Changes
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
 from tailrace.source.poll.diff import DiffScan, NewcomerSplit
 from tailrace.source.poll.source import PollSource
+from tailrace.source.split import Split
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.selection import FullDiffOptions
+from tailrace.option.table import FullDiffOptions
 from tailrace.source.poll.schedule import PollSchedule
 
 FAR = 1e9

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from tailrace.errors import ConfigError, TableError
-from tailrace.selection import TableOptions
-from tailrace.source import Limit
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
 from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, connect
-from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.replay import SourceReplay
 

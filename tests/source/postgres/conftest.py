@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import PostgresDatabase
-from tests.source.postgres.receiving import Session, make_received
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_receiving import Session, make_received
 
 
 @pytest.fixture

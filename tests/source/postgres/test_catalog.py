@@ -9,11 +9,11 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from tailrace.schema import TableName
+from tailrace.demo.server import EmbeddedPostgres, find_servers
+from tailrace.model.schema import TableName
 from tailrace.source.postgres.catalog import PgConnection, Published, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres, find_servers
+from tests.support.database import PostgresDatabase
 
 TABLES = """
 CREATE TABLE t (id int PRIMARY KEY, a int, b text);

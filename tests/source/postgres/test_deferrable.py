@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from tailrace.source.postgres import ddl
+from tailrace.source.postgres import event_trigger
 from tailrace.source.postgres.catalog import describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
-from tailrace.testing.database import PostgresDatabase
+from tests.support.database import PostgresDatabase
 
 
 def test_a_deferrable_primary_key_is_no_key_for_the_catalog_and_for_the_trigger(database: PostgresDatabase) -> None:
@@ -22,7 +22,7 @@ def test_a_deferrable_primary_key_is_no_key_for_the_catalog_and_for_the_trigger(
             "checked_last": (),
             "checked_late": (),
         }
-        ddl.install(connection)
+        event_trigger.install(connection)
     described = database.rows(
         "SELECT relname::text, tailrace.describe(oid) -> 'primary' FROM pg_class"
         " WHERE relnamespace = 'public'::regnamespace AND relkind = 'r' ORDER BY 1"

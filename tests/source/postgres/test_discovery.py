@@ -13,20 +13,20 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
-from tailrace.schema import TableName
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, TableDirectives
+from tailrace.model.schema import TableName
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres.catalog import list_tables
-from tailrace.source.postgres.census import PostgresDiscovery
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import PostgresSnapshot
+from tailrace.source.postgres.discovery import PostgresDiscovery
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
-from tests.descriptor import open_below
+from tests.support.database import PostgresDatabase
+from tests.support.descriptor import open_below
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 
 import pyarrow as pa
 
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
 from tailrace.source.postgres.catalog import describe, list_published, list_tables
 from tailrace.source.postgres.connection import bulk, session
 from tailrace.source.postgres.copy import fetch
-from tailrace.source.postgres.mapping import Converter, select_list
-from tailrace.testing.database import PostgresDatabase
+from tailrace.source.postgres.copy_query import Converter, select_list
+from tests.support.database import PostgresDatabase
 
 
 def grid(database: PostgresDatabase) -> TableSchema:

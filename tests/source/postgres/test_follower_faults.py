@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from tailrace.child import read_status
 from tailrace.errors import UnavailableError
-from tailrace.failpoint import VARIABLE
 from tailrace.journal import FrameRef, JournalReader
-from tailrace.source import Limit, TableDirectives
-from tailrace.source.history import SchemaFile
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import PostgresDatabase
+from tailrace.source.schema_log import SchemaFile
+from tailrace.system.child_process import read_status
+from tailrace.system.failpoint import VARIABLE
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import Session, arrived, make_source
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_receiving import Session, arrived, make_source
 
 CHUNK_BYTES = 16 * 8192
 PLENTY = Limit(1_000_000, 64_000_000)

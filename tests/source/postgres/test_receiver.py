@@ -11,24 +11,23 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import Position
-from tailrace.child import read_status
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.journal import Cursor, Journal, JournalReader, JournalWriter
-from tailrace.source.postgres import framing, receiver
+from tailrace.model.change import Position
+from tailrace.source.postgres import frame_builder, receiver
 from tailrace.source.postgres.connection import Replication
-from tailrace.source.postgres.framing import FrameMeta, messages_of
-from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.pgoutput import decode, only
+from tailrace.source.postgres.frame_builder import FrameMeta, messages_of
+from tailrace.source.postgres.offset import before
+from tailrace.source.postgres.pgoutput.decode import decode, only
 from tailrace.source.postgres.receiver import STATUS, PostgresReceiver
+from tailrace.source.postgres.replication_stream import ReplicationStream
 from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.postgres.stream import ReplicationStream
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.proxy import Proxy
+from tailrace.system.child_process import read_status
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import (
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_receiving import (
     Session,
     arrived,
     confirmed,
@@ -38,6 +37,7 @@ from tests.source.postgres.receiving import (
     receiving,
     server_lsn,
 )
+from tests.support.proxy import Proxy
 
 
 def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:
@@ -164,7 +164,7 @@ def _keys_behind(reader: JournalReader, after: Position, source: PostgresSource)
 def test_a_transaction_larger_than_a_frame_is_cut_and_served_whole(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 100_000)
     with receiving(source.receiver_options()):
         session.execute("INSERT INTO t SELECT i, repeat('x', 2000) FROM generate_series(0, 9999) i")
         arrived(session, source)
@@ -178,7 +178,7 @@ def test_a_transaction_larger_than_a_frame_is_cut_and_served_whole(
 def test_a_large_transaction_broken_off_by_the_network_arrives_once(
     database: PostgresDatabase, session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "FRAME_BYTES", 50_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 50_000)
     host, port = "127.0.0.1", database.server.port
     with Proxy(host, port) as proxy:
         through = replace(source, dsn=source.dsn.replace(f":{port}/", f":{proxy.port}/"))
@@ -202,7 +202,7 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
 def test_a_sign_of_life_within_a_large_transaction_is_no_boundary(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "FRAME_BYTES", 50_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 50_000)
     receive, signs = ReplicationStream.receive, iter(range(3))
     with receiving(source.receiver_options()) as made:
 

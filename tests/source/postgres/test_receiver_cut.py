@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from psycopg import conninfo
 
-from tailrace.source.postgres.lsn import before
+from tailrace.source.postgres.offset import before
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.proxy import Proxy
 from tailrace.testing.wait import wait_until
-from tests.source.postgres.receiving import Session, mark, server_lsn
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_receiving import Session, mark, server_lsn
+from tests.support.proxy import Proxy
 
 DECODING = "SELECT 1 FROM pg_stat_activity WHERE query LIKE 'COPY%pg_logical_slot_peek%' AND state = 'active'"
 

@@ -17,27 +17,25 @@ from typing import Any, ParamSpec, TypeVar
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START, Position
-from tailrace.child import write_status
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader, writer
 from tailrace.journal.segment import create_segment
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres import connection, framing, receiver, stream
+from tailrace.model.change import START, Position
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres import connection, frame_builder, receiver, replication_stream
 from tailrace.source.postgres.connection import bulk
-from tailrace.source.postgres.frame import MessageBatch
-from tailrace.source.postgres.framing import FrameBuilder, FrameMeta, messages_of
-from tailrace.source.postgres.pgoutput import decode, only
+from tailrace.source.postgres.frame_builder import FrameBuilder, FrameMeta, messages_of, scan
+from tailrace.source.postgres.log_split import PgRange, log_splits
+from tailrace.source.postgres.pgoutput.decode import decode, only
+from tailrace.source.postgres.pgoutput.message_batch import MessageBatch
 from tailrace.source.postgres.receiver import PostgresReceiver
-from tailrace.source.postgres.scan import scan
 from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.postgres.split import PgRange, log_splits
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
-from tailrace.testing.proxy import Proxy
+from tailrace.system.child_process import write_status
 from tailrace.testing.wait import PATIENCE_SECONDS, wait_until
-from tests.source.postgres.receiving import (
+from tests.support.database import PostgresDatabase
+from tests.support.postgres_receiving import (
     Session,
     arrived,
     confirmed,
@@ -47,6 +45,7 @@ from tests.source.postgres.receiving import (
     receiving,
     server_lsn,
 )
+from tests.support.proxy import Proxy
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -108,7 +107,7 @@ def test_a_large_transaction_that_a_second_backlog_step_sends_again_is_taken_onc
 ) -> None:
     monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
     monkeypatch.setattr(receiver, "READ_BYTES", 20_000)
-    monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 100_000)
     session.execute("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(0, 1999) i")
     receive_all, steps, written = PostgresReceiver._receive_all, iter([1]), threading.Event()
 
@@ -182,7 +181,7 @@ def test_what_is_acknowledged_before_a_large_transaction_is_in_the_journal(
 def test_damage_within_a_large_transaction_is_received_again(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 100_000)
     Cursor(source.journal, source.reader).advance(origin(source))
     source = replace(source, acknowledge="applied", segment_bytes=64_000_000)
     with receiving(source.receiver_options()):
@@ -234,7 +233,7 @@ def test_a_receiver_that_cannot_write_its_status_waits_for_room(
 def test_a_receiver_whose_disk_is_full_within_a_large_transaction_waits_for_room(
     session: Session, source: PostgresSource, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(framing, "FRAME_BYTES", 100_000)
+    monkeypatch.setattr(frame_builder, "FRAME_BYTES", 100_000)
     receive = PostgresReceiver.receive
 
     def receive_until_full(self: PostgresReceiver, messages: pa.Array[Any]) -> None:
@@ -277,7 +276,7 @@ def test_a_walsender_of_ours_that_the_server_still_believes_in_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Shorter in every place, and in the same order: a walsender lives on for longer than a stranger is waited for.
-    monkeypatch.setattr(stream, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(replication_stream, "SILENCE_SECONDS", 1.5)
     monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.5)
     monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)
     with (

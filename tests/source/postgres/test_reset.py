@@ -10,8 +10,8 @@ from tailrace.errors import OwnedError, UnavailableError
 from tailrace.journal import Journal, JournalReader
 from tailrace.source.postgres.slot import read_slot
 from tailrace.source.postgres.source import PostgresSource
-from tests.removal import removals_fail
-from tests.source.postgres.receiving import Session
+from tests.support.postgres_receiving import Session
+from tests.support.removal import removals_fail
 
 
 def test_a_reset_is_refused_while_a_process_writes_the_journal(source: PostgresSource, session: Session) -> None:

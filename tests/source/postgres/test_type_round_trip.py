@@ -13,15 +13,15 @@ import pyarrow as pa
 import pytest
 from psycopg import conninfo, sql
 
-from tailrace.change import Changes
+from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import UnfitError
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres.catalog_type import builtin_arrow, read_types
-from tailrace.source.postgres.mapping import SESSION, Converter, select_list
-from tailrace.source.postgres.message import EPOCH_US
-from tailrace.source.postgres.pgoutput import decode, only
-from tailrace.testing.database import PostgresDatabase
-from tailrace.testing.postgres import EmbeddedPostgres
+from tailrace.model.change import Changes
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres.copy_query import SESSION, Converter, select_list
+from tailrace.source.postgres.pgoutput.decode import decode, only
+from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.source.postgres.type_map import builtin_arrow, read_types
+from tests.support.database import PostgresDatabase
 
 PREPARATION = """
 CREATE TYPE mood AS ENUM ('sad', 'so-so', 'mit "Quote"', 'glücklich');

@@ -8,10 +8,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from tailrace.change import START
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
-from tailrace.option import OptionContext
-from tailrace.selection import TableOptions
+from tailrace.model.change import START
+from tailrace.option.table import TableOptions
+from tailrace.option.value import OptionContext
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api, ApiTls, QueryRefusedError
 from tailrace.source.rqlite.listener import secure
@@ -20,8 +20,8 @@ from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.source import RqliteSource
 from tailrace.source.sqlite.catalog import describe
 from tailrace.testing.certificate import make_authority
-from tailrace.testing.rqlite import RqliteNode
-from tests.source.rqlite.following import free_port, make_source
+from tests.support.rqlite_following import free_port, make_source
+from tests.support.rqlite_node import RqliteNode
 
 NOWHERE = "http://127.0.0.1:1/cdc"
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import START, Op, Position
 from tailrace.errors import StaleCopyError, UnavailableError, UnfitError
-from tailrace.schema import TableSchema
+from tailrace.model.change import START, Op, Position
+from tailrace.model.schema import TableSchema
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.copy import RqliteCopySplit, chunk_bounds, read_chunk
 from tailrace.source.sqlite.catalog import describe
 from tailrace.testing.replay import SourceReplay
-from tailrace.testing.rqlite import RqliteNode
-from tests.source.rqlite.following import changes, node_and_replay, rows
+from tests.support.rqlite_following import changes, node_and_replay, rows
+from tests.support.rqlite_node import RqliteNode
 
 NOWHERE = "http://127.0.0.1:1/cdc"
 

@@ -19,19 +19,19 @@ from pathlib import Path
 import pytest
 import urllib3
 
-from tailrace.cli.receive import receive
+from tailrace.cli.run import receive
 from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
 from tailrace.source.rqlite import listener
-from tailrace.source.rqlite.cluster import Cluster
+from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.endpoint import Lane, RateLimit
-from tailrace.source.rqlite.entry import PostedRequest, parse
 from tailrace.source.rqlite.receiver import RqliteReceiver, is_receiving
+from tailrace.source.rqlite.request import PostedRequest, parse
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
-from tests.source.rqlite.posting import Running, body, entry, insert, lines, make_options, recorded, running
+from tests.support.rqlite_posting import Running, body, entry, insert, lines, make_options, recorded, running
 
 RECEIVE = (
-    "import sys; from pathlib import Path; from tailrace.cli.receive import receive; "
+    "import sys; from pathlib import Path; from tailrace.cli.run import receive; "
     "receive(Path(sys.argv[1]), as_json=True)"
 )
 JSON = {"Content-Type": "application/json"}

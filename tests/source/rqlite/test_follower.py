@@ -13,19 +13,19 @@ from typing import Any
 
 import pytest
 
-from tailrace.change import START, Op
-from tailrace.child import read_status
 from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
-from tailrace.selection import TableOptions
-from tailrace.source import TableDirectives
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import START, Op
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import TableDirectives
 from tailrace.source.rqlite.receiver import STATUS, receiving_alone
+from tailrace.source.schema_log import SchemaFile
 from tailrace.source.sqlite.offset import SqliteOffset
+from tailrace.system.child_process import read_status
 from tailrace.testing.replay import SourceReplay
-from tailrace.testing.rqlite import RqliteNode
 from tailrace.testing.wait import wait_until
-from tests.source.rqlite.following import LIMIT, changes, fails, free_port, make_source, node_and_replay, post, rows
-from tests.source.rqlite.posting import RECORDED, body, entry
+from tests.support.rqlite_following import LIMIT, changes, fails, free_port, make_source, node_and_replay, post, rows
+from tests.support.rqlite_node import RqliteNode
+from tests.support.rqlite_posting import RECORDED, body, entry
 
 ITEMS = "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)"
 WORDS = "CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER)"

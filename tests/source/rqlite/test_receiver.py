@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.change import Position
 from tailrace.errors import DamagedError, LostError, TailraceError, UnavailableError
-from tailrace.failpoint import VARIABLE, FailpointError
 from tailrace.journal import Cursor
-from tailrace.source.rqlite.cluster import Cluster
-from tailrace.source.rqlite.entry import parse
-from tailrace.source.rqlite.window import DeduplicationWindow
-from tests.source.rqlite.posting import Entry, body, entry, insert, lines, recorded, update
+from tailrace.model.change import Position
+from tailrace.source.rqlite.cluster_journal import Cluster
+from tailrace.source.rqlite.deduplication import DeduplicationWindow
+from tailrace.source.rqlite.request import parse
+from tailrace.system.failpoint import VARIABLE, FailpointError
+from tests.support.rqlite_posting import Entry, body, entry, insert, lines, recorded, update
 
 
 @contextmanager

@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 
 from tailrace.errors import LostError, StaleCopyError, TableError
-from tailrace.selection import TableOptions
-from tailrace.source import Limit, TableDirectives
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.slatedb import follower
-from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import archived_numbers
+from tailrace.source.slatedb.expiry_index import ExpiryIndex
+from tailrace.source.slatedb.log_split import ExpirySplit, WalSplit
+from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase, binding, run
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
-from tailrace.source.slatedb.split import ExpirySplit, WalSplit
-from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase, binding, run
+from tailrace.source.slatedb.wal_archive import archived_numbers
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
-from tests.source.slatedb.writing import Writer
+from tests.support.slatedb_writing import Writer
 
 LIMIT = Limit(10_000, 64_000_000)
 TABLE = "slatedb.db1"

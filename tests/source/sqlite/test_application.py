@@ -15,13 +15,13 @@ from typing import Literal
 import pytest
 from typer.testing import CliRunner
 
+from tailrace.capture.replica import revert
 from tailrace.cli import app as cli
 from tailrace.errors import UnavailableError
-from tailrace.selection import TableOptions
-from tailrace.source import Limit
-from tailrace.source.sqlite.engine import CapturedFile
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit
+from tailrace.source.sqlite.connection import CapturedFile
 from tailrace.source.sqlite.source import SqliteSource
-from tailrace.sqlite.replica import revert
 from tailrace.testing.replay import SourceReplay
 
 Opens = Literal["alone", "shared"]

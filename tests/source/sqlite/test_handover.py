@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.source import Limit, TableDirectives
+from tailrace.source.follower import Limit, TableDirectives
 from tailrace.testing.replay import SourceReplay
-from tests.source.sqlite.writer import KINDS, Application, Kind, Traffic, differences, held, make_source
+from tests.support.sqlite_application import KINDS, Application, Kind, Traffic, differences, held, make_source
 
 
 @pytest.mark.parametrize("kind", KINDS)

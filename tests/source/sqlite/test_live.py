@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import UnavailableError
-from tailrace.source import Limit
-from tailrace.source.sqlite.engine import CapturedFile, EngineName
+from tailrace.source.follower import Limit
+from tailrace.source.sqlite.connection import CapturedFile, EngineName
 from tailrace.testing.replay import SourceReplay
-from tests.source.sqlite.writer import Application, make_source
+from tests.support.sqlite_application import Application, make_source
 
 OPEN = {
     "turso": "import turso; c = turso.connect(path, isolation_level=None, experimental_features='multiprocess_wal')\n"
@@ -86,7 +86,7 @@ def test_a_turso_file_that_its_application_does_not_share_is_unavailable(tmp_pat
 
 
 def test_a_locked_sqlite_file_is_unavailable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tailrace.source.sqlite.engine.BUSY_SECONDS", 0.05)
+    monkeypatch.setattr("tailrace.source.sqlite.connection.BUSY_SECONDS", 0.05)
     holder = sqlite3.connect(tmp_path / "app.db", isolation_level=None)
     holder.execute("CREATE TABLE held (x)")
     holder.execute("BEGIN EXCLUSIVE")

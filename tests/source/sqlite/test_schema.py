@@ -8,16 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.change import START, Position
-from tailrace.config import from_dict
+from tailrace.config.pipeline import from_dict
+from tailrace.config.registry import open_source
 from tailrace.errors import SchemaChangedError
-from tailrace.registry import open_source
-from tailrace.selection import TableOptions
+from tailrace.model.change import START, Position
+from tailrace.option.table import TableOptions
 from tailrace.source.sqlite.catalog import describe, rowid_column
+from tailrace.source.sqlite.schema_diff import align, begin, derive
 from tailrace.source.sqlite.source import SqliteSource
-from tailrace.source.sqlite.version import align, begin, derive
-from tests.source.sqlite.test_source import ITEMS, captured, changes, equal, following
-from tests.source.sqlite.writer import KINDS, Kind
+from tests.support.sqlite_application import KINDS, Kind
+from tests.support.sqlite_following import ITEMS, captured, changes, equal, following
 
 CAPTURED_DDL: tuple[Kind, ...] = ("turso", "hook")
 

@@ -12,16 +12,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace import key as keys
-from tailrace.change import EXACT, Op, Position
-from tailrace.collapse import Collapsed, Marks
 from tailrace.destination import Refetch
-from tailrace.destination.delta.file import read_columns
-from tailrace.destination.delta.index import Indexes, KeyProbe
-from tailrace.destination.delta.layout import delta_type, to_delta
-from tailrace.destination.delta.reading import AS_IS
-from tailrace.destination.delta.target import Candidate, DeltaTarget, Finder, partition_kinds
+from tailrace.destination.delta.column import delta_type, to_delta
+from tailrace.destination.delta.data_file import read_columns
+from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
+from tailrace.destination.delta.projection import AS_IS
 from tailrace.errors import TableError, UnfitError
+from tailrace.model import key as keys
+from tailrace.model.change import EXACT, Op, Position
+from tailrace.model.collapse import Collapsed, Marks
 
 
 def complete(

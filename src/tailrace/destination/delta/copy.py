@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from tailrace import failpoint
 from tailrace.destination import Batch
-from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import TableError
+from tailrace.system import failpoint
 
 FileReceipt = dict[str, Any]
 _NAME = re.compile(r"copy-(\d{20})\.json")

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
-from tailrace import failpoint
-from tailrace.change import EXACT, UNCHANGED, Changes
-from tailrace.collapse import Collapsed, any_exact, collapse, fit, slim
 from tailrace.destination import Batch, DirectCommitter, Refetch, Staged, Written
-from tailrace.destination.delta import copy, engine, preflight, upkeep
+from tailrace.destination.delta import copy, copy_on_write, maintenance, preflight
+from tailrace.destination.delta.column import DeltaLayout
+from tailrace.destination.delta.data_file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
-from tailrace.destination.delta.file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
-from tailrace.destination.delta.layout import DeltaLayout
+from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit, reaching
-from tailrace.destination.delta.path import TablePath
-from tailrace.destination.delta.reading import ColumnReading
-from tailrace.destination.delta.target import DeltaTarget
-from tailrace.destination.delta.upkeep import Compaction, Vacuum
+from tailrace.destination.delta.maintenance import Compaction, Vacuum
+from tailrace.destination.delta.projection import ColumnReading
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
-from tailrace.schema import TableName, TableSchema
-from tailrace.selection import idle, matches
+from tailrace.model.change import EXACT, UNCHANGED, Changes
+from tailrace.model.collapse import Collapsed, any_exact, collapse, fit, slim
+from tailrace.model.schema import TableName, TableSchema
+from tailrace.option.table import idle, matches
+from tailrace.system import failpoint
 
 if TYPE_CHECKING:
     from tailrace.destination.delta.option import DeltaOptions
@@ -253,10 +253,10 @@ class DeltaDestination:
                 target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
             first = False
             if isinstance(work, Collapsed):
-                outcome = engine.apply(target, work, at, refetch)
+                outcome = copy_on_write.apply(target, work, at, refetch)
             else:
                 rows = (layout.rows_of(chunk, at) for chunk in work.chunks)
-                outcome = engine.log(target, rows, work.changes)
+                outcome = copy_on_write.log(target, rows, work.changes)
             gone = {file.path for file in outcome.removes}
             files = [*(file for file in files if file.path not in gone), *outcome.adds]
             written = Written(
@@ -297,7 +297,7 @@ class DeltaDestination:
         """Merge small files and delete unneeded ones, when that is due; reads only the table's log otherwise."""
         place = self.place(table)
         with reaching(place, str(table)):
-            return upkeep.maintain(place, str(table), self.compact, self.vacuum)
+            return maintenance.maintain(place, str(table), self.compact, self.vacuum)
 
     def committer(self) -> AbstractContextManager[DirectCommitter]:
         return nullcontext(DirectCommitter())

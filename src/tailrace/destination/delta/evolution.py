@@ -13,10 +13,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.collapse import origins
-from tailrace.destination.delta.layout import DeltaLayout, number_of, to_delta
-from tailrace.destination.delta.reading import AS_IS, ColumnReading
+from tailrace.destination.delta.column import DeltaLayout, number_of, to_delta
+from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.errors import SchemaChangedError, TableError
+from tailrace.model.collapse import origins
 
 
 @dataclass(frozen=True)

@@ -25,12 +25,12 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
-from tailrace import failpoint
 from tailrace.destination import Batch
-from tailrace.destination.delta.file import DataFile, partition_text
-from tailrace.destination.delta.layout import delta_type
-from tailrace.destination.delta.path import OWN, TablePath
+from tailrace.destination.delta.column import delta_type
+from tailrace.destination.delta.data_file import DataFile, partition_text
+from tailrace.destination.delta.table_folder import OWN, TablePath
 from tailrace.errors import OwnedError, TableError, UnavailableError
+from tailrace.system import failpoint
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
 LOG = "_delta_log"

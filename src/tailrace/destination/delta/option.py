@@ -6,8 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
-from tailrace.option import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
-from tailrace.selection import Pattern
+from tailrace.option.table import Pattern
+from tailrace.option.value import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
 
 
 class CompactOptions(Options):

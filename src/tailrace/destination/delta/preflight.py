@@ -11,13 +11,13 @@ import pyarrow as pa
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
-from tailrace.destination.delta.layout import DeltaLayout, delta_type
+from tailrace.destination.delta.column import DeltaLayout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content, reaching
-from tailrace.destination.delta.path import TablePath
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.part import LEAVE_OUT, METADATA
 from tailrace.errors import Finding
-from tailrace.option import nearest
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
+from tailrace.option.value import nearest
 
 _LITTLE_SPACE = 1 << 30
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)

@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Literal
 
 import pyarrow as pa
 
-from tailrace.change import Changes
-from tailrace.collapse import Collapsed, collapse
 from tailrace.destination import Batch, DirectCommitter, Refetch, Staged, Written
 from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
-from tailrace.destination.sqlite import preflight, register, stage
+from tailrace.destination.sqlite import bookkeeping, preflight, stage
+from tailrace.destination.sqlite.bookkeeping import SHADOW
+from tailrace.destination.sqlite.column import SqliteLayout
 from tailrace.destination.sqlite.evolution import plan, succeed
-from tailrace.destination.sqlite.file import opened, reaching, transaction
-from tailrace.destination.sqlite.layout import SqliteLayout
 from tailrace.destination.sqlite.merge import append, merge
 from tailrace.destination.sqlite.name import file_name, quote
-from tailrace.destination.sqlite.register import SHADOW
-from tailrace.destination.sqlite.target import SqliteTarget, has_rows
+from tailrace.destination.sqlite.replica_file import opened, reaching, transaction
+from tailrace.destination.sqlite.table import SqliteTarget, has_rows
 from tailrace.errors import Finding, OwnedError
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.change import Changes
+from tailrace.model.collapse import Collapsed, collapse
+from tailrace.model.schema import TableName, TableSchema
 
 if TYPE_CHECKING:
     from tailrace.destination.sqlite.option import SqliteDestinationOptions
@@ -101,7 +101,7 @@ class SqliteDestination:
         """
         layout = self._layout(table)
         with reaching(self._file, str(table.table)), opened(self._file, self.lock_timeout_seconds) as connection:
-            if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
+            if bookkeeping.last_batch(connection, batch.pipeline, table.table) >= batch.id:
                 stage.discard(self._file, staged)
                 return Written(repeated=True)
             pieces = parts(changes, table, PART_BYTES, row_bytes=lambda: ROW_BYTES, keep_deleted=self.deletes == "soft")
@@ -110,7 +110,7 @@ class SqliteDestination:
             if not (starts or completes or staged or first) and not _evolves(connection, layout):
                 return Written()
             with transaction(connection):
-                if register.last_batch(connection, batch.pipeline, table.table) >= batch.id:
+                if bookkeeping.last_batch(connection, batch.pipeline, table.table) >= batch.id:
                     raise OwnedError(
                         f"another runner of {batch.pipeline} wrote batch {batch.id} or a later one meanwhile",
                         table=str(table.table),
@@ -127,13 +127,13 @@ class SqliteDestination:
                     written = _sum(written, _apply(target, self._work(part.chunks, table), at, refetch))
                 if is_shadow and completes:
                     succeed(connection, target.name, file_name(table.table))
-                    register.forget_copy(connection, table.table)
+                    bookkeeping.forget_copy(connection, table.table)
                     is_shadow = False
                 if is_shadow:
-                    register.put_copy(connection, batch.pipeline, target.kept)
+                    bookkeeping.put_copy(connection, batch.pipeline, target.kept)
                 else:
-                    register.put_kept(connection, target.kept)
-                register.put_batch(connection, batch, table.table)
+                    bookkeeping.put_kept(connection, target.kept)
+                bookkeeping.put_batch(connection, batch, table.table)
             stage.discard(self._file, staged)
             return written
 
@@ -150,10 +150,10 @@ class SqliteDestination:
             opened(self._file, self.lock_timeout_seconds) as connection,
             transaction(connection),
         ):
-            if register.kept(connection, table.table) is not None:
+            if bookkeeping.kept(connection, table.table) is not None:
                 connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
             connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
-            register.forget(connection, table.table)
+            bookkeeping.forget(connection, table.table)
 
     def maintain(self, table: TableName) -> str | None:
         """Cut a write-ahead log that has grown large, and delete staged files that no batch will name."""
@@ -184,7 +184,7 @@ class SqliteDestination:
 
 
 def _evolves(connection: sqlite3.Connection, layout: SqliteLayout) -> bool:
-    now = register.kept(connection, layout.table.table)
+    now = bookkeeping.kept(connection, layout.table.table)
     return now is not None and plan(now, layout.table).changes(now)
 
 
@@ -194,11 +194,11 @@ def _target(
     """The table that the batch writes to, with its columns in order, and whether it is to take the place of another."""
     table = layout.table.table
     name = file_name(table)
-    now = register.kept(connection, table)
-    copy = register.copy(connection, table)
+    now = bookkeeping.kept(connection, table)
+    copy = bookkeeping.copy(connection, table)
     if starts:
         connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
-        register.forget_copy(connection, table)
+        bookkeeping.forget_copy(connection, table)
         if now is None:
             return SqliteTarget.created(connection, name, layout), False
         shadow = SqliteTarget.created(connection, SHADOW + name, layout)

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.change import EXACT
-from tailrace.collapse import origins
-from tailrace.destination.sqlite.layout import as_kept, create_sql
+from tailrace.destination.sqlite.column import as_kept, create_sql
 from tailrace.destination.sqlite.name import fold, listed, quote
 from tailrace.destination.sqlite.value import declared, encode
 from tailrace.errors import SchemaChangedError
-from tailrace.schema import Column, TableSchema
+from tailrace.model.change import EXACT
+from tailrace.model.collapse import origins
+from tailrace.model.schema import Column, TableSchema
 
 
 @dataclass(frozen=True)

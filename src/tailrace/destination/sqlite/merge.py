@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace import key as keys
-from tailrace.change import EXACT, Changes, Op, Position, op_names, position_texts
-from tailrace.collapse import Collapsed, Marks, fit
 from tailrace.destination import Refetch, Written
 from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
-from tailrace.destination.sqlite.layout import ColumnValues, instants, merged_exact
-from tailrace.destination.sqlite.target import SqliteTarget
+from tailrace.destination.sqlite.column import ColumnValues, instants, merged_exact
+from tailrace.destination.sqlite.table import SqliteTarget
 from tailrace.errors import TableError
-from tailrace.schema import TableSchema
+from tailrace.model import key as keys
+from tailrace.model.change import EXACT, Changes, Op, Position, op_names, position_texts
+from tailrace.model.collapse import Collapsed, Marks, fit
+from tailrace.model.schema import TableSchema
 
 SLICE_ROWS = 50_000
 """How many rows are Python values at a time."""

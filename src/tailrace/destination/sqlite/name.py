@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tailrace.schema import TableName
+from tailrace.model.schema import TableName
 
 RESERVED = ("sqlite_", "_tailrace")
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tailrace.option import Duration, FilePath, TypedOptions
+from tailrace.option.value import Duration, FilePath, TypedOptions
 
 
 class SqliteDestinationOptions(TypedOptions):

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.destination.part import LEAVE_OUT
-from tailrace.destination.sqlite.file import foreign_content
 from tailrace.destination.sqlite.name import file_name, fold, is_reserved
+from tailrace.destination.sqlite.replica_file import foreign_content
 from tailrace.destination.sqlite.value import kept_type
 from tailrace.errors import Finding
-from tailrace.option import nearest
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
+from tailrace.option.value import nearest
 
 _LITTLE_SPACE = 1 << 30
 

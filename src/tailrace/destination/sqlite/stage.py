@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace import failpoint
-from tailrace.change import Changes
-from tailrace.collapse import fit
 from tailrace.destination import Staged
 from tailrace.errors import TableError
-from tailrace.schema import TableSchema
-from tailrace.wholefile import make_folder, sync
+from tailrace.model.change import Changes
+from tailrace.model.collapse import fit
+from tailrace.model.schema import TableSchema
+from tailrace.system import failpoint
+from tailrace.system.atomic_file import make_folder, sync
 
 ABANDONED_SECONDS = 86_400.0
 _COLUMNS = ("op", "commit", "ordinal", "committed_at", "exact", "row")

@@ -1,4 +1,4 @@
-"""Arrow columns as the values SQLite keeps.
+"""Arrow columns as values of SQLite.
 
 Arrow type                          kept as
 integers, booleans, durations       INTEGER; a duration in its own unit
@@ -20,9 +20,32 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.sqlite.nested import json_text
 from tailrace.errors import UnfitError
-from tailrace.plaintext import text_of
+from tailrace.model.value_text import Writer, quote, text_of
+
+# Lists, structs and maps as JSON, a whole column at a time.
+#
+# Numbers are numbers, but decimals and what JSON has no number for (NaN, the infinities) are texts; bytes are hex
+# digits; dates and times are as in a column of their own. A map is a list of pairs.
+
+
+class _KeptWriter(Writer):
+    nan = "NaN"
+    infinity = "Infinity"
+
+    def decimals(self, column: pa.Array[Any]) -> pa.Array[Any]:
+        return quote(text_of(column))
+
+    def octets(self, column: pa.Array[Any]) -> pa.Array[Any]:
+        return quote(pa.array([None if value is None else value.hex() for value in column.to_pylist()], pa.string()))
+
+
+_KEPT = _KeptWriter()
+
+
+def json_text(values: pa.Array[Any]) -> pa.Array[Any]:
+    """Each value as JSON, a null as `null`."""
+    return _KEPT.value(values)
 
 
 def kept_type(kind: pa.DataType) -> pa.DataType:

@@ -17,9 +17,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import START, Position
-from tailrace.destination.webhook.event import EVERY
+from tailrace.destination.webhook.format.event import EVERY
 from tailrace.destination.webhook.queue import QueueReader
+from tailrace.model.change import START, Position
 
 _READ_EVENTS = 1000
 _READ_REQUESTS = 4

@@ -22,19 +22,19 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from tailrace.change import Changes, Position
-from tailrace.child import Child, read_status
 from tailrace.destination import Batch, Refetch, Staged, Written
 from tailrace.destination.part import belong_together
-from tailrace.destination.webhook.event import EVERY, Format, format_of
+from tailrace.destination.webhook.batch_file import Piece, Stage, as_copied, markers
+from tailrace.destination.webhook.format.event import EVERY, Format, format_of
 from tailrace.destination.webhook.option import WebhookOptions
-from tailrace.destination.webhook.ownership import is_claimed
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
-from tailrace.destination.webhook.report import STATUS
+from tailrace.destination.webhook.sender.lock import is_claimed
+from tailrace.destination.webhook.sender.status import STATUS
 from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.stage import Piece, Stage, as_copied, markers
 from tailrace.errors import Finding, UnavailableError
-from tailrace.schema import TableName, TableSchema
+from tailrace.model.change import Changes, Position
+from tailrace.model.schema import TableName, TableSchema
+from tailrace.system.child_process import Child, read_status
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +133,7 @@ class WebhookDestination:
         """The process that sends, while this node has the lease."""
         folder = Path(self.queue)
         return Child(
-            "tailrace.destination.webhook",
+            "tailrace.destination.webhook.sender",
             self.sender.to_json(),
             folder,
             STATUS,

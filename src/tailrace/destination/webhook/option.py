@@ -9,11 +9,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema, model_validator
 
+from tailrace.destination.webhook.address import WebhookTarget
 from tailrace.destination.webhook.signature import key_of
-from tailrace.destination.webhook.target import WebhookTarget
 from tailrace.errors import ConfigError
-from tailrace.option import Dsn, Duration, FilePath, OptionContext, Options, Secret, Size, TypedOptions, resolve_path
-from tailrace.state.address import is_folder
+from tailrace.option.value import (
+    Dsn,
+    Duration,
+    FilePath,
+    OptionContext,
+    Options,
+    Secret,
+    Size,
+    TypedOptions,
+    resolve_path,
+)
+from tailrace.state.store import is_folder
 
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VARIABLE = re.compile(r"\$\{\w+")

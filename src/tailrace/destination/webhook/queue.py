@@ -19,13 +19,13 @@ from typing import Self
 
 import pyarrow as pa
 
-from tailrace.change import START, Position
 from tailrace.destination import Batch
 from tailrace.destination.webhook.disk import writing_to
-from tailrace.destination.webhook.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.errors import DamagedError, UnavailableError
-from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Frame, FrameRef, Journal, JournalReader
+from tailrace.model.change import START, Position
+from tailrace.system.failpoint import reach
 
 FRAME_EVENTS = 1000
 FRAME_BYTES = 4 << 20

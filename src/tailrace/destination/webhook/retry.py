@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from typing import Literal
 
-from tailrace.backoff import Backoff
+from tailrace.system.backoff import Backoff
 
 Policy = Literal["linear", "exponential"]
 

@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tailrace.destination.webhook.address import WebhookTarget
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.retry import RetrySchedule
-from tailrace.destination.webhook.target import WebhookTarget
 from tailrace.destination.webhook.transport import Route, WebhookTls, open_transport, scheme_of
 from tailrace.errors import Finding, TailraceError, UnavailableError
 

@@ -20,7 +20,7 @@ from typing import Protocol
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
-from tailrace.destination.webhook.target import WebhookTarget
+from tailrace.destination.webhook.address import WebhookTarget
 from tailrace.errors import ConfigError, UnavailableError
 
 ANSWER_BYTES = 64 << 10

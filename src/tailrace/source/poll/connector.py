@@ -24,9 +24,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.errors import ConfigError, Finding
-from tailrace.schema import TableSchema
-from tailrace.source.poll.mark import Keyset, Stretch
-from tailrace.source.poll.version import Scale, kind_of
+from tailrace.model.schema import TableSchema
+from tailrace.source.poll.keyset import Keyset, Stretch
+from tailrace.source.poll.version_column import Scale, kind_of
 
 
 @dataclass(frozen=True)

@@ -9,23 +9,63 @@ That is another moment than that of their stretch, earlier or later; so what was
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace import key as keys
-from tailrace.change import Changes, Op
-from tailrace.digest import row_digests
 from tailrace.errors import TableError
-from tailrace.source import ScanSplit, Split
+from tailrace.model import key as keys
+from tailrace.model.change import Changes, Op, changes_type
+from tailrace.model.digest import row_digests
+from tailrace.model.schema import TableSchema
 from tailrace.source.poll.connector import ConnectorSession, Query
-from tailrace.source.poll.found import write_diff_result
-from tailrace.source.poll.known import GONE, HASH, PART, STEP, Base, read_keys, record
-from tailrace.source.poll.mark import Keyset
+from tailrace.source.poll.key_snapshot import GONE, HASH, PART, STEP, Base, read_keys, record
+from tailrace.source.poll.keyset import Keyset
 from tailrace.source.poll.split import RefusedSplit, Task, pages
+from tailrace.source.split import ScanSplit, Split
+from tailrace.system.atomic_file import creating
+
+# What a comparison found, on its way from the tasks that compared to the one that writes the table.
+#
+# It is a file beside what is known of the table. Only a reference to it crosses Spark, so that a diff that finds every
+# row changed needs no more memory than one that finds none.
+
+
+@dataclass(frozen=True)
+class DiffResultSplit(Split):
+    """Changes of one table in a file; without one there were none."""
+
+    table: TableSchema | None = None
+    file: str | None = None
+
+    def read(self) -> Iterator[Changes]:
+        """The changes in the order in which they were found. Needs no connection, and may be repeated."""
+        if self.file is None:
+            return
+        assert self.table is not None
+        with pa.memory_map(self.file) as mapped, pa.ipc.open_stream(mapped) as batches:
+            for batch in batches:
+                yield Changes(self.table, batch)
+
+
+def write_diff_result(path: Path, table: TableSchema, found: Iterator[Changes]) -> DiffResultSplit:
+    """Put changes into a file as they come; none is made where there are none."""
+    name, size = str(table.table), 0
+    with ExitStack() as opened:
+        writer: pa.RecordBatchStreamWriter | None = None
+        for changes in found:
+            if writer is None:
+                file = opened.enter_context(creating(path))
+                writer = opened.enter_context(pa.ipc.new_stream(file, changes_type(table.row_type)))
+            writer.write_batch(changes.batch)
+            size += changes.batch.nbytes
+    return DiffResultSplit(weights={name: size}, schemas={name: table}, table=table, file=str(path) if size else None)
+
 
 _ORDINALS = 1 << 40
 """Between the first ordinals of two pieces of one diff."""

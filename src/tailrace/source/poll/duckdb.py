@@ -21,13 +21,13 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace.errors import Finding, PreflightError, SchemaChangedError, TailraceError, UnavailableError
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.exact import combine
+from tailrace.model.exact import combine
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Keyset, Stretch, where_clause
+from tailrace.source.poll.keyset import Keyset, Stretch, where_clause
 from tailrace.source.poll.option import path_of
-from tailrace.source.poll.pace import spacing_of
-from tailrace.source.poll.version import Scale, VersionKind, kind_of
+from tailrace.source.poll.schedule import spacing_of
+from tailrace.source.poll.version_column import Scale, VersionKind, kind_of
 
 FETCH_KEYS: Final = 50_000
 RETRY_SECONDS: Final = 0.05

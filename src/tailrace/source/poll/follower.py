@@ -9,19 +9,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.change import Position, end_of
 from tailrace.errors import TableError, UnavailableError
-from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
-from tailrace.source.heed import apply_directives
+from tailrace.model.change import Position, end_of
+from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.offset import apply_directives
 from tailrace.source.poll.connector import ConnectorSession, Polled, has_unknown_past
-from tailrace.source.poll.horizon import Height, SettledClock, SettledTime
-from tailrace.source.poll.known import Hashes, KeySnapshot
-from tailrace.source.poll.mark import START, Keyset
+from tailrace.source.poll.discovery import PollDiscovery, select_tables
+from tailrace.source.poll.key_snapshot import Hashes, KeySnapshot
+from tailrace.source.poll.keyset import START, Keyset
 from tailrace.source.poll.offset import PollOffset, PollTableOffset, StepRead
 from tailrace.source.poll.plan import Planner
-from tailrace.source.poll.probe import ForeignMarkError, Probe, ProbeResult
-from tailrace.source.poll.roster import PollDiscovery, select_tables
+from tailrace.source.poll.probe import ForeignMarkError, Height, Probe, ProbeResult, SettledClock, SettledTime
 from tailrace.source.poll.schedule import PollSchedule
+from tailrace.source.split import Split
 
 if TYPE_CHECKING:
     from tailrace.source.poll.source import PollSource

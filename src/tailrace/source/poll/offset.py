@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from tailrace.source import Phase
-from tailrace.source.poll import mark
-from tailrace.source.poll.mark import START, Keyset
+from tailrace.source.follower import Phase
+from tailrace.source.poll import keyset
+from tailrace.source.poll.keyset import START, Keyset
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,13 @@ class Sweep:
     upto: Keyset | None
 
     def to_json(self) -> list[Any]:
-        upto = None if self.upto is None else mark.to_json(self.upto)
-        return [mark.to_json(self.after), mark.to_json(self.settled), upto]
+        upto = None if self.upto is None else keyset.to_json(self.upto)
+        return [keyset.to_json(self.after), keyset.to_json(self.settled), upto]
 
     @classmethod
     def from_json(cls, raw: Any) -> Sweep:
         after, settled, upto = raw
-        return cls(mark.from_json(after), mark.from_json(settled), None if upto is None else mark.from_json(upto))
+        return cls(keyset.from_json(after), keyset.from_json(settled), None if upto is None else keyset.from_json(upto))
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class PollTableOffset:
     def read(self, step: int, reading: StepRead, **changed: Any) -> PollTableOffset:
         """The table after a step that reads it."""
         undo = {
-            "mark": mark.to_json(self.mark),
-            "soft": mark.to_json(self.soft),
+            "mark": keyset.to_json(self.mark),
+            "soft": keyset.to_json(self.soft),
             "step": self.step,
             "window": self.window,
             "base": self.base,
@@ -154,8 +154,8 @@ class PollTableOffset:
         undo = self.undo
         return replace(
             self,
-            mark=mark.from_json(undo["mark"]),
-            soft=mark.from_json(undo["soft"]),
+            mark=keyset.from_json(undo["mark"]),
+            soft=keyset.from_json(undo["soft"]),
             step=undo["step"],
             window=undo["window"],
             base=undo["base"],
@@ -177,7 +177,7 @@ class PollTableOffset:
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase, "by": self.by, "scope": self.scope}
-        raw |= {name: mark.to_json(at) for name, at in {"mark": self.mark, "soft": self.soft}.items() if at}
+        raw |= {name: keyset.to_json(at) for name, at in {"mark": self.mark, "soft": self.soft}.items() if at}
         values = {
             "step": self.step,
             "window": self.window,
@@ -189,7 +189,7 @@ class PollTableOffset:
         }
         raw |= {name: value for name, value in values.items() if value}
         if self.bounds:
-            raw["bounds"] = [mark.to_json(bound) for bound in self.bounds]
+            raw["bounds"] = [keyset.to_json(bound) for bound in self.bounds]
         if self.undo:
             raw["undo"] = dict(self.undo)
         return raw if self.reading is None else {**raw, "reading": self.reading.to_json()}
@@ -201,13 +201,13 @@ class PollTableOffset:
             raw["phase"],
             raw["by"],
             raw["scope"],
-            mark.from_json(raw.get("mark", [])),
-            mark.from_json(raw.get("soft", [])),
+            keyset.from_json(raw.get("mark", [])),
+            keyset.from_json(raw.get("soft", [])),
             raw.get("step", 0),
             raw.get("window", 0),
             raw.get("base", 0),
             raw.get("copy", 0),
-            tuple(map(mark.from_json, raw.get("bounds", []))),
+            tuple(map(keyset.from_json, raw.get("bounds", []))),
             raw.get("next", 0),
             raw.get("request", 0),
             StepRead.from_json(raw["reading"]) if "reading" in raw else None,

@@ -8,7 +8,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option import Dsn, Duration, TypedOptions, resolve_path
+from tailrace.option.value import Dsn, Duration, TypedOptions, resolve_path
 
 FILE_SCHEMES = ("sqlite:///", "duckdb:///")
 

@@ -7,14 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tailrace.change import end_of
 from tailrace.errors import SchemaChangedError, TableError
-from tailrace.source import SchemaVersions, Split
+from tailrace.model.change import end_of
+from tailrace.source.follower import SchemaVersions
 from tailrace.source.poll.connector import Polled
 from tailrace.source.poll.diff import DiffScan, DiffSplit, NewcomerSplit, StretchSplit
-from tailrace.source.poll.mark import START, Stretch
+from tailrace.source.poll.keyset import START, Stretch
 from tailrace.source.poll.offset import PollOffset, PollTableOffset, StepRead
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, Task
+from tailrace.source.split import Split
 
 if TYPE_CHECKING:
     from tailrace.source.poll.source import PollSource

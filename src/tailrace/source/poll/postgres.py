@@ -16,14 +16,14 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError, SchemaChangedError
-from tailrace.schema import TableSchema
+from tailrace.model.schema import TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
-from tailrace.source.poll.mark import Keyset, KeyValue, Stretch, conditions, where_clause
-from tailrace.source.poll.pace import spacing_of
-from tailrace.source.poll.version import Scale, VersionKind, kind_of, tick_of
+from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch, conditions, where_clause
+from tailrace.source.poll.schedule import spacing_of
+from tailrace.source.poll.version_column import Scale, VersionKind, kind_of, tick_of
 from tailrace.source.postgres.catalog import describe, list_tables
 from tailrace.source.postgres.connection import connect_adbc, connection_string, row_settings, session, translated
-from tailrace.source.postgres.mapping import Converter, select_list
+from tailrace.source.postgres.copy_query import Converter, select_list
 
 FETCH_KEYS = 1000
 _HASH = "_tailrace_hash"

@@ -1,18 +1,18 @@
-"""Looking for changed rows: what is there behind a mark, and is any of it new?"""
+"""Looking for changed rows: what is there after a mark, and is any of it new?"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tailrace.source.poll.connector import ConnectorSession, Polled, Query
-from tailrace.source.poll.horizon import Height, SettledTime
-from tailrace.source.poll.known import Hashes
-from tailrace.source.poll.mark import START, Keyset, Stretch
+from tailrace.source.poll.connector import Clock, ConnectorSession, Polled, Query
+from tailrace.source.poll.key_snapshot import Hashes
+from tailrace.source.poll.keyset import START, Keyset, Stretch
 from tailrace.source.poll.offset import Sweep
-from tailrace.source.poll.version import Scale
+from tailrace.source.poll.version_column import Scale, VersionKind
 
 HEIGHTS = 8
 
@@ -96,3 +96,96 @@ def _later(after: Keyset, settled: Keyset, scale: Scale) -> Keyset:
     if not settled or (after and scale.place(settled[0]) <= scale.place(after[0])):
         return after
     return settled
+
+
+# Up to when a database's past is settled: no row with an older time can still appear.
+#
+# A transaction stamps its rows when it begins and shows them when it commits. So nothing is settled past the start of
+# the oldest open transaction, and, where transactions cannot be seen, only what is older than a look back. A clock that
+# was set back stamps new rows with times that were settled already: those are read again.
+
+Height = tuple[int, int]
+"""The moment of a look at a table (database's time, microseconds) and the highest number its version had."""
+
+SECOND_US = 1_000_000
+LOOK_BACK_US = {True: SECOND_US, False: 60 * SECOND_US}
+"""How far is looked back, by whether open transactions are seen. A second also covers clocks a little apart and
+applications that write less than a column could hold."""
+STEP_US = SECOND_US // 2
+"""A clock that is this much behind what was expected of it was set back."""
+DRIFT = 1e-4
+AWAY_US = 3600 * SECOND_US
+"""How far is read again when a clock was set back while nobody looked."""
+PREPARED_US = 24 * AWAY_US
+"""How long before a prepared transaction was first seen it may have begun, when nobody looked before."""
+
+
+@dataclass(frozen=True)
+class SettledTime:
+    """One look at the clock. Rows older than `settled` are final; rows from `rewound` on are to be read again."""
+
+    now: int
+    settled: int
+    rewound: int | None
+
+    def floor(self, mark: Keyset, scale: Scale) -> Keyset:
+        """Where to read on: the mark, or further back after a clock was set back."""
+        if self.rewound is None or not scale.timed or not mark:
+            return mark
+        back = scale.at(self.rewound)
+        return (back,) if scale.place(back) < scale.place(mark[0]) else mark
+
+    def settled_mark(self, scale: Scale, heights: Sequence[Height]) -> Keyset:
+        """Rows before this mark are final."""
+        if scale.timed:
+            return (scale.at(self.settled),)
+        return max(((value,) for moment, value in heights if moment < self.settled), default=START)
+
+    def end(self, scale: Scale) -> Keyset | None:
+        """Rows from here on are not read: a time in the future must not move the watermark past now."""
+        if not scale.timed:
+            return None
+        # A time that its column rounds may be the next tick; a date is cut, not rounded.
+        rounded = 0 if scale.kind is VersionKind.DAY else scale.tick // 2
+        return (scale.after(self.now + rounded),)
+
+
+class SettledClock:
+    """Remembers what it needs of earlier looks. `last` is the database's time and ours of one in an earlier process."""
+
+    def __init__(
+        self, look_back_us: int | None, last: tuple[int, int] = (0, 0), monotonic: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self._look_back = look_back_us
+        self._last = last
+        self._monotonic = monotonic
+        self._seen: tuple[int, int] | None = None
+        self._oldest: int | None = None
+        self._held: dict[str, int] = {}
+
+    def read(self, clock: Clock) -> SettledTime:
+        """What the clock means. Called before rows are read, for every poll."""
+        look_back = LOOK_BACK_US[clock.known] if self._look_back is None else self._look_back
+        rewound = self._rewound(clock.now)
+        if rewound is not None:
+            rewound -= look_back
+        before = self._oldest if self._oldest is not None else (self._last[0] or clock.now - PREPARED_US)
+        # It began before it was first seen as prepared, but not before the oldest transaction of the look before that.
+        self._held = {one: self._held.get(one, before) for one in clock.prepared}
+        oldest = min([clock.oldest, clock.now, *self._held.values()])
+        self._seen = (clock.now, self._monotonic() // 1000)
+        self._oldest = oldest
+        return SettledTime(clock.now, oldest - look_back, rewound)
+
+    def _rewound(self, now: int) -> int | None:
+        if self._seen is not None:
+            elapsed = self._monotonic() // 1000 - self._seen[1]
+            # Rows may have been stamped right after the last look, by the clock that was set back.
+            return now - elapsed - STEP_US if self._seen[0] + elapsed - now > STEP_US + elapsed * DRIFT else None
+        database, own = self._last
+        if not database:
+            return None
+        elapsed = max(time.time_ns() // 1000 - own, 0)
+        if database + elapsed - now > STEP_US + elapsed * DRIFT:
+            return now - max(elapsed, AWAY_US)
+        return None

@@ -1,14 +1,44 @@
-"""When a table is polled next, and when its next full diff is due."""
+"""When a table is polled next, when its next full diff is due, and how queries are spaced."""
 
 from __future__ import annotations
 
+import threading
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
-from tailrace.selection import FullDiffOptions
-from tailrace.statusfile import read_file, write_file
+from tailrace.option.table import FullDiffOptions
+from tailrace.system.status_file import read_file, write_file
+
+# How often a database may be asked.
+
+
+class QuerySpacing:
+    """At most so many queries a second, evenly spaced; without a bound it never waits. Threads may share one."""
+
+    def __init__(self, per_second: float | None) -> None:
+        self._gap = 1.0 / per_second if per_second else 0.0
+        self._next = 0.0
+        self._lock = threading.Lock()
+
+    def wait(self) -> None:
+        """Return when the next query may be sent."""
+        if not self._gap:
+            return
+        with self._lock:
+            now = time.monotonic()
+            turn = max(self._next, now)
+            self._next = turn + self._gap
+        time.sleep(turn - now)
+
+
+@lru_cache(maxsize=64)
+def spacing_of(dsn: str, per_second: float | None) -> QuerySpacing:
+    """The one pace of a database in this process: sessions that follow each other, or are open at once, share it."""
+    return QuerySpacing(per_second)
+
 
 SAVE_SECONDS = 5.0
 

@@ -13,22 +13,23 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tailrace import errors
-from tailrace.change import Changes, end_of
 from tailrace.errors import Finding
-from tailrace.schema import TableSchema
-from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import Changes, end_of
+from tailrace.model.schema import TableSchema
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.poll.connector import ConnectorOptions, Polled, SourceConnector, connect
-from tailrace.source.poll.diff import DiffScan, DiffSplit, read_diff
+from tailrace.source.poll.diff import DiffResultSplit, DiffScan, DiffSplit, read_diff
+from tailrace.source.poll.discovery import examine, select_tables
 from tailrace.source.poll.follower import PollFollower
-from tailrace.source.poll.found import DiffResultSplit
-from tailrace.source.poll.known import KeySnapshot
+from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
-from tailrace.source.poll.roster import examine, select_tables
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
-from tailrace.wholefile import make_folder, remove
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.source import PIPELINE
+from tailrace.source.split import Split
+from tailrace.system.atomic_file import make_folder, remove
 
 
 @dataclass(frozen=True)

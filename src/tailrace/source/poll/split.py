@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.change import Changes, Op
 from tailrace.errors import TableError
-from tailrace.schema import TableSchema
-from tailrace.source import Split
+from tailrace.model.change import Changes, Op
+from tailrace.model.schema import TableSchema
 from tailrace.source.poll.connector import ConnectorSession, Page, Polled, Query
-from tailrace.source.poll.known import PART, Hashes, KeySnapshot, record
-from tailrace.source.poll.mark import Stretch
+from tailrace.source.poll.key_snapshot import PART, Hashes, KeySnapshot, record
+from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.offset import StepRead
-from tailrace.source.poll.version import VersionKind, kind_of
+from tailrace.source.poll.version_column import VersionKind, kind_of
+from tailrace.source.split import Split
 
 
 @dataclass(frozen=True)

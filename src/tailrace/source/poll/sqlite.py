@@ -15,21 +15,21 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace import turso_lock
-from tailrace.digest import row_digests
+from tailrace.capture.column_type import read_column
+from tailrace.capture.layout import list_tables, literal, quoted, rowid_name
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError, UnfitError
-from tailrace.schema import TableName, TableSchema
-from tailrace.source.exact import combine
+from tailrace.model.digest import row_digests
+from tailrace.model.exact import combine
+from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.mark import Keyset, KeyValue, Stretch, conditions, where_clause
+from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch, conditions, where_clause
 from tailrace.source.poll.option import path_of
-from tailrace.source.poll.pace import QuerySpacing, spacing_of
-from tailrace.source.poll.version import Scale, VersionKind, require_iso
+from tailrace.source.poll.schedule import QuerySpacing, spacing_of
+from tailrace.source.poll.version_column import Scale, VersionKind, require_iso
 from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
-from tailrace.source.sqlite.engine import fetch
+from tailrace.source.sqlite.connection import fetch
 from tailrace.source.sqlite.value import cells_of
-from tailrace.sqlite.affinity import read_column
-from tailrace.sqlite.layout import list_tables, literal, quoted, rowid_name
+from tailrace.system import turso_lock
 
 FETCH_KEYS = 500
 _STEPS = 10_000

@@ -13,9 +13,9 @@ from typing import Any, Final, NamedTuple
 import psycopg
 import pyarrow as pa
 
-from tailrace.schema import Column, TableName, TableSchema
-from tailrace.source.postgres import text
-from tailrace.source.postgres.catalog_type import CatalogType, read_types
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres.pgoutput import text
+from tailrace.source.postgres.type_map import CatalogType, read_types
 
 PgConnection = psycopg.Connection[tuple[Any, ...]]
 

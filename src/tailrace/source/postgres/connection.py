@@ -20,8 +20,8 @@ import pyarrow as pa
 from psycopg import conninfo, pq, sql
 
 from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
-from tailrace.libpq import read_dsn, relief
-from tailrace.source.postgres.mapping import SESSION, session_for
+from tailrace.source.postgres.copy_query import SESSION, session_for
+from tailrace.system.libpq import read_dsn, relief
 
 CONNECT_TIMEOUT_SECONDS = 10
 SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))

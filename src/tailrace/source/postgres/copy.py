@@ -17,16 +17,15 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.change import EXACT, Changes, Op
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
-from tailrace.schema import TableSchema
-from tailrace.source import Split
+from tailrace.model.change import EXACT, Changes, Op
+from tailrace.model.schema import TableSchema
 from tailrace.source.postgres.connection import Replication, as_of, bulk, connection_string, session, translated
-from tailrace.source.postgres.instant import DAY_US, format_microsecond
-from tailrace.source.postgres.lsn import parse_lsn
-from tailrace.source.postgres.mapping import Converter, select_list
-from tailrace.source.postgres.message import EPOCH_US
-from tailrace.source.postgres.offset import Chunk
+from tailrace.source.postgres.copy_query import Converter, select_list
+from tailrace.source.postgres.offset import Chunk, parse_lsn
+from tailrace.source.postgres.pgoutput.instant import DAY_US, format_microsecond
+from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.source.split import Split
 
 READ_BYTES = 16 * 1024 * 1024
 """How much ADBC puts into one Arrow batch."""

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from tailrace.schema import TableName
+from tailrace.model.schema import TableName
 from tailrace.source.postgres.catalog import CatalogColumn, CatalogRelation, Keys, Published, Shown, build
-from tailrace.source.postgres.catalog_type import CatalogType
-from tailrace.source.postgres.message import MalformedError
+from tailrace.source.postgres.pgoutput.message import MalformedError
+from tailrace.source.postgres.type_map import CatalogType
 
 FORMAT: Final = 1
 """Of the messages; `v` in them."""

@@ -10,25 +10,26 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tailrace.change import START, Position
-from tailrace.child import read_status, write_status
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
-from tailrace.schema import TableSchema
-from tailrace.source import RESYNC, Limit, Offset, SchemaVersions, Split, TableDirectives
+from tailrace.model.change import START, Position
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.offset import LogRange, log_ranges
 from tailrace.source.postgres.catalog import Published
-from tailrace.source.postgres.census import PostgresDiscovery
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import PostgresSnapshot, SnapshotOpening, copy_split, measure_heaps
-from tailrace.source.postgres.framing import FrameMeta
-from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, chunks
+from tailrace.source.postgres.discovery import PostgresDiscovery
+from tailrace.source.postgres.frame_builder import FrameMeta
+from tailrace.source.postgres.log_split import PgRange, log_splits
+from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, before, chunks
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.schema_log import PostgresSchemaLog
 from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, server_position
-from tailrace.source.postgres.split import PgRange, log_splits
-from tailrace.source.wanted import first_change
+from tailrace.source.source import RESYNC
+from tailrace.source.split import Split
+from tailrace.source.table_range import first_change
+from tailrace.system.child_process import read_status, write_status
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource

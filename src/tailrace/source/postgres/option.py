@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option import Dsn, DurationOrOff, OptionContext, Options, Size, TypedOptions
+from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size, TypedOptions
 from tailrace.source.option import JournalOptions
 
 _NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word

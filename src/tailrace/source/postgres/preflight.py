@@ -11,9 +11,8 @@ import psycopg
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
-from tailrace.schema import TableName
-from tailrace.source import RESYNC
-from tailrace.source.postgres import ddl
+from tailrace.model.schema import TableName
+from tailrace.source.postgres import event_trigger
 from tailrace.source.postgres.catalog import CatalogRelation, Published, describe, list_published, list_tables
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.slot import (
@@ -26,6 +25,7 @@ from tailrace.source.postgres.slot import (
     require,
     waiting_for,
 )
+from tailrace.source.source import RESYNC
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
@@ -236,11 +236,11 @@ def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
 
 
 def _trigger(connection: PgConnection) -> Finding:
-    version = ddl.installed_version(connection)
+    version = event_trigger.installed_version(connection)
     if version is None:
         message = "are derived from the log; the event trigger that makes them exact is not installed"
         return Finding("ok", "schema changes", message, "tailrace prepare FILE")
-    if version != ddl.VERSION:
+    if version != event_trigger.VERSION:
         return Finding(
             "warning", "schema changes", f"the event trigger is of version {version}", "tailrace prepare FILE"
         )

@@ -24,13 +24,9 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.backoff import Backoff, wait
-from tailrace.change import LAST_ORDINAL, START
-from tailrace.child import BUSY, serve, write_status
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
-from tailrace.failpoint import reach
 from tailrace.journal import Frame, Journal, cursors
-from tailrace.source import RESYNC
+from tailrace.model.change import LAST_ORDINAL, START
 from tailrace.source.postgres.connection import (
     BoundedConnection,
     Replication,
@@ -41,10 +37,14 @@ from tailrace.source.postgres.connection import (
     translate,
     translated,
 )
-from tailrace.source.postgres.framing import FrameBuilder
-from tailrace.source.postgres.lsn import before, format_lsn
+from tailrace.source.postgres.frame_builder import FrameBuilder
+from tailrace.source.postgres.offset import before, format_lsn
+from tailrace.source.postgres.replication_stream import ReplicationStream
 from tailrace.source.postgres.slot import SlotStatus, emit_heartbeat, publication_exists, read_slot, require
-from tailrace.source.postgres.stream import ReplicationStream
+from tailrace.source.source import RESYNC
+from tailrace.system.backoff import Backoff, wait
+from tailrace.system.child_process import BUSY, serve, write_status
+from tailrace.system.failpoint import reach
 
 BACKLOG_BYTES = 32 * 1024 * 1024
 """Further behind than this, the backlog gear is worth its start-up."""

@@ -9,18 +9,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tailrace.change import START, Position, just_before
 from tailrace.errors import SchemaChangedError
 from tailrace.journal import JournalReader
-from tailrace.schema import TableSchema
-from tailrace.source import SchemaVersions
+from tailrace.model.change import START, Position, just_before
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import SchemaVersions
 from tailrace.source.postgres import ddl_message
 from tailrace.source.postgres.catalog import Published
-from tailrace.source.postgres.catalog_type import CatalogType, read_types
 from tailrace.source.postgres.connection import session
-from tailrace.source.postgres.framing import FrameMeta, SchemaEvent
-from tailrace.source.postgres.message import LogicalMessage, MalformedError, Relation, parse
-from tailrace.source.postgres.version import compare, derive, differences, with_initial
+from tailrace.source.postgres.frame_builder import FrameMeta, SchemaEvent
+from tailrace.source.postgres.pgoutput.message import LogicalMessage, MalformedError, Relation, parse
+from tailrace.source.postgres.schema_diff import compare, derive, differences, with_initial
+from tailrace.source.postgres.type_map import CatalogType, read_types
 
 
 class PostgresSchemaLog:

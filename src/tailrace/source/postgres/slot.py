@@ -13,9 +13,9 @@ import psycopg
 from psycopg import sql
 
 from tailrace.errors import Finding, LostError
-from tailrace.schema import TableName
-from tailrace.source.postgres.lsn import parse_lsn
-from tailrace.ticker import Ticker
+from tailrace.model.schema import TableName
+from tailrace.source.postgres.offset import parse_lsn
+from tailrace.system.ticker import Ticker
 
 PgConnection = psycopg.Connection[tuple[Any, ...]]
 

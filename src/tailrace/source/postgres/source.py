@@ -16,22 +16,19 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace import errors
-from tailrace.change import START, Changes
-from tailrace.child import Child, read_status
 from tailrace.errors import Finding, LostError, TailraceError
-from tailrace.failpoint import reach
 from tailrace.journal import Cursor, Journal, JournalReader
-from tailrace.schema import TableSchema
-from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, RESYNC, Offset, SchemaVersions, Split, TableProgress
-from tailrace.source.history import SchemaFile
-from tailrace.source.postgres import ddl, preflight
+from tailrace.model.change import START, Changes
+from tailrace.model.schema import TableSchema
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Offset, SchemaVersions, TableProgress
+from tailrace.source.postgres import event_trigger, preflight
 from tailrace.source.postgres.catalog import Published, list_tables
 from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import PostgresCopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
-from tailrace.source.postgres.lsn import before
-from tailrace.source.postgres.offset import PostgresOffset
+from tailrace.source.postgres.log_split import PostgresLogSplit, read_log
+from tailrace.source.postgres.offset import PostgresOffset, before
 from tailrace.source.postgres.option import PostgresOptions
 from tailrace.source.postgres.receiver import STATUS, PostgresReceiverOptions
 from tailrace.source.postgres.slot import (
@@ -43,7 +40,11 @@ from tailrace.source.postgres.slot import (
     require,
     waiting_for,
 )
-from tailrace.source.postgres.split import PostgresLogSplit, read_log
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.source import PIPELINE, RESYNC
+from tailrace.source.split import Split
+from tailrace.system.child_process import Child, read_status
+from tailrace.system.failpoint import reach
 
 _log = logging.getLogger(__name__)
 
@@ -153,14 +154,14 @@ class PostgresSource:
                 _log.warning("%s %r: %s. Fix: %s", finding.subject, self.slot, finding.message, finding.fix)
 
     def setup_sql(self, *, remove: bool) -> str:
-        return ddl.uninstall_sql() if remove else ddl.install_sql()
+        return event_trigger.uninstall_sql() if remove else event_trigger.install_sql()
 
     def set_up(self, *, remove: bool) -> str:
         with session(self.dsn, "installing the event trigger") as connection:
             if remove:
-                connection.execute(sql.SQL(ddl.uninstall_sql()))
+                connection.execute(sql.SQL(event_trigger.uninstall_sql()))
                 return "the event trigger is gone; schema changes are derived from the log"
-            ddl.install(connection)
+            event_trigger.install(connection)
             return "the event trigger is installed; schema changes arrive in order with the rows"
 
     def reset(self) -> None:

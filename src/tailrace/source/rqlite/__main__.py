@@ -2,7 +2,7 @@
 
 import sys
 
-from tailrace.child import serve
 from tailrace.source.rqlite.receiver import run
+from tailrace.system.child_process import serve
 
 sys.exit(serve(run))

@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.change import Position
+from tailrace.capture.layout import list_tables
 from tailrace.errors import PreflightError
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.change import Position
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
-from tailrace.source.sqlite import version
+from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ROWID, TableDefinition, rowid_column, stored_columns, try_describe
-from tailrace.sqlite.layout import list_tables
 
 INFERRED = "inferred"
 """The upstream type of a column of which only values were seen."""
@@ -77,14 +77,14 @@ def begin(
     known: TableSchema | None, table: TableDefinition, service: str, at: Position, *, rowids: bool
 ) -> TableSchema:
     """The version a copy begins with."""
-    return _placed(version.begin(known, table, at), service, rowids=rowids, lacks_rowid=table.lacks_rowid)
+    return _placed(schema_diff.begin(known, table, at), service, rowids=rowids, lacks_rowid=table.lacks_rowid)
 
 
 def derive(
     known: TableSchema, table: TableDefinition, service: str, at: Position, *, rowids: bool
-) -> version.SqliteDerivedSchema:
+) -> schema_diff.SqliteDerivedSchema:
     """The version `table` is of `known` from a position on."""
-    derived = version.derive(known, table, at)
+    derived = schema_diff.derive(known, table, at)
     schema = _placed(derived.schema, service, rowids=rowids, lacks_rowid=table.lacks_rowid)
     return replace(derived, schema=schema)
 

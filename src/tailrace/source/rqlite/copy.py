@@ -15,16 +15,16 @@ from typing import Any
 
 import numpy as np
 
-from tailrace.change import START, Changes, Op, Position
+from tailrace.capture.layout import quoted
 from tailrace.errors import StaleCopyError, TableError, revive
-from tailrace.schema import TableSchema
-from tailrace.source import Split
-from tailrace.source.exact import combine
+from tailrace.model.change import START, Changes, Op, Position
+from tailrace.model.exact import combine
+from tailrace.model.schema import TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.rqlite.query import QueryRow, Selection, lacks_rowid, parameter, read_image, rowid_name
+from tailrace.source.split import Split
 from tailrace.source.sqlite.catalog import TableDefinition
-from tailrace.source.sqlite.image import unfit_key
-from tailrace.sqlite.layout import quoted
+from tailrace.source.sqlite.decode import unfit_key
 
 WHOLE = (0,)
 """The bounds of a table that is copied as one chunk: one without rowids, or one of which nothing can be asked."""

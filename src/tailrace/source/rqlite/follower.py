@@ -11,8 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import TailraceError, UnavailableError, revive
-from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
-from tailrace.source.rqlite.service import ClusterFollower
+from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.rqlite.cluster_follower import ClusterFollower
+from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.option import FilePath, Options, Secret, Size, TypedOptions
+from tailrace.option.value import FilePath, Options, Secret, Size, TypedOptions
 from tailrace.source.option import JournalOptions
 
 SERVICE = "rqlite"

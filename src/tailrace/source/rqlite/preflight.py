@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import Finding, PreflightError
-from tailrace.schema import TableName
+from tailrace.model.schema import TableName
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Tables, ask_tables, is_followable, read_tables
 from tailrace.source.rqlite.option import SERVICE

@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.schema import TableSchema
+from tailrace.capture import layout
+from tailrace.capture.layout import quoted
+from tailrace.model.schema import TableSchema
 from tailrace.source.rqlite.api import Api, QueryRefusedError
 from tailrace.source.rqlite.catalog import stored_names
-from tailrace.source.rqlite.value import read_values
+from tailrace.source.rqlite.decode import read_values
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
-from tailrace.source.sqlite.image import SqliteImage
-from tailrace.sqlite import layout
-from tailrace.sqlite.layout import quoted
+from tailrace.source.sqlite.decode import SqliteImage
 
 FETCH_KEYS = 200
 _LARGEST = "1.7976931348623157e308"

@@ -20,15 +20,15 @@ from urllib.parse import unquote
 
 import uvicorn
 
-from tailrace.child import BUSY, write_status
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
-from tailrace.filelock import is_current, is_locked, try_lock
-from tailrace.source.rqlite.cluster import Cluster
+from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, CdcEndpoint, Limits
-from tailrace.source.rqlite.entry import folder_of
 from tailrace.source.rqlite.listener import HttpConnection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions, split_listen
-from tailrace.wholefile import make_folder, remove
+from tailrace.source.rqlite.request import folder_of
+from tailrace.system.atomic_file import make_folder, remove
+from tailrace.system.child_process import BUSY, write_status
+from tailrace.system.file_lock import is_current, is_locked, try_lock
 
 _log = logging.getLogger(__name__)
 
@@ -265,7 +265,7 @@ def remove_journal(journal: Path) -> None:
 
 
 def run(options: str, stopping: Callable[[], bool]) -> int:
-    """The process, for `tailrace.child.serve`: options as JSON, the exit code back."""
+    """The process, for `tailrace.system.child_process.serve`: options as JSON, the exit code back."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     receiver = RqliteReceiver(RqliteReceiverOptions.from_json(options), stopping)
     try:

@@ -13,26 +13,28 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from tailrace import errors
-from tailrace.change import START, Changes
-from tailrace.child import Child, read_status
 from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
-from tailrace.schema import TableName, TableSchema
-from tailrace.selection import TableOptions, TableSettings
-from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import START, Changes
+from tailrace.model.schema import TableName, TableSchema
+from tailrace.option.table import TableOptions, TableSettings
+from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.rqlite import catalog, preflight
 from tailrace.source.rqlite.api import SYSTEM, Api, ApiTls, Pending
 from tailrace.source.rqlite.copy import RqliteCopySplit, read_chunk
-from tailrace.source.rqlite.entry import folder_of
+from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.follower import RqliteFollower
+from tailrace.source.rqlite.log_split import RqliteLogSplit, read_log
 from tailrace.source.rqlite.option import SERVICE, ApiTlsOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions, is_receiving, remove_journal
-from tailrace.source.rqlite.roster import RqliteDiscovery
-from tailrace.source.rqlite.split import RqliteLogSplit, read_log
+from tailrace.source.rqlite.request import folder_of
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.source import PIPELINE
+from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
-from tailrace.wholefile import make_folder
+from tailrace.system.atomic_file import make_folder
+from tailrace.system.child_process import Child, read_status
 
 MODULE = "tailrace.source.rqlite"
 PENDING_SECONDS = 60.0

@@ -1,10 +1,12 @@
 """SlateDB: the write-ahead log in object storage as a change stream, key prefixes as tables.
 
-option   the keys of `source:`              rule     a prefix as a table: key layout, value format, columns
-store    object store, readers, errors      wal      WAL files as columns; the tail
-keep     WAL files kept in a place of ours  operator merge operands folded
-expiry   which keys leave when              copy     a checkpoint, scanned by key range
-offset   where a stream stands              follower how far the next batch goes
-split    what a task reads                  crew     the processes that share the reading; hand is one of them
-row      rows as changes of a table         source   the upstream as configuration
+option          the keys of `source:`              table_mapping   a prefix as a table: its columns
+object_store    opening it, its errors             key_layout      keys as columns
+wal             WAL files as columns; the tail     value_layout    values as columns
+wal_archive     WAL files kept in a place of ours  merge_operator  merge operands folded
+expiry_index    which keys leave when              copy            a checkpoint, scanned by key range
+offset          where a stream stands              follower        how far the next batch goes
+log_split       what a task reads                  reader_pool     the processes that share the reading
+row             rows as changes of a table         reader_process  one of them
+source          the upstream as configuration      preflight       whether it can be followed
 """

@@ -15,18 +15,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.change import Changes
-from tailrace.failpoint import reach
-from tailrace.source import Split
-from tailrace.source.slatedb import operator
-from tailrace.source.slatedb.expiry import live
-from tailrace.source.slatedb.lookup import merge_error
+from tailrace.model.change import Changes
+from tailrace.source.slatedb import merge_operator
+from tailrace.source.slatedb.expiry_index import live
+from tailrace.source.slatedb.log_split import note
+from tailrace.source.slatedb.object_store import Loop, MergeFailedError, SlateDbDatabase, binding, run, scan_options
 from tailrace.source.slatedb.offset import NOWHERE, WalPoint
-from tailrace.source.slatedb.row import WalRows, build, by_table
-from tailrace.source.slatedb.rule import TableMapping, folds_of
-from tailrace.source.slatedb.split import note
-from tailrace.source.slatedb.store import Loop, MergeFailedError, SlateDbDatabase, binding, run, scan_options
+from tailrace.source.slatedb.row import WalRows, build, by_table, merge_error
+from tailrace.source.slatedb.table_mapping import TableMapping, folds_of
 from tailrace.source.slatedb.wal import columns
+from tailrace.source.split import Split
+from tailrace.system.failpoint import reach
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
@@ -158,7 +157,7 @@ def _pieces(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[pa.Recor
     keys = api.KeyRange(start=split.low or None, start_inclusive=True, end=split.high, end_inclusive=False)
     with Loop() as loop:
         opening = source.database.reader(
-            checkpoint=split.checkpoint, operator=operator.for_reader(folds) if folds else None
+            checkpoint=split.checkpoint, operator=merge_operator.for_reader(folds) if folds else None
         )
         reader = loop.run(opening, "opening a checkpoint")
         try:

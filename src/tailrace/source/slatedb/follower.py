@@ -10,16 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.change import Position
 from tailrace.errors import LostError
-from tailrace.schema import TableSchema
-from tailrace.source import Limit, Offset, SchemaVersions, Split, TableDirectives
-from tailrace.source.goal import bounded
-from tailrace.source.offset import halved
+from tailrace.model.change import Position
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.offset import bounded, halved
 from tailrace.source.slatedb.copy import SlateDbCopySplit, SlateDbSnapshot, delete_leftovers, range_of
-from tailrace.source.slatedb.expiry import ExpiryIndex
-from tailrace.source.slatedb.keep import WalArchive, archived_bytes
-from tailrace.source.slatedb.log import Measure, RemoteLog, WalLog, oldest_at, wal_point_at, wal_point_before
+from tailrace.source.slatedb.expiry_index import ExpiryIndex
+from tailrace.source.slatedb.log_split import ExpirySplit, WalRange, WalSplit
+from tailrace.source.slatedb.object_store import CollectedError
 from tailrace.source.slatedb.offset import (
     NOWHERE,
     ExpiringRange,
@@ -28,10 +27,19 @@ from tailrace.source.slatedb.offset import (
     WalPoint,
     wal_ranges,
 )
-from tailrace.source.slatedb.split import ExpirySplit, WalRange, WalSplit
-from tailrace.source.slatedb.store import CollectedError
-from tailrace.source.slatedb.wal import find_tail, read_head
-from tailrace.source.slatedb.watch import Watch
+from tailrace.source.slatedb.preflight import Watch
+from tailrace.source.slatedb.wal import (
+    Measure,
+    RemoteLog,
+    WalLog,
+    find_tail,
+    oldest_at,
+    read_head,
+    wal_point_at,
+    wal_point_before,
+)
+from tailrace.source.slatedb.wal_archive import WalArchive, archived_bytes
+from tailrace.source.split import Split
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource

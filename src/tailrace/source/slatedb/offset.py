@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tailrace.change import Position, end_of
+from tailrace.model.change import Position, end_of
 from tailrace.source import offset
 
 

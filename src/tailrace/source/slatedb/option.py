@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.option import Duration, FilePath, Options, Secret, TypedOptions
+from tailrace.option.value import Duration, FilePath, Options, Secret, TypedOptions
 
 _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
 

@@ -14,27 +14,28 @@ import numpy as np
 import pyarrow as pa
 
 from tailrace import errors
-from tailrace.change import Changes
 from tailrace.errors import Finding, LostError
-from tailrace.schema import TableSchema
-from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
-from tailrace.source.history import SchemaFile
+from tailrace.model.change import Changes
+from tailrace.model.schema import TableSchema
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Offset, SchemaVersions, TableProgress
+from tailrace.source.schema_log import SchemaFile
 from tailrace.source.slatedb import preflight
 from tailrace.source.slatedb.copy import SlateDbCopySplit, delete_leftovers, read_range
-from tailrace.source.slatedb.crew import reader_pool
-from tailrace.source.slatedb.expiry import ExpiryIndex
+from tailrace.source.slatedb.expiry_index import ExpiryIndex
 from tailrace.source.slatedb.follower import SlateDbFollower
-from tailrace.source.slatedb.keep import remove_archived
-from tailrace.source.slatedb.lookup import look_up
+from tailrace.source.slatedb.log_split import ExpirySplit, WalSplit, read_expired
+from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.offset import SlateDbOffset
 from tailrace.source.slatedb.option import SlateDbOptions
-from tailrace.source.slatedb.row import Partition, WalRows, build
-from tailrace.source.slatedb.rule import TableMapping, read_mappings
-from tailrace.source.slatedb.split import ExpirySplit, WalSplit, read_expired
-from tailrace.source.slatedb.store import ObjectStore, SlateDbDatabase
-from tailrace.statusfile import read_file
-from tailrace.wholefile import make_folder, remove
+from tailrace.source.slatedb.reader_pool import reader_pool
+from tailrace.source.slatedb.row import Partition, WalRows, build, look_up
+from tailrace.source.slatedb.table_mapping import TableMapping, read_mappings
+from tailrace.source.slatedb.wal_archive import remove_archived
+from tailrace.source.source import PIPELINE
+from tailrace.source.split import Split
+from tailrace.system.atomic_file import make_folder, remove
+from tailrace.system.status_file import read_file
 
 
 @dataclass(frozen=True)

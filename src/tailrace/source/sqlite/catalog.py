@@ -14,14 +14,14 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from tailrace.capture import layout
+from tailrace.capture.column_type import arrow_type, read_column
+from tailrace.capture.layout import CaptureConnection, Field, quoted, side_tables
+from tailrace.capture.record import Value
+from tailrace.capture.schema_change import TRIGGER_PREFIX
 from tailrace.errors import PreflightError
-from tailrace.schema import Column, TableName, TableSchema
+from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.sqlite.value import cells_of
-from tailrace.sqlite import layout
-from tailrace.sqlite.affinity import arrow_type, read_column
-from tailrace.sqlite.layout import CaptureConnection, Field, quoted, side_tables
-from tailrace.sqlite.record import Value
-from tailrace.sqlite.schema_change import TRIGGER_PREFIX
 
 SCHEMA = "main"
 ROWID = "rowid"

@@ -16,8 +16,8 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from tailrace import turso_lock
 from tailrace.errors import UnavailableError
+from tailrace.system import turso_lock
 
 _CLOCK_TICK_NS = 50_000_000
 """Two writes within one tick of the file system's clock may bear the same time."""

@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.change import START, Changes, Op, Position
+from tailrace.capture.layout import CaptureConnection, TableShape, has_table, quoted, read_table_shape, trigger_capture
+from tailrace.capture.trigger import read_status
 from tailrace.errors import StaleCopyError, TableError
-from tailrace.schema import TableSchema
-from tailrace.source import Split
-from tailrace.source.exact import combine
+from tailrace.model.change import START, Changes, Op, Position
+from tailrace.model.exact import combine
+from tailrace.model.schema import TableSchema
+from tailrace.source.split import Split
 from tailrace.source.sqlite.catalog import rowid_column, stored_columns
-from tailrace.source.sqlite.engine import FIRST_ROWS, CapturedFile, fetch, next_rows
-from tailrace.source.sqlite.image import Pictures, SqliteImage, read_pictures, unfit_key
+from tailrace.source.sqlite.connection import FIRST_ROWS, CapturedFile, fetch, next_rows
+from tailrace.source.sqlite.decode import Pictures, SqliteImage, read_pictures, unfit_key
 from tailrace.source.sqlite.value import cells_of
-from tailrace.sqlite.layout import CaptureConnection, TableShape, has_table, quoted, read_table_shape, trigger_capture
-from tailrace.sqlite.trigger import read_status
 
 FETCH_KEYS = 200
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from tailrace.errors import DamagedError
-from tailrace.wholefile import make_folder, remove, replace_durably
+from tailrace.system.atomic_file import make_folder, remove, replace_durably
 
 _SUFFIX = ".cursor"
 _PURGED = "purged"

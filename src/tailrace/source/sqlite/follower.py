@@ -6,20 +6,22 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.change import Position
+from tailrace.capture.tape import TapeMark
 from tailrace.errors import LostError
-from tailrace.schema import TableName
-from tailrace.source import RESYNC, Limit, Offset, SchemaVersions, Split, TableDirectives
+from tailrace.model.change import Position
+from tailrace.model.schema import TableName
+from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.offset import LogRange, log_ranges
+from tailrace.source.source import RESYNC
+from tailrace.source.split import Split
 from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
 from tailrace.source.sqlite.copy import SqliteCopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.source.sqlite.log import Counted, TapeLog, TapeWindow, windows
+from tailrace.source.sqlite.log_split import SqliteRange, log_splits
 from tailrace.source.sqlite.offset import SqliteOffset, SqliteTableOffset, after_change
 from tailrace.source.sqlite.schema_log import SqliteSchemaLog
-from tailrace.source.sqlite.split import SqliteRange, log_splits
-from tailrace.source.wanted import first_change
-from tailrace.sqlite.sequence import TapeMark
+from tailrace.source.table_range import first_change
 
 if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource

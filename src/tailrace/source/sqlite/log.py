@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+from tailrace.capture import layout
+from tailrace.capture.change import CapturedChange
+from tailrace.capture.layout import COMMIT, SCHEMA_TABLE, CaptureConnection, quoted
+from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import LostError
-from tailrace.source import RESYNC
-from tailrace.sqlite import layout
-from tailrace.sqlite.change import CapturedChange
-from tailrace.sqlite.layout import COMMIT, SCHEMA_TABLE, CaptureConnection, quoted
-from tailrace.sqlite.sequence import TapeMark, check_sequence, read_tape_mark
-from tailrace.sqlite.tape import Tape
+from tailrace.source.source import RESYNC
 
 WINDOW = 50_000
 """How many change ids are counted, and read by one split, at a time."""

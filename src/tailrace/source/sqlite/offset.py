@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from tailrace.change import START, Position
+from tailrace.model.change import START, Position
 from tailrace.source import offset
 
 FIRST_HALF, SECOND_HALF = 0, 1

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from tailrace.option import DurationOrOff, FilePath, TypedOptions
+from tailrace.option.value import DurationOrOff, FilePath, TypedOptions
 
 
 class CapturedFileOptions(TypedOptions):

@@ -6,12 +6,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
+from tailrace.capture import trigger
+from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
 from tailrace.errors import Finding, PreflightError
-from tailrace.schema import TableName
+from tailrace.model.schema import TableName
 from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
 from tailrace.source.sqlite.log import TapeLog
-from tailrace.sqlite import trigger
-from tailrace.sqlite.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
 
 if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource

@@ -9,18 +9,18 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Collection, Mapping, Set
 
-from tailrace.change import START, Position, end_of
+from tailrace.capture.change import CapturedChange, RecordRow
+from tailrace.capture.layout import DELETE, INSERT
+from tailrace.capture.record import Value
+from tailrace.capture.schema_change import SQL
 from tailrace.errors import DamagedError
-from tailrace.schema import TableSchema
-from tailrace.source import SchemaVersions
-from tailrace.source.sqlite import version
+from tailrace.model.change import START, Position, end_of
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import SchemaVersions
+from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import Listed, TableDefinition, describe
 from tailrace.source.sqlite.log import TapeLog, TapeWindow
 from tailrace.source.sqlite.offset import FIRST_HALF, SqliteTableOffset
-from tailrace.sqlite.change import CapturedChange, RecordRow
-from tailrace.sqlite.layout import DELETE, INSERT
-from tailrace.sqlite.record import Value
-from tailrace.sqlite.schema_change import SQL
 
 
 class SqliteSchemaLog:
@@ -34,7 +34,7 @@ class SqliteSchemaLog:
     def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
         """A copy of the table begins at `x` with its columns of now."""
         known = self._versions.schema_at(table.name)
-        return self._versions.put_schema(version.begin(known, table, snapshot_position), snapshot_position)
+        return self._versions.put_schema(schema_diff.begin(known, table, snapshot_position), snapshot_position)
 
     def scan(
         self, log: TapeLog, after: int, upto: int, tables: Mapping[str, SqliteTableOffset], listed: Mapping[str, Listed]
@@ -85,8 +85,8 @@ class SqliteSchemaLog:
             return
         try:
             # Renames since the known version show in the text of before.
-            renamed = version.derive(known, describe(str(before[SQL])), at)
-            altered = version.derive(renamed.schema, describe(str(after[SQL])), at)
+            renamed = schema_diff.derive(known, describe(str(before[SQL])), at)
+            altered = schema_diff.derive(renamed.schema, describe(str(after[SQL])), at)
         except sqlite3.Error:
             self._mark(name, at)
             return
@@ -104,21 +104,21 @@ class SqliteSchemaLog:
                 continue
             if change.type == INSERT and change.id == now.entry:
                 self._mark(name, at)
-            elif not version.same(known, now.described):
-                self._put(version.derive(known, now.described, at), at)
+            elif not schema_diff.same(known, now.described):
+                self._put(schema_diff.derive(known, now.described, at), at)
 
     def compare(self, name: str, table: TableDefinition, at: Position) -> bool:
         """Compare a table of the file with its newest version; whether it changed without a row on the tape."""
         known = self._versions.schema_at(name)
-        if known is None or version.same(known, table):
+        if known is None or schema_diff.same(known, table):
             return False
-        derived = version.derive(known, table, at)
+        derived = schema_diff.derive(known, table, at)
         self._put(derived, at)
         if len(derived.schema.columns) != len(known.columns) and derived.recopy is None:
             self._mark(name, at)
         return True
 
-    def _put(self, derived: version.SqliteDerivedSchema, at: Position) -> None:
+    def _put(self, derived: schema_diff.SqliteDerivedSchema, at: Position) -> None:
         schema = self._versions.put_schema(derived.schema, at)
         if derived.recopy is not None:
             self._mark(schema.upstream_id, at)

@@ -14,24 +14,26 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tailrace import errors
-from tailrace.change import START, Changes
+from tailrace.capture import tape
+from tailrace.capture.layout import quoted
 from tailrace.errors import Finding, TailraceError, UnavailableError
-from tailrace.schema import TableSchema
-from tailrace.selection import TableOptions
-from tailrace.source import PIPELINE, Offset, SchemaVersions, Split, TableProgress
-from tailrace.source.history import SchemaFile
-from tailrace.source.sqlite import preflight, version
+from tailrace.model.change import START, Changes
+from tailrace.model.schema import TableSchema
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Offset, SchemaVersions, TableProgress
+from tailrace.source.schema_log import SchemaFile
+from tailrace.source.source import PIPELINE
+from tailrace.source.split import Split
+from tailrace.source.sqlite import preflight, schema_diff
+from tailrace.source.sqlite.connection import CapturedFile, EngineName
 from tailrace.source.sqlite.copy import SqliteCopySplit, fetch_rows, read_chunk
 from tailrace.source.sqlite.cursor import Cursors
-from tailrace.source.sqlite.engine import CapturedFile, EngineName
 from tailrace.source.sqlite.follower import SqliteFollower
 from tailrace.source.sqlite.log import TapeLog
+from tailrace.source.sqlite.log_split import SqliteLogSplit, read_log
 from tailrace.source.sqlite.offset import SqliteOffset, after_change
 from tailrace.source.sqlite.option import SqliteSourceOptions, TursoOptions
-from tailrace.source.sqlite.split import SqliteLogSplit, read_log
-from tailrace.sqlite import sequence
-from tailrace.sqlite.layout import quoted
-from tailrace.wholefile import make_folder, remove
+from tailrace.system.atomic_file import make_folder, remove
 
 PURGE_SECONDS = 60.0
 """How often consumed changes are looked for."""
@@ -78,7 +80,7 @@ class SqliteSource:
     def tables(self) -> list[TableSchema]:
         with self.engine.snapshot("looking at the tables") as connection:
             log = TapeLog(connection, self.cdc_table)
-            return [version.begin(None, table, START) for table in preflight.select_tables(self, log)]
+            return [schema_diff.begin(None, table, START) for table in preflight.select_tables(self, log)]
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Nothing is made: who captures is the application's choice. Raises PreflightError if nobody does."""
@@ -136,7 +138,7 @@ class SqliteSource:
             row = connection.execute(sql, (upto, int(before))).fetchone()
             if row is not None:
                 # That row stays, and with it the number that the next change gets.
-                sequence.purge(connection, int(row[0]), self.cdc_table)
+                tape.purge(connection, int(row[0]), self.cdc_table)
 
     def for_reader(self, reader: str, table: str | None = None) -> SqliteSource:
         wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tailrace.sqlite.cell import CellKind, RecordCells
-from tailrace.sqlite.record import SURROGATE, Value
+from tailrace.capture.record import SURROGATE, Value
+from tailrace.capture.record_decode import CellKind, RecordCells
 
 _KINDS: dict[type, CellKind] = {
     type(None): CellKind.NULL,

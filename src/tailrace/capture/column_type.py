@@ -1,0 +1,155 @@
+"""Declared column types: their affinity in SQLite, their Arrow type here, and cells as an Arrow column.
+
+SQLite lets any value stand in any column. A value that the column's Arrow type cannot hold is never altered: the column
+is null there and the value's exact text comes back beside it, for a change's `exact`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.capture.record_decode import CellKind, RecordCells
+
+_EXACT_INTEGER = 2**53
+_TEXTUAL_NUMERICS = ("DATE", "TIME")
+_WHOLE_NUMERICS = ("BOOL",)
+
+
+class Affinity(Enum):
+    INTEGER = "INTEGER"
+    REAL = "REAL"
+    TEXT = "TEXT"
+    BLOB = "BLOB"
+    NUMERIC = "NUMERIC"
+
+
+def affinity_of(declared: str) -> Affinity:
+    """SQLite's own rules, in their order."""
+    name = declared.upper()
+    if "INT" in name:
+        return Affinity.INTEGER
+    if any(part in name for part in ("CHAR", "CLOB", "TEXT")):
+        return Affinity.TEXT
+    if "BLOB" in name or not name:
+        return Affinity.BLOB
+    if any(part in name for part in ("REAL", "FLOA", "DOUB")):
+        return Affinity.REAL
+    return Affinity.NUMERIC
+
+
+def arrow_type(declared: str) -> pa.DataType:
+    """The Arrow type a column of this declared type is kept as."""
+    match affinity_of(declared):
+        case Affinity.INTEGER:
+            return pa.int64()
+        case Affinity.REAL:
+            return pa.float64()
+        case Affinity.TEXT:
+            return pa.string()
+        case Affinity.BLOB:
+            # A column without a type says nothing; text is what most of them hold.
+            return pa.binary() if declared else pa.string()
+        case Affinity.NUMERIC:
+            name = declared.upper()
+            if any(part in name for part in _TEXTUAL_NUMERICS):
+                return pa.string()
+            return pa.int64() if any(part in name for part in _WHOLE_NUMERICS) else pa.float64()
+
+
+class DecodedColumn(NamedTuple):
+    """A typed column. `unfit` holds, where the type cannot hold the value, its exact text; None if all fit.
+
+    There the array is null. Blobs, and text that is not UTF-8, are written as SQLite writes them: X'00FF'.
+    """
+
+    array: pa.Array[Any]
+    unfit: pa.Array[Any] | None
+
+
+def read_column(cells: RecordCells, type_: pa.DataType, initial: pa.Scalar[Any] | None = None) -> DecodedColumn:
+    """The cells as `type_` (int64, float64, string or binary); absent ones hold `initial`, as rows before ADD COLUMN.
+
+    Raises TypeError for another type.
+    """
+    if pa.types.is_int64(type_):
+        values, fits = _integers(cells)
+    elif pa.types.is_float64(type_):
+        values, fits = _reals(cells)
+    elif pa.types.is_string(type_):
+        values, fits = _texts(cells)
+    elif pa.types.is_binary(type_):
+        fits = cells.are(CellKind.BLOB)
+        values = cells.octets if cells.octets is not None else pa.nulls(len(fits), type_)
+    else:
+        raise TypeError(f"no SQLite column is kept as {type_}")
+    array = values if fits.all() else pc.if_else(pa.array(fits), values, pa.scalar(None, type_))
+    if initial is not None and (absent := cells.are(CellKind.ABSENT)).any():
+        array = pc.if_else(pa.array(absent), initial.cast(type_), array)
+    unfit = ~(fits | cells.are(CellKind.NULL) | cells.are(CellKind.ABSENT))
+    return DecodedColumn(array, _exact_texts(cells, unfit) if unfit.any() else None)
+
+
+_Mask = npt.NDArray[np.bool_]
+
+
+def _integers(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.INTEGER)
+    return (pa.nulls(len(fits), pa.int64()) if cells.integers is None else pa.array(cells.integers)), fits
+
+
+def _reals(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.REAL)
+    values = np.zeros(len(fits)) if cells.reals is None else cells.reals
+    if cells.integers is not None:
+        whole = cells.are(CellKind.INTEGER) & (np.abs(cells.integers) <= _EXACT_INTEGER) & (cells.integers != -(2**63))
+        values = np.where(whole, cells.integers.astype(np.float64), values)
+        fits = fits | whole
+    return pa.array(values), fits
+
+
+def _texts(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
+    fits = cells.are(CellKind.TEXT)
+    if cells.octets is None:
+        return pa.nulls(len(fits), pa.string()), fits
+    octets = cells.octets if fits.all() else pc.if_else(pa.array(fits), cells.octets, pa.scalar(b"", pa.binary()))
+    texts = octets.view(pa.string())
+    try:
+        texts.validate(full=True)
+    except pa.ArrowInvalid:
+        # One by one only in a batch that does hold a text that is not UTF-8.
+        fits = fits & np.array([_is_utf8(value) for value in octets.to_pylist()], bool)
+        texts = pc.if_else(pa.array(fits), octets, pa.scalar(b"", pa.binary())).view(pa.string())
+    return texts, fits
+
+
+def _is_utf8(octets: bytes) -> bool:
+    try:
+        octets.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _exact_texts(cells: RecordCells, unfit: _Mask) -> pa.Array[Any]:
+    """The text of the values at `unfit`, null elsewhere. These are the exceptions, so a loop over them will do."""
+    rows = np.flatnonzero(unfit)
+    texts: list[str | None] = [None] * len(unfit)
+    for row, value in zip(rows.tolist(), cells.take(rows).to_list(), strict=True):
+        texts[row] = exact_text(value)
+    return pa.array(texts, pa.string())
+
+
+def exact_text(value: object) -> str:
+    """A value as text that says it exactly: numbers in digits, text as it is, bytes as X'00FF'."""
+    if isinstance(value, str):
+        raw = value.encode("utf-8", "surrogateescape")
+        return value if _is_utf8(raw) else f"X'{raw.hex().upper()}'"
+    if isinstance(value, bytes):
+        return f"X'{value.hex().upper()}'"
+    return repr(value)

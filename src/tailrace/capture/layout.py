@@ -1,0 +1,296 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The tables a capture fills, as Turso lays them out, and the tables of a file that can be captured.
+
+turso_cdc           one row per change; a custom name is possible
+turso_cdc_version   which layout each of them has: v1, without transactions, or v2
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+from tailrace.errors import ConfigError, PreflightError
+
+CURRENT = "v2"
+VERSION_TABLE = "turso_cdc_version"
+SCHEMA_TABLE = "sqlite_schema"
+TURSO_PREFIX = "__turso_internal"
+CAPTURE_TABLE = "tailrace_capture"
+PROGRESS_TABLE = "tailrace_tape"
+
+INSERT, UPDATE, DELETE, COMMIT = 1, 0, -1, 2
+"""The values of change_type."""
+
+COLUMNS = {
+    "v1": ("change_id", "change_time", "change_type", "table_name", "id", "before", "after", "updates"),
+    "v2": (
+        "change_id",
+        "change_time",
+        "change_txn_id",
+        "change_type",
+        "table_name",
+        "id",
+        "before",
+        "after",
+        "updates",
+    ),
+}
+_DECLARED = {
+    "change_id": "INTEGER PRIMARY KEY AUTOINCREMENT",
+    "change_time": "INTEGER",
+    "change_txn_id": "INTEGER",
+    "change_type": "INTEGER",
+    "table_name": "TEXT",
+    "id": "",
+    "before": "BLOB",
+    "after": "BLOB",
+    "updates": "BLOB",
+}
+_ROWID_NAMES = ("rowid", "_rowid_", "oid")
+_PLAIN, _GENERATED_VIRTUAL, _GENERATED_STORED = 0, 2, 3
+
+
+class CaptureConnection(Protocol):
+    """What stdlib sqlite3, apsw and pyturso have in common, as far as it is needed here."""
+
+    def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+
+
+def quoted(name: str) -> str:
+    """A name as it stands in SQL, whatever it holds."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def literal(text: str) -> str:
+    """A text as it stands in SQL. Raises ConfigError for a NUL, which no SQL text can hold."""
+    if "\0" in text:
+        raise ConfigError("a table name holds a NUL", fix="rename the table")
+    return "'" + text.replace("'", "''") + "'"
+
+
+@contextmanager
+def transaction(connection: CaptureConnection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
+    """All or nothing. Raises PreflightError where a transaction is open already: it is not ours to end."""
+    if getattr(connection, "in_transaction", False):
+        raise PreflightError("the connection has an open transaction", fix="commit or roll back first")
+    connection.execute(begin)
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if getattr(connection, "in_transaction", True):
+            connection.execute("ROLLBACK")
+        raise
+
+
+def has_table(connection: CaptureConnection, table: str) -> bool:
+    sql = "SELECT 1 FROM sqlite_schema WHERE type = 'table' AND name = ?"
+    return connection.execute(sql, (table,)).fetchone() is not None
+
+
+def ensure(connection: CaptureConnection, table: str) -> str:
+    """Make the capture table and its version row where they are missing; the version it has. Repeating it is harmless.
+
+    Called inside the caller's transaction. A table that was there without a version row is v1. Raises PreflightError
+    for a version this release does not know and for a table of that name that is no capture table.
+    """
+    existed = has_table(connection, table)
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (table_name TEXT PRIMARY KEY, version TEXT NOT NULL)"
+    )
+    if not existed:
+        columns = ", ".join(f"{_spelled(name)} {_DECLARED[name]}".rstrip() for name in COLUMNS[CURRENT])
+        connection.execute(f"CREATE TABLE {quoted(table)} ({columns})")
+        connection.execute(f"DELETE FROM {VERSION_TABLE} WHERE table_name = ?", (table,))
+    version = CURRENT if not existed else "v1"
+    connection.execute(f"INSERT OR IGNORE INTO {VERSION_TABLE} VALUES (?, ?)", (table, version))
+    return read_version(connection, table)
+
+
+def _spelled(name: str) -> str:
+    return quoted(name) if name in ("before", "after") else name
+
+
+def read_version(connection: CaptureConnection, table: str) -> str:
+    """The layout of a capture table that exists; v1 where no row says otherwise. Raises PreflightError."""
+    if not has_table(connection, table):
+        raise PreflightError(f"there is no capture table {table}", fix="tailrace sqlite enable FILE", table=table)
+    row = None
+    if has_table(connection, VERSION_TABLE):
+        row = connection.execute(f"SELECT version FROM {VERSION_TABLE} WHERE table_name = ?", (table,)).fetchone()
+    version = "v1" if row is None else str(row[0])
+    if version not in COLUMNS:
+        raise PreflightError(
+            f"capture table {table} has version {version!r}, which this release does not know",
+            fix="use a newer tailrace, or a capture table of another name",
+            table=table,
+        )
+    found = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
+    if missing := [name for name in COLUMNS[version] if name not in found]:
+        raise PreflightError(
+            f"{table} is not a capture table of version {version}: it lacks {', '.join(missing)}",
+            fix="name another one: full,TABLE",
+            table=table,
+        )
+    return version
+
+
+@dataclass(frozen=True)
+class Field:
+    """A stored column of a table. `default` is the SQL of its default, None without one."""
+
+    name: str
+    declared: str
+    default: str | None
+    key: int
+
+
+@dataclass(frozen=True)
+class TableShape:
+    """A table as its records have it: the stored columns in order, and a name by which SQL reaches the rowid."""
+
+    table: str
+    fields: tuple[Field, ...]
+    rowid: str
+    generated: bool
+    without_rowid: bool
+
+
+def read_table_shape(connection: CaptureConnection, table: str) -> TableShape:
+    """How the table is laid out now. Raises PreflightError if there is none of that name."""
+    rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
+    if not rows:
+        raise PreflightError(f"there is no table {table}", fix="look at the file's tables", table=table)
+    fields = tuple(
+        Field(str(name), str(declared or ""), default, int(key))
+        for _, name, declared, _, default, key, hidden in rows
+        if hidden == _PLAIN
+    )
+    names = [str(row[1]) for row in rows]
+    generated = any(row[6] in (_GENERATED_VIRTUAL, _GENERATED_STORED) for row in rows)
+    rowid = rowid_name(names)
+    return TableShape(table, fields, rowid, generated, _lacks_rowid(connection, table, rowid))
+
+
+def rowid_name(columns: Iterable[str]) -> str:
+    """A name by which SQL reaches the rowid of a table with these columns; empty where they take all of them."""
+    taken = {name.lower() for name in columns}
+    return next((name for name in _ROWID_NAMES if name not in taken), "")
+
+
+def _lacks_rowid(connection: CaptureConnection, table: str, rowid: str) -> bool:
+    sql = "SELECT wr FROM pragma_table_list WHERE schema = 'main' AND name = ?"
+    row = connection.execute(sql, (table,)).fetchone()
+    return bool(row[0]) if row else not rowid
+
+
+def list_tables(connection: CaptureConnection) -> list[str]:
+    """The application's ordinary tables: no views, no virtual or shadow tables, nothing that captures keep."""
+    sql = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name"
+    own = own_tables(connection)
+    return [name for (name,) in connection.execute(sql).fetchall() if not is_internal(name) and name not in own]
+
+
+def own_tables(connection: CaptureConnection) -> set[str]:
+    """The tables that captures keep in this file."""
+    tapes = _tapes(connection)
+    sides = (side for tape in tapes for side in side_tables(tape))
+    return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *tapes, *sides}
+
+
+def trigger_tapes(connection: CaptureConnection) -> list[str]:
+    """The capture tables that triggers fill, or filled until they were stopped."""
+    return [tape for tape in _tapes(connection) if has_table(connection, side_tables(tape)[0])]
+
+
+def _tapes(connection: CaptureConnection) -> list[str]:
+    if not has_table(connection, VERSION_TABLE):
+        return []
+    return [str(name) for (name,) in connection.execute(f"SELECT table_name FROM {VERSION_TABLE}").fetchall()]
+
+
+def side_tables(table: str) -> tuple[str, str, str]:
+    """What capture by triggers keeps beside the capture table: images, rows being replaced, the schema last seen."""
+    return f"{table}_image", f"{table}_replaced", f"{table}_schema"
+
+
+def is_internal(name: str) -> bool:
+    return name.lower().startswith("sqlite_") or name.startswith(TURSO_PREFIX)
+
+
+def require_capturable(shape: TableShape) -> None:
+    """Raises PreflightError for a table whose rows have no rowid that a change could name."""
+    if shape.without_rowid or not shape.rowid:
+        raise PreflightError(
+            f"{shape.table} has no rowid, and changes are kept by rowid",
+            fix="make the table again without WITHOUT ROWID and without columns named rowid, _rowid_ and oid at once",
+            table=shape.table,
+        )
+
+
+def trigger_capture(connection: CaptureConnection) -> Mode | None:
+    """The capture by triggers that this file has; None without one."""
+    if not has_table(connection, CAPTURE_TABLE):
+        return None
+    row = connection.execute(f"SELECT mode, table_name FROM {CAPTURE_TABLE}").fetchone()
+    return None if row is None else Mode(str(row[0]), str(row[1]))
+
+
+# What a capture keeps of each change, in the argument form of Turso's pragma: `<mode>[,<table>]`.
+
+DEFAULT_TABLE = "turso_cdc"
+MODES = ("id", "before", "after", "full")
+
+
+@dataclass(frozen=True)
+class Mode:
+    """id: which row; before, after: that image as well; full: both and which columns an update changed."""
+
+    name: str
+    table: str
+
+    @property
+    def has_before(self) -> bool:
+        return self.name in ("before", "full")
+
+    @property
+    def has_after(self) -> bool:
+        return self.name in ("after", "full")
+
+    @property
+    def has_updates(self) -> bool:
+        return self.name == "full"
+
+    def __str__(self) -> str:
+        return f"{self.name},{self.table}"
+
+
+class CaptureState(NamedTuple):
+    """What the pragma reads back: ('full', 'turso_cdc', 'v2'), or ('off', None, None)."""
+
+    mode: str
+    table: str | None
+    version: str | None
+
+    def to_dict(self) -> dict[str, str | None]:
+        return {"mode": self.mode, "table": self.table, "version": self.version}
+
+
+OFF = CaptureState("off", None, None)
+
+
+def parse_mode(argument: str) -> Mode | None:
+    """The mode that `<mode>[,<table>]` asks for; None for `off`. Raises ConfigError for anything else."""
+    name, _, table = (part.strip() for part in argument.partition(","))
+    if name == "off":
+        return None
+    if name not in MODES:
+        raise ConfigError(
+            f"unknown capture mode {name!r}", fix=f"use one of {', '.join(MODES)}, off; then optionally ,TABLE"
+        )
+    if table.lower().startswith("sqlite_"):
+        raise ConfigError(f"{table} cannot be a capture table", fix="names that begin with sqlite_ are SQLite's own")
+    return Mode(name, table or DEFAULT_TABLE)

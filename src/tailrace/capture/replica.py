@@ -1,0 +1,221 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""A second database that follows the tape of a first, and a database taken back along its own tape."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+from tailrace.capture import layout, trigger
+from tailrace.capture.change import CapturedChange, Schema
+from tailrace.capture.layout import COMMIT, DEFAULT_TABLE, PROGRESS_TABLE, quoted, transaction
+from tailrace.capture.replay import TapeReplay, require_revertible
+from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
+from tailrace.errors import ConfigError, PreflightError, UnavailableError
+from tailrace.system import turso_lock
+
+_BUSY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Applied:
+    """What `apply` did. `copied` says that the replica was made from a copy; `last` is how far it is now."""
+
+    transactions: int
+    changes: int
+    last: int
+    copied: bool
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """What `revert` did: the changes undone, and the last one that still holds."""
+
+    changes: int
+    to: int
+
+
+@contextmanager
+def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
+    """A connection to a file that exists. Raises ConfigError if it does not, UnavailableError while it is locked.
+
+    A file that is open in Turso is locked, too: SQLite and Turso do not see each other's locks.
+    """
+    if not path.is_file():
+        raise ConfigError(f"there is no file {path}", fix="check the path")
+    if not writes:
+        turso_lock.require_not_shared(path)
+    with (
+        turso_lock.shut_out(path) if writes else nullcontext(),
+        closing(
+            sqlite3.connect(
+                f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}", uri=True, timeout=_BUSY_SECONDS
+            )
+        ) as connection,
+    ):
+        connection.isolation_level = None
+        try:
+            connection.execute("PRAGMA foreign_keys = OFF")
+            connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
+            yield connection
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+                raise UnavailableError(
+                    f"{path} is locked by another process", fix="try again, or close that one"
+                ) from None
+            raise
+        except sqlite3.DatabaseError as error:
+            if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
+                raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
+            raise
+
+
+def apply(source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start: int | None = None) -> Applied:
+    """Bring `destination` up to what `source` has committed, transaction by transaction.
+
+    Progress is a row in the destination, in the same commit as the changes: stopped anywhere, it goes on from there,
+    and a repeat finds nothing to do. A destination that does not exist begins as a copy of the source; one that does
+    and has no progress yet needs `start`, the change whose effects it has. Raises LostError if the tape was started
+    over.
+    """
+    if destination.exists() and source.resolve() == destination.resolve():
+        raise ConfigError("a file cannot follow its own tape", fix="name another destination")
+    with open_file(source, writes=False) as reader:
+        copied = not destination.exists()
+        if copied:
+            _copy(reader, destination, table, source)
+        with open_file(destination) as writer:
+            if layout.trigger_capture(writer) is not None:
+                raise PreflightError("the destination is captured by triggers", fix="tailrace sqlite disable DST")
+            return _follow(reader, writer, str(source.resolve()), table, start, copied)
+
+
+def _follow(
+    reader: sqlite3.Connection, writer: sqlite3.Connection, name: str, table: str, start: int | None, copied: bool
+) -> Applied:
+    with transaction(reader, "BEGIN"):
+        tape = Tape(reader, table)
+        tape.require_complete()
+        mark = _read_progress(writer, name, start, reader, table)
+        check_sequence(reader, table, mark)
+        with transaction(writer):
+            _write_progress(writer, name, table, mark)
+        transactions = changes = 0
+        last = mark.change_id
+        for group in tape.transactions(last, ignore_schema_changes=False):
+            with transaction(writer):
+                replay = TapeReplay(writer)
+                for change in group.changes:
+                    replay.run(change.into_apply())
+                replay.finish()
+                last = group.last
+                _write_progress(writer, name, table, read_tape_mark(reader, table, last))
+            transactions, changes = transactions + 1, changes + len(group.changes)
+    return Applied(transactions, changes, last, copied)
+
+
+def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Path) -> None:
+    """The source as it is now, without what captures keep in it, under another name until it is whole."""
+    partial = destination.with_name(destination.name + ".partial")
+    partial.unlink(missing_ok=True)
+    layout.read_version(reader, table)
+    reader.execute("VACUUM INTO ?", (str(partial),))
+    with open_file(partial) as writer, transaction(writer):
+        last = writer.execute(f"SELECT coalesce(max(change_id), 0) FROM {quoted(table)}").fetchone()[0]
+        mark = read_tape_mark(writer, table, last)
+        trigger.suspend(writer)
+        for (held,) in writer.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
+            if held in layout.own_tables(writer) - {layout.VERSION_TABLE} or held.startswith(layout.TURSO_PREFIX):
+                writer.execute(f"DROP TABLE {quoted(held)}")
+        writer.execute(f"DROP TABLE IF EXISTS {layout.VERSION_TABLE}")
+        _write_progress(writer, str(source.resolve()), table, mark)
+    partial.rename(destination)
+
+
+def _read_progress(
+    writer: sqlite3.Connection, name: str, start: int | None, reader: sqlite3.Connection, table: str
+) -> TapeMark:
+    if layout.has_table(writer, PROGRESS_TABLE):
+        sql = f"SELECT mark FROM {PROGRESS_TABLE} WHERE source = ? AND table_name = ?"
+        if row := writer.execute(sql, (name, table)).fetchone():
+            return TapeMark.parse(row[0])
+    if start is None:
+        raise PreflightError(
+            "the destination exists and never followed this tape",
+            fix="name a new file, or say which change it has already: --from CHANGE_ID (0: none of the tape)",
+        )
+    return _mark_at(reader, table, start)
+
+
+def _mark_at(connection: sqlite3.Connection, table: str, change_id: int) -> TapeMark:
+    """The mark of a change; of one that is not on the tape, a mark that `check_sequence` refuses."""
+    mark = read_tape_mark(connection, table, change_id)
+    return mark if mark.is_on_tape or not change_id else TapeMark(change_id, {str(change_id): -1})
+
+
+def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: TapeMark) -> None:
+    writer.execute(
+        f"CREATE TABLE IF NOT EXISTS {PROGRESS_TABLE} "
+        "(source TEXT, table_name TEXT, mark TEXT NOT NULL, PRIMARY KEY (source, table_name))"
+    )
+    writer.execute(f"INSERT OR REPLACE INTO {PROGRESS_TABLE} VALUES (?, ?, ?)", (name, table, str(mark)))
+
+
+def revert(path: Path, *, to: int | None = None, last: int | None = None, table: str = DEFAULT_TABLE) -> Reverted:
+    """Undo every change after `to`, or the `last` transactions, in one transaction of the file's own.
+
+    What it does goes on the tape as well, as changes like any other: readers follow, and it can be undone in turn.
+    Where the tape knows no transactions, `last` counts changes. Raises LostError for DDL that took values
+    with it, PreflightError if the tape lacks the old images; then the file is as it was.
+    """
+    with open_file(path) as connection, transaction(connection):
+        tape = Tape(connection, table)
+        tape.require_complete()
+        bound = to if to is not None else _bound(tape, last or 0)
+        check_sequence(connection, table, _mark_at(connection, table, bound))
+        undone = [
+            change.reversed()
+            for group in tape.transactions(bound, ignore_schema_changes=False)
+            for change in group.changes
+        ][::-1]
+        running = trigger.suspend(connection)
+        replay = TapeReplay(connection)
+        for change in undone:
+            operation = change.into_apply()
+            if isinstance(operation, Schema):
+                require_revertible(operation.after, operation.before)
+            replay.run(operation)
+        replay.finish()
+        _append(connection, tape, undone)
+        trigger.resume(connection, running)
+    return Reverted(len(undone), bound)
+
+
+def _bound(tape: Tape, last: int) -> int:
+    """The change before the last so many transactions."""
+    ends = [0]
+    for group in tape.transactions(ignore_schema_changes=False):
+        ends += [group.last] if group.txn_id is not None else [change.change_id for change in group.changes]
+    return ends[max(len(ends) - 1 - last, 0)]
+
+
+def _append(connection: sqlite3.Connection, tape: Tape, changes: list[CapturedChange]) -> None:
+    if not changes:
+        return
+    now = int(time.time())
+    next_id = connection.execute(f"SELECT max(change_id) + 1 FROM {quoted(tape.table)}").fetchone()[0]
+    txn = () if tape.version == "v1" else (None if tape.by_triggers else next_id,)
+    rows = [
+        (now, *txn, c.type, c.table, c.id, c.before, c.after, None if tape.by_triggers else c.updates) for c in changes
+    ]
+    if tape.version != "v1" and not tape.by_triggers:
+        rows.append((now, *txn, COMMIT, None, None, None, None, None))
+    names = layout.COLUMNS[tape.version][1:]
+    connection.executemany(
+        f"INSERT INTO {quoted(tape.table)} ({', '.join(map(quoted, names))}) VALUES ({', '.join('?' * len(names))})",
+        rows,
+    )

@@ -1,0 +1,269 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""The tape: the changes of a capture table in order, by batches and by transactions.
+
+It reads through any connection that has the file open (sqlite3, apsw, pyturso), what Turso wrote, what a captured
+connection wrote and what triggers wrote alike.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.capture import layout
+from tailrace.capture.change import CapturedChange, compare_images
+from tailrace.capture.layout import (
+    COMMIT,
+    DEFAULT_TABLE,
+    DELETE,
+    INSERT,
+    UPDATE,
+    CaptureConnection,
+    has_table,
+    quoted,
+    read_version,
+    side_tables,
+    transaction,
+)
+from tailrace.capture.record import encode
+from tailrace.capture.trigger import read_status
+from tailrace.errors import DamagedError, LostError, SchemaChangedError
+
+BATCH_CHANGES = 1000
+_NAMES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
+
+
+@dataclass(frozen=True)
+class TapeTransaction:
+    """The changes of one transaction without its commit; `last` is the id of the last row that belongs to it."""
+
+    txn_id: int | None
+    changes: tuple[CapturedChange, ...]
+    last: int
+
+    @property
+    def time(self) -> int | None:
+        return self.changes[-1].change_time if self.changes else None
+
+
+@dataclass(frozen=True)
+class Statistics:
+    """What is on the tape. `cdc_operations` counts rows, commits included, as Turso does."""
+
+    cdc_operations: int
+    transactions: int
+    first: int | None
+    last: int | None
+    tables: dict[str, dict[str, int]]
+
+
+class Tape:
+    """A capture table, for reading. Raises PreflightError if there is none or its version is not known."""
+
+    def __init__(self, connection: CaptureConnection, table: str = DEFAULT_TABLE) -> None:
+        self._connection = connection
+        self.table = table
+        self.version = layout.read_version(connection, table)
+        self.by_triggers = layout.has_table(connection, layout.side_tables(table)[0])
+
+    def require_complete(self) -> None:
+        """Raises SchemaChangedError if triggers feed this tape and DDL was run that is not on it yet."""
+        if self.by_triggers and read_status(self._connection).pending:
+            raise SchemaChangedError(
+                "the schema was changed since the triggers were made",
+                fix="tailrace sqlite enable FILE",
+                table=self.table,
+            )
+
+    def iterate(
+        self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
+    ) -> Iterator[list[CapturedChange]]:
+        """The changes behind `after` in batches of at most `batch` rows, as often as asked from wherever asked.
+
+        COMMIT records stay, also where schema changes are left out. Where the tape has none (v1, triggers) one is put
+        at the end of each batch: what one read sees was committed. Raises DamagedError for a row that makes no sense.
+        """
+        while rows := self._fetch(after, batch):
+            after = rows[-1].change_id
+            kept = [row for row in rows if not (ignore_schema_changes and row.is_schema)]
+            if self.version == "v1" or self.by_triggers:
+                kept.append(CapturedChange(after, rows[-1].change_time, None, COMMIT, None, None, None, None, None))
+            yield kept
+
+    def transactions(
+        self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
+    ) -> Iterator[TapeTransaction]:
+        """The transactions behind `after` that changed something and are complete.
+
+        Rows belong together by their transaction id: triggers and cascades in Turso write a COMMIT row halfway. One
+        that has no COMMIT row yet is open and is left for another time.
+        """
+        group: list[CapturedChange] = []
+        for rows in self.iterate(after, batch=batch, ignore_schema_changes=ignore_schema_changes):
+            for row in rows:
+                # A statement that touched nothing commits under the id -1.
+                if group and row.txn_id != group[0].txn_id:
+                    yield from _close(group)
+                    group = []
+                group.append(row)
+                if row.type == COMMIT and row.txn_id is None:
+                    yield from _close(group)
+                    group = []
+        yield from _close(group)
+
+    def count_after(self, change_id: int) -> int:
+        """How many rows come after this one, commits included."""
+        sql = f"SELECT count(*) FROM {quoted(self.table)} WHERE change_id > ?"
+        return int(self._connection.execute(sql, (change_id,)).fetchone()[0])
+
+    def statistics(self) -> Statistics:
+        table = quoted(self.table)
+        count, first, last = self._connection.execute(
+            f"SELECT count(*), min(change_id), max(change_id) FROM {table}"
+        ).fetchone()
+        tables: dict[str, dict[str, int]] = {}
+        transactions = 0
+        for name, kind, rows in self._connection.execute(
+            f"SELECT table_name, change_type, count(*) FROM {table} GROUP BY 1, 2 ORDER BY 1, 2"
+        ).fetchall():
+            if kind in _NAMES:
+                tables.setdefault(str(name), {})[_NAMES[kind]] = int(rows)
+        if self.version != "v1":
+            sql = f"SELECT count(DISTINCT change_txn_id) FROM {table} WHERE change_txn_id > 0"
+            transactions = int(self._connection.execute(sql).fetchone()[0])
+        return Statistics(int(count), transactions, first, last, tables)
+
+    def _fetch(self, after: int, limit: int) -> list[CapturedChange]:
+        names = [f"tape.{quoted(name)}" for name in layout.COLUMNS["v2"]]
+        if self.version == "v1":
+            names[2] = "NULL"
+        source = f"{quoted(self.table)} AS tape"
+        if self.by_triggers:
+            image = layout.side_tables(self.table)[0]
+            names.append("image.*")
+            source += f" LEFT JOIN {quoted(image)} AS image ON image.change_id = tape.change_id"
+        sql = f"SELECT {', '.join(names)} FROM {source} WHERE tape.change_id > ? ORDER BY tape.change_id LIMIT ?"
+        return [self._read(row) for row in self._connection.execute(sql, (after, limit)).fetchall()]
+
+    def _read(self, row: tuple[Any, ...]) -> CapturedChange:
+        change_id, change_time, txn_id, kind, table, rowid, before, after, updates, *image = row
+        if kind not in (INSERT, UPDATE, DELETE, COMMIT):
+            raise DamagedError(f"a change of unknown type {kind!r}", table=self.table, position=str(change_id))
+        if self.by_triggers and txn_id is not None:
+            raise DamagedError(
+                "triggers and another capture both write to this tape, so changes are on it twice",
+                fix="stop one of them, then copy the tables again from nothing",
+                table=self.table,
+                position=str(change_id),
+            )
+        if image and image[0] is not None:
+            before, after, updates = _native_images(kind, image[1], image[2], image[3:])
+        elif self.by_triggers and kind == UPDATE and table != layout.SCHEMA_TABLE:
+            updates = compare_images(before, after)
+        return CapturedChange(change_id, change_time, txn_id, kind, table, rowid, before, after, updates).normal()
+
+
+def _native_images(
+    kind: int, before_width: int | None, after_width: int | None, cells: list[Any]
+) -> tuple[bytes | None, bytes | None, bytes | None]:
+    split = before_width or 0
+    before = None if before_width is None else encode(cells[:split])
+    after = None if after_width is None else encode(cells[split : split + after_width])
+    return before, after, compare_images(before, after) if kind == UPDATE else None
+
+
+def _close(group: list[CapturedChange]) -> Iterator[TapeTransaction]:
+    changes = tuple(row for row in group if row.type != COMMIT)
+    if changes and len(changes) < len(group):
+        yield TapeTransaction(group[0].txn_id, changes, group[-1].change_id)
+
+
+# The numbering of a tape: forgetting what was consumed, and noticing when it was started over.
+#
+# `change_id` begins again at 1 when a capture table is emptied or made anew. A reader that only remembers a number
+# would skip the new changes; so it remembers a `Mark`, and the row a mark stands for is never purged.
+
+_ROWS = 8
+_BYTES = 64
+
+
+@dataclass(frozen=True)
+class TapeMark:
+    """How far a reader came: the last change it consumed, with checksums of the last rows up to it, by their ids.
+
+    One row may look like another of the same second; several do not.
+    """
+
+    change_id: int
+    rows: Mapping[str, int] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return json.dumps([self.change_id, dict(self.rows)])
+
+    @classmethod
+    def parse(cls, text: str) -> TapeMark:
+        """The inverse of `str`. Raises ValueError for any other text."""
+        change_id, rows = json.loads(text)
+        return cls(int(change_id), {str(row): int(checksum) for row, checksum in rows.items()})
+
+    @property
+    def is_on_tape(self) -> bool:
+        """Whether the tape held the change itself when the mark was read."""
+        return str(self.change_id) in self.rows
+
+
+def read_tape_mark(connection: CaptureConnection, table: str, change_id: int) -> TapeMark:
+    """The mark of a change, whether or not the tape holds it (any more)."""
+    sql = (
+        'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
+        f'substr("before", 1, {_BYTES}), substr("after", 1, {_BYTES}) '
+        f"FROM {quoted(table)} WHERE change_id <= ? ORDER BY change_id DESC LIMIT {_ROWS}"
+    )
+    rows = connection.execute(sql, (change_id,)).fetchall()
+    return TapeMark(change_id, {str(row[0]): zlib.crc32(repr(tuple(row)).encode()) for row in rows})
+
+
+def check_sequence(
+    connection: CaptureConnection, table: str, mark: TapeMark, *, fix: str = "copy the tables again from nothing"
+) -> None:
+    """Raises LostError if the tape is not the one `mark` was read from, or no longer holds what comes after it.
+
+    Rows before the first one there is now were purged, which is no reason to doubt the rest.
+    """
+    read_version(connection, table)
+    first = connection.execute(f"SELECT min(change_id) FROM {quoted(table)}").fetchone()[0]
+    why = None
+    if not mark.rows:
+        why = f"its changes before {first} were purged" if first is not None and first > mark.change_id + 1 else None
+    elif first is None or first > mark.change_id:
+        why = "the last change that was read is not on it"
+    else:
+        now = read_tape_mark(connection, table, mark.change_id).rows
+        if any(now.get(row) != checksum for row, checksum in mark.rows.items() if int(row) >= first):
+            why = "another change has the number of one that was read"
+    if why is not None:
+        raise LostError(
+            f"the tape was started over or purged too far: {why}", fix=fix, table=table, position=str(mark.change_id)
+        )
+
+
+def purge(connection: CaptureConnection, upto: int, table: str) -> int:
+    """Forget the changes before `upto`; how many went. Repeating it is harmless.
+
+    The row `upto` itself stays, and so does the last row of the tape whatever is asked: with them stays the number
+    the next change gets, and a reader's mark.
+    """
+    read_version(connection, table)
+    with transaction(connection):
+        last = connection.execute(f"SELECT max(change_id) FROM {quoted(table)}").fetchone()[0]
+        if last is None:
+            return 0
+        bound = min(upto, int(last))
+        count = connection.execute(f"SELECT count(*) FROM {quoted(table)} WHERE change_id < ?", (bound,)).fetchone()[0]
+        for name in (table, side_tables(table)[0]):
+            if has_table(connection, name):
+                connection.execute(f"DELETE FROM {quoted(name)} WHERE change_id < ?", (bound,))
+    return int(count)

@@ -1,0 +1,262 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""Capture for a whole SQLite file, by triggers that every writer fires, whatever library or language it uses.
+
+A trigger cannot see transactions or DDL: changes carry no transaction id, and DDL is found by looking. `enable`, run
+again, writes down what became of the schema since, with the rows that the triggers could not see.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from tailrace.capture import layout
+from tailrace.capture.layout import (
+    INSERT,
+    OFF,
+    UPDATE,
+    CaptureConnection,
+    CaptureState,
+    Mode,
+    TableShape,
+    parse_mode,
+    quoted,
+    side_tables,
+)
+from tailrace.capture.record import Value, encode
+from tailrace.capture.schema_change import SchemaChange, SchemaRow, column_names, compare, is_own_trigger, read_schema
+from tailrace.capture.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
+from tailrace.errors import PreflightError
+
+WIDEST = 998
+"""SQLite's bound of 2,000 columns has to do for two images and what is said of them."""
+
+
+@dataclass(frozen=True)
+class CaptureStatus:
+    """What captures a file. `pending` counts changes of the schema that `enable` has yet to write down."""
+
+    captured: CaptureState
+    tables: int
+    pending: int
+
+
+def enable(connection: CaptureConnection, argument: str = "full") -> CaptureState:
+    """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
+
+    Run again, it brings the triggers up to date with the schema and with this release, and writes the DDL since to the
+    tape; where nothing changed it does nothing. One transaction: if it raises, the file is as it was. Raises
+    ConfigError for a wrong argument and PreflightError for a file that is captured already in another way, or has a
+    table that cannot be.
+    """
+    mode = parse_mode(argument)
+    if mode is None:
+        disable(connection)
+        return OFF
+    with layout.transaction(connection):
+        running = layout.trigger_capture(connection)
+        if running is None or running.table != mode.table:
+            _require_unclaimed(connection, mode, running)
+            layout.ensure(connection, mode.table)
+            _put_capture(connection, mode, after=None)
+        elif running != mode or _pending(connection, mode) or not _is_current(connection, mode):
+            _write_schema_changes(connection, running)
+            _put_capture(connection, mode, after=running)
+    return read_captured(connection)
+
+
+def disable(connection: CaptureConnection, *, drop: bool = False) -> bool:
+    """Stop capturing by triggers. The tape stays readable; with `drop` it goes too, also when it was stopped before.
+
+    Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see. Whether a tape
+    was dropped; repeating it changes nothing.
+    """
+    with layout.transaction(connection):
+        _drop_triggers(connection)
+        connection.execute(f"DROP TABLE IF EXISTS {layout.CAPTURE_TABLE}")
+        tapes = layout.trigger_tapes(connection) if drop else []
+        for tape in tapes:
+            for table in (tape, *side_tables(tape)):
+                connection.execute(f"DROP TABLE IF EXISTS {quoted(table)}")
+            connection.execute(f"DELETE FROM {layout.VERSION_TABLE} WHERE table_name = ?", (tape,))
+    return bool(tapes)
+
+
+def suspend(connection: CaptureConnection) -> Mode | None:
+    """Take the triggers away for the rest of the transaction, whose caller writes the tape itself; for `resume`."""
+    running = layout.trigger_capture(connection)
+    _drop_triggers(connection)
+    return running
+
+
+def resume(connection: CaptureConnection, running: Mode | None) -> None:
+    """Put the triggers back, made for the schema as it is now. Called in the transaction that suspended them."""
+    if running is not None:
+        _put_capture(connection, running, after=running)
+
+
+def read_captured(connection: CaptureConnection) -> CaptureState:
+    """What `enable` was asked for in this file: (mode, table, version), or ('off', None, None)."""
+    running = layout.trigger_capture(connection)
+    if running is None:
+        return OFF
+    return CaptureState(running.name, running.table, layout.read_version(connection, running.table))
+
+
+def read_status(connection: CaptureConnection) -> CaptureStatus:
+    captured = read_captured(connection)
+    running = layout.trigger_capture(connection)
+    pending = len(_pending(connection, running)) if running is not None else 0
+    return CaptureStatus(captured, len(layout.list_tables(connection)), pending)
+
+
+def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode | None) -> None:
+    if running is not None:
+        raise PreflightError(
+            f"triggers capture this file into {running.table} already",
+            fix=f"keep that table, or: tailrace sqlite disable FILE (then enable with {mode.table})",
+        )
+    claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
+    taken = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
+    taken += [
+        table
+        for table in (mode.table, *side_tables(mode.table))
+        if table not in taken and layout.has_table(connection, table)
+    ]
+    if taken:
+        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in taken)
+        forgets = f" DELETE FROM {layout.VERSION_TABLE};" if layout.VERSION_TABLE in claimed else ""
+        raise PreflightError(
+            f"the file holds the tape of another capture ({taken[0]}): of Turso, of a connection, or one that was "
+            "stopped; capturing twice would double every change",
+            fix=f"stop that capture and drop its tape: {drops}{forgets}",
+        )
+
+
+def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) -> None:
+    """Make the triggers for the schema as it is now, and remember it."""
+    shapes = _shapes(connection)
+    for shape in shapes:
+        layout.require_capturable(shape)
+        _require_narrow(shape)
+    _drop_triggers(connection)
+    if after is None:
+        for sql in make_side_tables(mode, _width(shapes)):
+            connection.execute(sql)
+    else:
+        _widen(connection, mode, _width(shapes))
+        # Noted rows may be those of a table that is gone, and its name another's.
+        connection.execute(f"DELETE FROM {quoted(side_tables(mode.table)[1])}")
+    for sql in _make_all(connection, mode, shapes):
+        connection.execute(sql)
+    schema = quoted(side_tables(mode.table)[2])
+    connection.execute(f"DELETE FROM {schema}")
+    for rowid, entry in read_schema(connection).items():
+        connection.execute(f"INSERT INTO {schema} VALUES (?, ?, ?, ?, ?, ?)", (rowid, *entry))
+    connection.execute(
+        f"CREATE TABLE IF NOT EXISTS {layout.CAPTURE_TABLE} (mode TEXT NOT NULL, table_name TEXT NOT NULL)"
+    )
+    connection.execute(f"DELETE FROM {layout.CAPTURE_TABLE}")
+    connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
+
+
+def _shapes(connection: CaptureConnection) -> list[TableShape]:
+    return [layout.read_table_shape(connection, table) for table in layout.list_tables(connection)]
+
+
+def _width(shapes: Sequence[TableShape]) -> int:
+    return max((len(shape.fields) for shape in shapes), default=0)
+
+
+def _make_all(connection: CaptureConnection, mode: Mode, shapes: Sequence[TableShape]) -> Iterator[str]:
+    yield make_replaced_trigger(mode, _width(shapes))
+    for shape in shapes:
+        yield from make_triggers(connection, mode, shape)
+
+
+def _is_current(connection: CaptureConnection, mode: Mode) -> bool:
+    """Whether the triggers are those that would be made now: an older release made others."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+    found = {sql for kind, name, sql in rows if is_own_trigger(kind, name)}
+    return found == set(_make_all(connection, mode, _shapes(connection)))
+
+
+def _require_narrow(shape: TableShape) -> None:
+    if len(shape.fields) > WIDEST:
+        raise PreflightError(
+            f"{shape.table} has more than {WIDEST} columns, and triggers keep both images of a row in one other row",
+            fix="capture on apsw connections (tailrace.capture.capture), or split the table",
+            table=shape.table,
+        )
+
+
+def _widen(connection: CaptureConnection, mode: Mode, width: int) -> None:
+    for table in side_tables(mode.table)[:2]:
+        held = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
+        for index in range(2 * width):
+            if f"c{index}" not in held:
+                connection.execute(f"ALTER TABLE {quoted(table)} ADD COLUMN c{index}")
+
+
+def _drop_triggers(connection: CaptureConnection) -> None:
+    for kind, name in connection.execute("SELECT type, name FROM sqlite_schema").fetchall():
+        if is_own_trigger(kind, name):
+            connection.execute(f"DROP TRIGGER {quoted(name)}")
+
+
+def _pending(connection: CaptureConnection, mode: Mode) -> list[SchemaChange]:
+    return compare(_remembered(connection, mode), read_schema(connection))
+
+
+def _remembered(connection: CaptureConnection, mode: Mode) -> dict[int, SchemaRow]:
+    schema = quoted(side_tables(mode.table)[2])
+    rows = connection.execute(f"SELECT id, type, name, tbl_name, rootpage, sql FROM {schema}").fetchall()
+    return {int(rowid): tuple(entry) for rowid, *entry in rows}
+
+
+def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
+    """DDL since the triggers were made, each followed by the rows they could not see."""
+    for change in _pending(connection, mode):
+        before = encode(change.before) if change.before and mode.has_before else None
+        after = encode(change.after) if change.after and mode.has_after else None
+        _write_change(connection, mode, change.type, layout.SCHEMA_TABLE, change.id, before, after)
+        if change.after is None or change.after[0] != "table":
+            continue
+        table = str(change.after[1])
+        if table in layout.list_tables(connection):
+            shape = layout.read_table_shape(connection, table)
+            known = column_names(str(change.before[4])) if change.before is not None else []
+            added = [field.name for field in shape.fields[len(known) :]]
+            if change.before is None or added:
+                _write_unseen_rows(connection, mode, shape, added)
+
+
+def _write_unseen_rows(connection: CaptureConnection, mode: Mode, shape: TableShape, added: Sequence[str]) -> None:
+    """All rows of a new table, or those that hold something in columns that were added; the rest is the default's."""
+    is_new = len(added) == len(shape.fields)
+    names = [quoted(field.name) for field in shape.fields]
+    defaults = [field.default or "NULL" if field.name in added else quoted(field.name) for field in shape.fields]
+    differs = " OR ".join(f"{name} IS NOT {default}" for name, default in zip(names, defaults, strict=True))
+    sql = f"SELECT {shape.rowid}, {', '.join(names)}, {', '.join(defaults)} FROM {quoted(shape.table)}"
+    for rowid, *cells in connection.execute(sql if is_new else f"{sql} WHERE {differs}").fetchall():
+        new, old = cells[: len(names)], cells[len(names) :]
+        before = encode(old) if mode.has_before and not is_new else None
+        after = encode(new) if mode.has_after else None
+        _write_change(connection, mode, INSERT if is_new else UPDATE, shape.table, rowid, before, after)
+
+
+def _write_change(
+    connection: CaptureConnection,
+    mode: Mode,
+    kind: int,
+    table: str,
+    rowid: Value,
+    before: bytes | None,
+    after: bytes | None,
+) -> None:
+    connection.execute(
+        f'INSERT INTO {quoted(mode.table)} (change_time, change_type, table_name, id, "before", "after") '
+        "VALUES (?, ?, ?, ?, ?, ?)",
+        (int(time.time()), kind, table, rowid, before, after),
+    )

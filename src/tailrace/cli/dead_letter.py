@@ -1,0 +1,118 @@
+"""`tailrace errors`: tables in error, and changes that could not be applied."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json, reported
+from tailrace.errors import ConfigError
+
+if TYPE_CHECKING:
+    from tailrace.state.record import DeadLetter
+
+app = typer.Typer(
+    help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.", no_args_is_help=True
+)
+
+DeadLetterId = Annotated[
+    int, typer.Argument(metavar="ID", help="The number that `tailrace errors list` shows.", show_default=False)
+]
+
+
+@app.command("list", epilog="Example: tailrace errors list shop.yaml")
+@reported
+def list_dead_letters(
+    file: PipelineFile,
+    every: Annotated[bool, typer.Option("--all", help="Also those that were skipped or resolved.")] = False,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """List the changes that wait. No values are shown, only where they are and why they do not fit."""
+    from tailrace.config.pipeline import load
+
+    with load(file, connects=False).store_address.open_reading() as store:
+        letters = store.dead_letters(status=None if every else "waiting")
+    if as_json:
+        print_json({"errors": [_values(letter) for letter in letters]})
+        return
+    for letter in letters:
+        typer.echo(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
+        typer.echo(f"    {letter.reason}")
+    if not letters:
+        typer.echo("no change waits")
+
+
+@app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
+@reported
+def show(
+    file: PipelineFile,
+    letter_id: DeadLetterId,
+    raw: Annotated[
+        Path | None, typer.Option(help="Write the change here, as the upstream sent it.", show_default=False)
+    ] = None,
+    as_json: Json = False,
+    debug: Debug = False,
+) -> None:
+    """Show one of them. Its bytes hold row values, so they only go to a file that is named."""
+    letter = _find(file, letter_id)
+    if raw is not None:
+        try:
+            raw.write_bytes(letter.raw or b"")
+        except OSError as error:
+            raise ConfigError(f"cannot write {raw}: {error.strerror}", fix="name another file with --raw") from error
+    values = _values(letter)
+    if as_json:
+        print_json(values)
+    else:
+        for name, value in values.items():
+            typer.echo(f"{name:<10} {value}")
+
+
+@app.command(epilog="Example: tailrace errors retry shop.yaml 3")
+@reported
+def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
+    """Try its table again from where it stopped: after mending what stood in the way."""
+    from tailrace.cli.operate import ask
+    from tailrace.config.pipeline import load
+
+    ask(load(file, connects=False), "retry", _find(file, letter_id).table, as_json=as_json)
+
+
+@app.command(epilog="Example: tailrace errors skip shop.yaml 3")
+@reported
+def skip(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
+    """Let its table go on without this one change. It stays listed with --all; a resync makes the table whole again."""
+    from tailrace.cli.operate import ask
+    from tailrace.config.pipeline import load
+
+    ask(load(file, connects=False), "skip", _find(file, letter_id).table, argument=str(letter_id), as_json=as_json)
+
+
+def _find(file: Path, letter_id: int) -> DeadLetter:
+    from tailrace.config.pipeline import load
+
+    with load(file, connects=False).store_address.open_reading() as store:
+        letter = store.dead_letter(letter_id)
+    if letter is None:
+        raise ConfigError(f"there is no dead letter {letter_id}", fix=f"tailrace errors list {file} --all")
+    return letter
+
+
+def _values(letter: DeadLetter) -> dict[str, Any]:
+    return {
+        "id": letter.id,
+        "table": letter.table,
+        "position": letter.position,
+        "kind": letter.kind,
+        "reason": letter.reason,
+        "fix": letter.fix,
+        "status": letter.status,
+        "tries": letter.tries,
+        "bytes": len(letter.raw or b""),
+        "version": letter.version,
+        "first_at": letter.first_at.isoformat(),
+        "last_at": letter.last_at.isoformat(),
+    }

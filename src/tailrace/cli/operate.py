@@ -1,0 +1,129 @@
+"""What operators ask of a pipeline: prepare, reset, resync, retry, pause, resume."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+import typer
+
+from tailrace.cli.error import print_json, print_result
+from tailrace.errors import ConfigError, PreflightError
+from tailrace.system.atomic_file import remove
+
+if TYPE_CHECKING:
+    from tailrace.config.pipeline import PipelineConfig
+    from tailrace.state.record import RequestKind
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A source that follows better with something installed upstream."""
+
+    def setup_sql(self, *, remove: bool) -> str:
+        """The statements that install it, or remove it."""
+        ...
+
+    def set_up(self, *, remove: bool) -> str:
+        """Do it, and say what was done. A repeat changes nothing. Raises PreflightError without the right to."""
+        ...
+
+
+def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_json: bool) -> None:
+    from tailrace.config.registry import open_source
+
+    source = open_source(config)
+    if not isinstance(source, Preparable):
+        raise ConfigError(
+            f"a source of type {config.source.type} needs nothing to be installed", fix="tailrace run FILE"
+        )
+    if print_sql:
+        script = source.setup_sql(remove=remove)
+        print_result(script, {"sql": script}, as_json=as_json)
+        return
+    done = source.set_up(remove=remove)
+    print_result(done, {"done": done}, as_json=as_json)
+
+
+def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
+    """Forget everything but the destination. Raises OwnedError while the pipeline runs, here or elsewhere.
+
+    A repeat, also of one that was broken off, ends in the same.
+    """
+    from tailrace.config.registry import open_source
+    from tailrace.state import RunnerLock
+
+    with RunnerLock(config.state), config.store_address.open() as store:
+        store.claim_run(takes_over=config.store.type == "sqlite")
+        open_source(config).reset()
+        remove(Path(config.state) / "checkpoint")
+        store.forget_pipeline()
+    done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
+    print_result(done, {"done": done}, as_json=as_json)
+
+
+def warm_up(*, as_json: bool) -> None:
+    """Make the archive of classes with which Spark starts sooner. Raises PreflightError where that cannot be."""
+    from tailrace.stream.class_archive import Archive
+    from tailrace.stream.java import java_home
+
+    archive = Archive.here()
+    if archive is None:
+        java_home()
+        raise PreflightError(
+            "there is no place to keep the archive", fix="set XDG_CACHE_HOME to a folder you may write to"
+        )
+    archive.make()
+    size = archive.file.stat().st_size
+    text = f"{archive.file} ({size // 1_000_000} MB): Spark starts with it from now on"
+    print_result(text, {"archive": str(archive.file), "bytes": size}, as_json=as_json)
+
+
+# What an operator asks of a runner, through the state store.
+
+_DOES: dict[str, str] = {
+    "resync": "will be copied again; its old rows stay until the new copy is complete",
+    "pause": "will be paused; its changes are kept until it is resumed",
+    "resume": "will go on where it was paused",
+    "retry": "will be tried again",
+    "skip": "will go on without the changes that stopped it, which are kept as dead letters",
+}
+
+
+def ask(
+    config: PipelineConfig, kind: RequestKind, table: str | None, *, argument: str | None = None, as_json: bool
+) -> None:
+    """Record a request for a table, or for all of them, and say who will do it.
+
+    Raises ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
+    """
+    from tailrace.config.registry import suggest
+
+    with config.store_address.open_reading() as reader:
+        known = [record.name for record in reader.tables()]
+        waiting = {letter.table for letter in reader.dead_letters(status="waiting")} if kind == "skip" else set()
+    if table is not None and table not in known:
+        raise ConfigError(
+            f"pipeline {config.name} has no table {table}{suggest(table, known)}",
+            fix="`tailrace status FILE` lists its tables",
+        )
+    if kind == "skip" and table not in waiting:
+        raise ConfigError(
+            f"no change of {table} waits to be skipped",
+            fix="`tailrace errors list FILE` lists what waits; `tailrace status FILE` says why a table is in error",
+        )
+    with config.store_address.open() as store:
+        requests = [store.ask(kind, name, argument) for name in ([table] if table is not None else known)]
+        owner = store.runner()
+    if as_json:
+        runner = owner.pid if owner else None
+        values = [{"request": one.id, "kind": kind, "table": one.table, "runner": runner} for one in requests]
+        print_json(values[0] if table is not None else {"requests": values})
+        return
+    when = (
+        f"process {owner.pid} does it before its next batch"
+        if owner
+        else "the pipeline does not run now: at its next start"
+    )
+    for request in requests:
+        typer.echo(f"{request.table} {_DOES[kind]} ({when})")

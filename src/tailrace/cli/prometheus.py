@@ -1,0 +1,107 @@
+"""How a pipeline stands, as metrics for Prometheus: names of tables, never a value of a row."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from tailrace.errors import TailraceError
+from tailrace.state import TableState
+from tailrace.state.status import PipelineStatus
+
+StatusAndQueue = tuple[PipelineStatus, Mapping[str, Any] | None]
+"""How the pipeline stands, and what `tailrace queue status --json` prints where it has a queue."""
+
+
+@dataclass(frozen=True)
+class MetricSpec:
+    """One metric. `value` takes what it is about: the `Status`, a `TableStatus`, or a queue. None: not known."""
+
+    name: str
+    meaning: str
+    value: Callable[[Any], float | None]
+
+    def of(self, subjects: Iterable[tuple[Mapping[str, str], Any]]) -> Iterator[Metric]:
+        """The family of what is known, each subject under its labels. Nothing where nothing is known."""
+        known = [(labels, value) for labels, one in subjects if (value := self.value(one)) is not None]
+        if known:
+            kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
+            family = kind(self.name, self.meaning, labels=list(known[0][0]))
+            for labels, value in known:
+                family.add_metric(list(labels.values()), value)
+            yield family
+
+
+UP: Final = MetricSpec("tailrace_up", "1 when the state could be read", lambda is_up: is_up)
+PIPELINE: Final = (
+    MetricSpec("tailrace_running", "1 while a runner owns the pipeline", lambda status: status.runner is not None),
+    MetricSpec("tailrace_batch", "The number of the last batch that is done", lambda status: status.batch),
+    MetricSpec(
+        "tailrace_rows_per_second", "Rows and changes of the last minute", lambda status: status.rows_per_second
+    ),
+    MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
+    MetricSpec("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
+    MetricSpec(
+        "tailrace_journal_bytes",
+        "The size of the journal",
+        lambda status: status.source.journal_bytes if status.source else None,
+    ),
+    MetricSpec(
+        "tailrace_source_failing",
+        "1 while receiving fails",
+        lambda status: status.source.error is not None if status.source else None,
+    ),
+)
+TABLE: Final = (
+    MetricSpec("tailrace_table_rows_copied_total", "Rows of the copy", lambda table: table.rows_copied),
+    MetricSpec("tailrace_table_changes_applied_total", "Changes", lambda table: table.changes_applied),
+    MetricSpec("tailrace_table_lag_bytes", "Log of the server that is not applied", lambda table: table.lag_bytes),
+    MetricSpec(
+        "tailrace_table_lag_seconds", "Age of the last change while more waits", lambda table: table.lag_seconds
+    ),
+    MetricSpec("tailrace_table_paused", "1 while it is paused", lambda table: table.paused_at is not None),
+    MetricSpec("tailrace_table_attempts", "Failures in a row", lambda table: table.attempts),
+    MetricSpec("tailrace_table_dead_letters", "Changes that wait as dead letters", lambda table: table.letters),
+)
+STATE: Final = MetricSpec("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
+QUEUE: Final = (
+    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue["running"]),
+    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue["leader"]),
+    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue["pending"]),
+    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue["bytes"]),
+    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue["delivered"]),
+    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue["dropped"]),
+    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue["failures"]),
+)
+
+
+class PipelineMetrics(Collector):
+    """Reads how the pipeline stands whenever somebody asks; that it cannot be read is a figure, too."""
+
+    def __init__(self, pipeline: str, read: Callable[[], StatusAndQueue]) -> None:
+        self._own = {"pipeline": pipeline}
+        self._read = read
+
+    def collect(self) -> Iterator[Metric]:
+        try:
+            status, queue = self._read()
+        except TailraceError:
+            yield from UP.of([(self._own, False)])
+            return
+        yield from UP.of([(self._own, True)])
+        for figure in PIPELINE:
+            yield from figure.of([(self._own, status)])
+        # One that was made anew has its name beside the one that is gone, for a while; no line may be there twice.
+        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
+        tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
+        for figure in TABLE:
+            yield from figure.of(tables)
+        yield from STATE.of(
+            (labels | {"state": state}, state is table.state) for labels, table in tables for state in TableState
+        )
+        for figure in QUEUE if queue is not None else ():
+            yield from figure.of([(self._own, queue)])

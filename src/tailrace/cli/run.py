@@ -1,0 +1,180 @@
+"""`tailrace run` and `tailrace receive`: services that end when a signal asks them to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any, Self
+
+import typer
+
+from tailrace.cli.error import INTERRUPTED
+from tailrace.cli.inspect import make_console
+from tailrace.cli.progress_view import LineView, LiveView, ProgressView
+from tailrace.cli.signal import until_signal
+from tailrace.errors import ConfigError, TableError
+from tailrace.state import TableState
+
+if TYPE_CHECKING:
+    from tailrace.config.pipeline import PipelineConfig
+    from tailrace.state.status import PipelineStatus
+
+
+def run_pipeline(
+    config: PipelineConfig, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+) -> None:
+    """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
+
+    Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
+    when nobody takes what it says: at a batch boundary, as after a signal.
+    """
+    from tailrace.stream.pipeline import Pipeline
+
+    last: list[PipelineStatus] = []
+    unread: list[SystemExit] = []
+    pipeline = Pipeline.from_config(config)
+    with (
+        choose_view(plain=plain, as_json=as_json) as view,
+        drained_by_signals(pipeline.drain) as signalled,
+        Deadline(seconds, pipeline.drain) as deadline,
+    ):
+
+        def show(status: PipelineStatus) -> None:
+            last[:] = [status]
+            try:
+                view.show(status)
+            except SystemExit as ending:
+                unread.append(ending)
+                pipeline.drain()
+            if status.tables and all(table.state is TableState.READY for table in status.tables):
+                deadline.begin()
+
+        pipeline.run(once=once, on_progress=show)
+    if unread:
+        raise unread[0]
+    if once and signalled.is_set():
+        raise KeyboardInterrupt
+    if once and last and (errored := last[0].errored):
+        first = errored[0]
+        more = f" (and {len(errored) - 1} more tables are in error)" if len(errored) > 1 else ""
+        raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
+
+
+def choose_view(*, plain: bool, as_json: bool) -> ProgressView:
+    """The live view on a terminal, lines elsewhere or when they are asked for."""
+    if as_json or plain or not sys.stdout.isatty():
+        return LineView(lambda line: print(line, flush=True), as_json=as_json)
+    return LiveView(make_console())
+
+
+class Deadline:
+    """Drains some seconds after `begin` was first called, unless the block has ended by then. None is for ever."""
+
+    def __init__(self, seconds: float | None, drain: Callable[[], None]) -> None:
+        self._timer = None if seconds is None else threading.Timer(seconds, drain)
+        self._begun = False
+
+    def begin(self) -> None:
+        if self._timer and not self._begun:
+            self._begun = True
+            self._timer.start()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._timer:
+            self._timer.cancel()
+
+
+@contextmanager
+def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
+    """Within the block the first SIGINT or SIGTERM drains, the second raises KeyboardInterrupt, the third exits.
+
+    The event says whether there was one.
+    """
+    count = 0
+    signalled = threading.Event()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        nonlocal count
+        count += 1
+        if count == 1:
+            signalled.set()
+            typer.echo("finishing the batch in hand; once more stops at once", err=True)
+            # Not here: the interrupted code may hold a lock that draining needs.
+            threading.Thread(target=drain, name="drain", daemon=True).start()
+        elif count == 2:
+            raise KeyboardInterrupt
+        else:
+            os._exit(INTERRUPTED)
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield signalled
+    except Exception:
+        # The second one may come within an answer of Spark; what cleans up behind it then fails in other ways.
+        if count > 1:
+            raise KeyboardInterrupt from None
+        raise
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+# The command `tailrace receive`: the receiving half of a pipeline, without Spark.
+
+
+def receive(file: Path, *, as_json: bool) -> None:
+    """Take in what is pushed to the source of a pipeline's file, in the foreground, until SIGINT or SIGTERM.
+
+    A pipeline that runs at the same time leaves the receiving to this process, and takes it over when this one ends.
+    Says what it does whenever that changes: as lines, or as lines of JSON. Raises ConfigError for a source that
+    nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receiver.run` raises.
+    """
+    from tailrace.config.pipeline import load
+    from tailrace.source.rqlite.option import RqliteOptions
+
+    source = load(file).source
+    if not isinstance(source, RqliteOptions):
+        raise ConfigError(
+            f"nothing is pushed to a source of type {source.type}",
+            fix="`tailrace run FILE` reads it; only `type: rqlite` has a receiver of its own",
+        )
+    # After the check: who has no use for it need not have its packages.
+    from tailrace.source.rqlite.receiver import RqliteReceiver, RqliteReceiverOptions
+
+    with until_signal() as stop:
+        RqliteReceiver(RqliteReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
+
+
+class _Report:
+    """Prints a status when it differs from the last."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self._last = ""
+
+    def show(self, status: dict[str, Any]) -> None:
+        text = self._describe(status)
+        if text != self._last:
+            self._last = text
+            line = json.dumps(status, ensure_ascii=False) if self._as_json else text
+            typer.echo(line)
+
+    @staticmethod
+    def _describe(status: dict[str, Any]) -> str:
+        parts = [f"{'receiving' if status['receiving'] else 'not receiving'} on {status['listen']}"]
+        for service, one in status["services"].items():
+            told = [f"{one['received']} events", f"{one['duplicates']} repeated", f"at {one['mark']}"]
+            told += one["warnings"]
+            told += [f"STOPPED: {one['error']['message']}; fix: {one['error']['fix']}"] if one["error"] else []
+            parts.append(f"{service}: {', '.join(told)}")
+        return "; ".join(parts)

@@ -1,0 +1,1 @@
+"""The file of a pipeline, and the types that it may name."""

@@ -1,0 +1,298 @@
+"""The pipeline's YAML file: reading it, checking it, and saying what is wrong with it.
+
+    name: shop
+    source: {type: postgres, dsn: ${SHOP_DSN}, publication: shop}
+    tables: {include: ["public.*"]}
+    destination: {type: delta, path: ./lake}
+    state: ./.tailrace/shop
+    store: {type: sqlite}
+
+The sections `source` and `destination` belong to their types (see `registry`). Neither Spark nor a driver
+is imported here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, Union
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    create_model,
+    model_validator,
+)
+from pydantic_core import ErrorDetails
+
+from tailrace.config.document import Document, Problem, parse, refuse, substitute
+from tailrace.config.registry import DESTINATIONS, SOURCES, Registry, suggest
+from tailrace.errors import ConfigError
+from tailrace.option.table import SOURCE_KEYS, TableOptions
+from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Options, Size, TypedOptions, nearest
+from tailrace.state.runner import LEASE_SECONDS
+from tailrace.state.store import SCHEMA, StoreAddress
+
+
+class BatchOptions(Options):
+    """How much one micro-batch may hold. It ends at the first commit past either bound."""
+
+    max_rows: int = Field(default=2_000_000, ge=1)
+    max_bytes: Size = Field(default=256_000_000, ge=1)
+    interval: Duration = Field(default=0.0, description="the least time from one batch to the next")
+
+
+def _plain(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+class SparkOptions(Options):
+    """Where the pipeline runs."""
+
+    master: str = Field(default="local[*]", description="local[*], spark://…, yarn, k8s://…")
+    conf: dict[str, Annotated[str, BeforeValidator(_plain, json_schema_input_type=str | float | bool)]] = Field(
+        default={}, description="any spark.* setting"
+    )
+
+
+class StateStoreOptions(Options):
+    """Where table states and progress are kept: a file in the `state` folder, or a database for several machines."""
+
+    type: Literal["sqlite", "postgres"] = "sqlite"
+    dsn: Dsn | None = Field(default=None, description="postgres: the database that keeps the state")
+    schema_name: str = Field(
+        default=SCHEMA, alias="schema", min_length=1, max_length=63, description="postgres: made on first use"
+    )
+    lease: Duration = Field(
+        default=LEASE_SECONDS, gt=0, description="how long a runner that is not heard of keeps others out"
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.type == "postgres" and self.dsn is None:
+            raise ValueError("of type postgres needs a dsn; add `dsn: ${STATE_DSN}`")
+        if self.type == "sqlite" and (self.dsn is not None or self.schema_name != SCHEMA):
+            raise ValueError("of type sqlite has no dsn and no schema; write `type: postgres` or remove them")
+        return self
+
+
+def _state(value: object, info: ValidationInfo) -> object:
+    return OptionContext.of(info).state if value is None else value
+
+
+def _is_folder(path: Path) -> Path:
+    try:
+        found = nearest(path)
+    except OSError as error:
+        raise ValueError(f"is out of reach: {error.strerror}; choose another path, or let this user in") from None
+    if not found.is_dir():
+        raise ValueError(f"needs a folder, and {found} is a file; choose another path, or move it")
+    return path
+
+
+class PipelineConfig(Options):
+    """One pipeline. `source` and `destination` hold the options model of their type. Its repr shows no secret."""
+
+    name: str = Field(pattern=r"^[a-z0-9_-]+$", max_length=63)
+    source: SerializeAsAny[TypedOptions]
+    tables: TableOptions = Field(default_factory=TableOptions)
+    destination: SerializeAsAny[TypedOptions]
+    state: Annotated[FilePath, BeforeValidator(_state, json_schema_input_type=str), AfterValidator(_is_folder)] = Field(
+        default=None,
+        validate_default=True,
+        description="the folder of the pipeline's state; default: .tailrace/<name>",
+    )
+    store: StateStoreOptions = Field(default_factory=StateStoreOptions)
+    batch: BatchOptions = Field(default_factory=BatchOptions)
+    spark: SparkOptions = Field(default_factory=SparkOptions)
+
+    @property
+    def store_address(self) -> StoreAddress:
+        """Where the pipeline's state is; any process of the pipeline can open it."""
+        dsn = self.store.dsn.reveal() if self.store.dsn else None
+        return StoreAddress(self.name, self.state, self.store.type, dsn, self.store.schema_name)
+
+    @property
+    def fingerprint(self) -> str:
+        """What the pipeline joins, as a hash without secrets: it changes when name, source, destination or state do."""
+        joined = self.model_dump(mode="json", include={"name", "source", "destination", "state"})
+        return hashlib.sha256(json.dumps(joined, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
+    """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
+
+    Who does not connect to anything (`connects=False`) needs no variable that only the source or destination uses.
+    Raises ConfigError that lists what is wrong, by line and key, and never shows a value.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read {path}: {error.strerror}", fix="give the path of a pipeline's YAML file"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"cannot read {path}: it is not UTF-8 text", fix="save it as UTF-8") from error
+    document = parse(text, str(path))
+    return _validate(document, path.resolve().parent, os.environ, connects)
+
+
+def from_dict(
+    data: Mapping[str, Any], *, folder: str | Path = ".", environment: Mapping[str, str] | None = None
+) -> PipelineConfig:
+    """The same from a dictionary; relative paths start from `folder`. References are replaced here, too."""
+    document = Document("the configuration", dict(data), {})
+    return _validate(document, Path(folder).resolve(), os.environ if environment is None else environment, True)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a pipeline's file, with every type this installation knows. For editors."""
+    sections = {
+        "source": _any_of([SOURCES.model(name) for name in SOURCES.names()]),
+        "destination": _any_of([DESTINATIONS.model(name) for name in DESTINATIONS.names()]),
+    }
+    model = _with_sections(sections["source"], sections["destination"])
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema()
+
+
+def _any_of(models: list[type[TypedOptions]]) -> Any:
+    return models[0] if len(models) == 1 else Annotated[Union[tuple(models)], Field(discriminator="type")]  # noqa: UP007
+
+
+def _with_sections(source: Any, destination: Any) -> type[PipelineConfig]:
+    return create_model("Pipeline", __base__=PipelineConfig, source=(source, ...), destination=(destination, ...))
+
+
+def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
+    data, missing = substitute(document.data, environment)
+    if any(connects or problem.path[0] not in ("source", "destination") for problem in missing):
+        refuse(document, missing)
+    problems: list[Problem] = []
+    unset = {problem.path[0] for problem in missing}
+    source, destination = (
+        # A reference that stays where it was may be no address, number or duration.
+        _or_any(model) if kinds.kind in unset else model
+        for kinds in (SOURCES, DESTINATIONS)
+        for model in [_section(data, kinds, problems)]
+    )
+    name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
+    state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
+    place = OptionContext(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
+    model = _with_sections(source, destination)
+    try:
+        valid = model.model_validate(data, context=place)
+    except ValidationError as error:
+        problems += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
+    else:
+        problems += _unhonoured(valid)
+    if problems:
+        refuse(document, missing + problems)
+    # A class made for this one file could not be pickled or compared with another's.
+    return PipelineConfig.model_construct(**dict(valid))
+
+
+def _unhonoured(config: PipelineConfig) -> list[Problem]:
+    """Keys of tables that the pipeline's source would pass over without a word."""
+    if isinstance(config.source, _AnyOptions):
+        return []
+    honoured: frozenset[str] = getattr(type(config.source), "table_keys", frozenset())
+    given = {("tables", "defaults"): config.tables.defaults} | {
+        ("tables", "settings", name): settings for name, settings in config.tables.settings.items()
+    }
+    return [
+        Problem((*path, key), f"is not for a source of type {config.source.type}", f"remove `{key}`")
+        for path, settings in given.items()
+        for key in sorted(settings.model_fields_set & SOURCE_KEYS - honoured)
+    ]
+
+
+class _AnyOptions(TypedOptions, extra="allow"):
+    """Stands in for a section whose type is unknown, so that the other sections are checked all the same."""
+
+    type: Any = None
+
+
+def _or_any(model: type[TypedOptions]) -> Any:
+    """A model, and what stands in for it where it refuses the section."""
+    models = (model, _AnyOptions)
+    return Annotated[Union[models], Field(union_mode="left_to_right")]  # noqa: UP007
+
+
+def _section(data: dict[str, Any], kinds: Registry, problems: list[Problem]) -> type[TypedOptions]:
+    section = data.get(kinds.kind)
+    if not isinstance(section, dict):
+        return _AnyOptions
+    type_ = section.get("type")
+    if not isinstance(type_, str):
+        known = ", ".join(kinds.names())
+        problems.append(
+            Problem((kinds.kind, "type"), f"is missing; it can be {known}", f"add `type:` to `{kinds.kind}`")
+        )
+        return _AnyOptions
+    try:
+        return kinds.model(type_)
+    except ConfigError as error:
+        problems.append(Problem((kinds.kind, "type"), error.message, error.fix))
+        return _AnyOptions
+
+
+def _problem(detail: ErrorDetails, model: type[Options]) -> Problem:
+    path = detail["loc"]
+    key = str(path[-1]) if path else ""
+    match detail["type"]:
+        case "extra_forbidden":
+            hint = suggest(key, _keys_at(model, path[:-1]))
+            near = hint.removeprefix("; did you mean ").removesuffix("?") if "did you mean" in hint else None
+            return Problem(
+                path, f"is not a key here{hint}", f"rename `{key}` to `{near}`" if near else f"remove `{key}`"
+            )
+        case "missing":
+            return Problem(
+                path, "is missing", f"add `{key}:` " + (f"to `{path[-2]}`" if len(path) > 1 else "to the file")
+            )
+        case "string_pattern_mismatch":
+            return Problem(path, "may hold only a-z, 0-9, _ and -")
+        case "model_type" | "model_attributes_type" | "dict_type":
+            return Problem(path, "must be a section of keys", f"write `{key}: {{…}}`")
+        case "path_type":
+            return Problem(path, "must be a path, as text")
+        case "value_error":
+            return Problem(path, detail["msg"].removeprefix("Value error, "))
+        case _:
+            return Problem(path, detail["msg"].replace("Input should", "should"))
+
+
+def _keys_at(model: type[Options], path: tuple[str | int, ...]) -> list[str]:
+    """The keys that the options model at a path of the file knows."""
+    for part in path:
+        field = next((f for name, f in model.model_fields.items() if (f.alias or name) == part), None)
+        inner = _models_in(field.annotation) if field else []
+        if inner:
+            model = inner[0]
+    return [field.alias or name for name, field in model.model_fields.items()]
+
+
+def _models_in(annotation: Any) -> list[type[Options]]:
+    if isinstance(annotation, type) and issubclass(annotation, Options):
+        return [annotation]
+    return [model for part in getattr(annotation, "__args__", ()) for model in _models_in(part)]
+
+
+__all__ = [
+    "BatchOptions",
+    "PipelineConfig",
+    "SparkOptions",
+    "StateStoreOptions",
+    "TableOptions",
+    "from_dict",
+    "json_schema",
+    "load",
+]

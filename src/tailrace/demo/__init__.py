@@ -1,0 +1,1 @@
+"""The shop of `tailrace demo`: a server, its tables and their traffic."""

@@ -1,0 +1,260 @@
+"""Copy on write: find the files that hold a batch's keys, write those anew, leave all others alone.
+
+An updated row goes into the new copy of the file that held it, so files keep their range of keys and their number;
+only rows that are new go into a file of their own, or join the smallest file there is.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.destination import Refetch
+from tailrace.destination.delta.column import DeltaLayout, delta_type, to_delta
+from tailrace.destination.delta.completion import complete
+from tailrace.destination.delta.data_file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
+from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
+from tailrace.destination.delta.projection import AS_IS
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
+from tailrace.model import key as keys
+from tailrace.model.change import Op, position_texts
+from tailrace.model.collapse import Collapsed
+
+_JOINED_BYTES = 192 << 20
+_NONE: Indexes = np.zeros(0, np.int64)
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+
+
+@dataclass
+class Outcome:
+    """Files to add and to remove, and how many rows that upserts and deletes."""
+
+    adds: list[DataFile]
+    removes: list[DataFile]
+    upserts: int = 0
+    deletes: int = 0
+
+
+def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Outcome:
+    """Write the files that turn the table before the batch into the table after it. Commits nothing."""
+    layout = target.layout
+    if collapsed.truncated and not layout.keeps_deleted:
+        candidates: list[Candidate] = []
+    else:
+        candidates = [Candidate(file, target.reading) for file in target.files]
+    gone = [] if candidates or not target.files else list(target.files)
+    staged = [] if collapsed.truncated and not layout.keeps_deleted else target.staged
+    kinds = {name: delta_type(layout.table.column(name).type) for name in layout.table.key}
+    finder = Finder(target, kinds)
+    for file, reading in staged:
+        entry = Candidate(file, reading, staged=True)
+        # A row may be copied twice, when it moved within the table between two rounds; the later copy counts.
+        if rivals := [one for one in candidates if one.file.may_share_keys(file)]:
+            finder.bury_all(rivals, KeyProbe(finder.keys(entry).comparable()))
+        candidates.append(entry)
+
+    wanted = KeyProbe(_wanted_keys(collapsed, kinds))
+    upserts = collapsed.rows.num_rows
+    home = np.full(len(wanted), -1, np.int64)
+    home_row = np.full(len(wanted), -1, np.int64)
+    if len(wanted):
+        concerned = [number for number, one in enumerate(candidates) if wanted.may_hold(one.file.low, one.file.high)]
+        found = _in_threads(lambda number: finder.keys(candidates[number]).match(wanted), concerned)
+        for number, (rows, which) in zip(concerned, found, strict=True):
+            if len(rows):
+                entry = candidates[number]
+                alive = rows if not entry.dead else rows[~np.isin(rows, np.concatenate(entry.dead))]
+                which = which if not entry.dead else which[~np.isin(rows, np.concatenate(entry.dead))]
+                entry.dead.append(alive)
+                home[which], home_row[which] = number, alive
+
+    rows_table, marks, kept = complete(target, collapsed, wanted, home, home_row, candidates, finder, refetch)
+    upsert = layout.rows(rows_table, marks, now) if upserts else None
+    fresh = np.arange(len(kept))
+    if upsert is not None:
+        at_home = home[:upserts][kept]
+        scattered = bool(layout.partition_by) or bool((at_home >= 0).any())
+        if scattered and upsert.nbytes <= _JOINED_BYTES:
+            # Taking rows here and there out of many chunks costs three times as much as out of one.
+            upsert = _joined(upsert)
+        if not layout.partition_by:
+            order = np.argsort(at_home, kind="stable")
+            ends = np.searchsorted(at_home[order], np.arange(len(candidates) + 1))
+            fresh = order[: ends[0]]
+            for number, entry in enumerate(candidates):
+                entry.joining = order[ends[number] : ends[number + 1]]
+        limit = rows_per_file(total_rows(target.files) + total_rows(file for file, _ in staged))
+        fresh = _join_smallest(candidates, fresh, limit, layout)
+    wipe = _Wipe.of(collapsed, now) if collapsed.truncated and layout.keeps_deleted else None
+    outcome = _write(target, candidates, upsert, fresh, wipe)
+    outcome.removes += gone
+    outcome.upserts = len(kept)
+    outcome.deletes = collapsed.deletes.num_rows
+    if layout.keeps_deleted:
+        outcome.deletes = int((marks.op == Op.DELETE).sum())
+        outcome.upserts -= outcome.deletes
+    return outcome
+
+
+def _in_threads(job: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
+    """What each item gives, in their order: the work is native code for the most part."""
+    if len(items) < 2:
+        return [job(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
+        return list(pool.map(job, items))
+
+
+def _joined(rows: pa.Table) -> pa.Table:
+    """The same rows with one chunk to a column."""
+    return pa.table(_in_threads(lambda column: column.combine_chunks(), rows.columns), schema=rows.schema)
+
+
+def _wanted_keys(collapsed: Collapsed, kinds: Mapping[str, pa.DataType]) -> keys.Comparable:
+    name = str(collapsed.table.table)
+    return keys.comparable(
+        [
+            pa.chunked_array(
+                [
+                    *to_delta(collapsed.rows.column(column), kind, column, name).chunks,
+                    *to_delta(collapsed.deletes.column(column), kind, column, name).chunks,
+                ],
+                kind,
+            )
+            for column, kind in kinds.items()
+        ]
+    )
+
+
+def _join_smallest(candidates: Sequence[Candidate], fresh: Indexes, limit: int, layout: DeltaLayout) -> Indexes:
+    """Few new rows go into the smallest file, if that is small, so that a trickle of inserts makes no heap of files."""
+    if layout.partition_by or not len(fresh) or len(fresh) > limit // 2:
+        return fresh
+    small = [entry for entry in candidates if entry.file.rows <= limit // 2]
+    if not small:
+        return fresh
+    entry = min(small, key=lambda one: one.file.rows)
+    entry.joining = np.concatenate([entry.joining, fresh]) if entry.joining is not None else fresh
+    return fresh[:0]
+
+
+@dataclass(frozen=True)
+class _Wipe:
+    """A truncate of a table that keeps its deleted rows."""
+
+    values: Mapping[str, pa.Scalar[Any]]
+
+    @classmethod
+    def of(cls, collapsed: Collapsed, now: pa.TimestampScalar) -> _Wipe:
+        marks = collapsed.truncate_marks
+        at = marks.committed_at[0]
+        return cls(
+            {
+                DELETED_AT: at if at.is_valid else now,
+                OP: pa.scalar("truncate"),
+                POSITION: position_texts(marks.commit, marks.ordinal)[0],
+                COMMITTED_AT: at,
+            }
+        )
+
+    def stamp(self, rows: pa.Table) -> pa.Table:
+        """Rows that were alive are deleted now; those deleted before stay as they were."""
+        alive = pc.is_null(rows.column(DELETED_AT))
+        for name, value in self.values.items():
+            if name in rows.schema.names:
+                at = rows.schema.get_field_index(name)
+                rows = rows.set_column(at, rows.schema.field(at), pc.if_else(alive, value, rows.column(name)))
+        return rows
+
+
+def _write(
+    target: DeltaTarget, candidates: Sequence[Candidate], upsert: pa.Table | None, fresh: Indexes, wipe: _Wipe | None
+) -> Outcome:
+    outcome = Outcome([], [])
+    limit = rows_per_file(total_rows(target.files) + (upsert.num_rows if upsert is not None else 0))
+    jobs: list[Callable[[], list[DataFile]]] = []
+    for entry in candidates:
+        joining = entry.joining if entry.joining is not None else fresh[:0]
+        if not (entry.dead or len(joining) or wipe or entry.reading.rewrite):
+            if entry.staged:
+                outcome.adds.append(entry.file)
+            continue
+        if not entry.staged:
+            outcome.removes.append(entry.file)
+        jobs.append(lambda entry=entry, joining=joining: _rewrite(target, entry, upsert, joining, wipe, limit))  # type: ignore[misc]
+    if upsert is not None and len(fresh):
+        fresh = np.sort(fresh)
+        step = limit if not target.layout.partition_by else max(len(fresh), 1)
+        for start in range(0, len(fresh), step):
+            part = fresh[start : start + step]
+            jobs.append(lambda part=part: _write_new(target, upsert, part, limit))  # type: ignore[misc]
+    outcome.adds += chain.from_iterable(_in_threads(lambda job: job(), jobs))
+    return outcome
+
+
+def _rewrite(
+    target: DeltaTarget, entry: Candidate, upsert: pa.Table | None, joining: Indexes, wipe: _Wipe | None, limit: int
+) -> list[DataFile]:
+    """A file without its dead rows and with the rows that join it."""
+    alive = np.ones(entry.file.rows, bool)
+    for dead in entry.dead:
+        alive[dead] = False
+    # Halves rather than a full file and a crumb, once a file has grown past its size.
+    after = int(alive.sum()) + len(joining)
+    most = limit if after > 2 * limit else 2 * limit
+    with FileWriter(target.place, target.schema, target.layout.partition_by, most) as writer:
+        start = 0
+        kinds = partition_kinds(target, entry.file)
+        for rows in read_columns(target.place, entry.file, None, kinds) if alive.any() else ():
+            here = alive[start : start + rows.num_rows]
+            start += rows.num_rows
+            kept = entry.reading.read(rows if here.all() else rows.filter(pa.array(here)), target.schema)
+            writer.write(wipe.stamp(kept) if wipe else kept)
+        if upsert is not None and len(joining):
+            writer.write(AS_IS.read(_picked(upsert, joining), target.schema))
+    return writer.written
+
+
+def _picked(rows: pa.Table, at: Indexes) -> pa.Table:
+    """The rows `at`, ascending. Chunk by chunk, as Arrow would first join the chunks of the whole table."""
+    at = np.sort(at)
+    batches = rows.to_batches()
+    if len(batches) <= 1:
+        return rows.take(pa.array(at))
+    starts = np.cumsum([0, *(len(batch) for batch in batches)])
+    cut = np.searchsorted(at, starts)
+    picked = [
+        batch.take(pa.array(at[cut[i] : cut[i + 1]] - starts[i]))
+        for i, batch in enumerate(batches)
+        if cut[i] < cut[i + 1]
+    ]
+    return pa.Table.from_batches(picked, rows.schema)
+
+
+def _write_new(target: DeltaTarget, upsert: pa.Table, part: Indexes, limit: int) -> list[DataFile]:
+    rows = upsert.slice(int(part[0]), len(part)) if part[-1] - part[0] + 1 == len(part) else _picked(upsert, part)
+    with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
+        writer.write(AS_IS.read(rows, target.schema))
+    return writer.written
+
+
+def log(target: DeltaTarget, tables: Iterable[pa.Table], changes: int) -> Outcome:
+    """The changes of a table without a key, as new rows behind those there are."""
+    stale = [Candidate(file, target.reading) for file in target.files if target.reading.rewrite]
+    copied = [Candidate(file, reading, staged=True) for file, reading in target.staged]
+    outcome = _write(target, [*stale, *copied], None, _NONE, None)
+    limit = rows_per_file(total_rows(target.files))
+    with FileWriter(target.place, target.schema, target.layout.partition_by, limit) as writer:
+        for rows in tables:
+            writer.write(AS_IS.read(rows, target.schema))
+    outcome.adds += writer.written
+    outcome.upserts = changes
+    return outcome

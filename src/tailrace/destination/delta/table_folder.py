@@ -1,0 +1,189 @@
+"""Where a table lies: `<root>/<schema>/<table>`, for any name a database allows.
+
+A plain name (ASCII letters, digits, `_`, `-`) stays as it is: `public.orders` lies in `public/orders`. In any other
+name every other byte becomes ~XX, so two names never share a directory (~ and not %, which delta-rs decodes on its
+way to the disk). Names that differ only in case stay apart where the file system keeps case apart; `check` warns
+about them, as some do not.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from deltalake.exceptions import DeltaError
+from deltalake.fs import DeltaStorageHandler
+from pyarrow import fs as arrow_fs
+
+from tailrace.errors import PreflightError
+from tailrace.model.schema import TableName
+from tailrace.system import atomic_file
+
+OWN = "_tailrace"
+"""The folder in a table's directory for what tailrace notes about it. Readers of Delta and vacuums pass it over."""
+
+_PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
+_RESERVED = frozenset(["con", "prn", "aux", "nul", *(f"com{n}" for n in range(10)), *(f"lpt{n}" for n in range(10))])
+
+
+def encode(part: str) -> str:
+    """One part of a table's name as a directory name. Different parts give different directories."""
+    data = part.encode("utf-8", "surrogatepass")
+    # Readers skip directories that begin with an underscore, and some systems keep a few names for devices.
+    first_is_safe = not part.startswith("_") and part.lower() not in _RESERVED
+    return "".join(
+        chr(byte) if byte in _PLAIN and (index or first_is_safe) else f"~{byte:02X}" for index, byte in enumerate(data)
+    )
+
+
+def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
+    try:
+        return DeltaStorageHandler(uri, dict(options))
+    except (DeltaError, OSError) as error:
+        # Its text may quote the options, and with them keys to the store.
+        raise PreflightError(
+            f"delta-rs knows no store for {uri}", fix="correct path and storage_options of the destination"
+        ) from error
+
+
+@dataclass(frozen=True)
+class TablePath:
+    """A table's directory: what delta-rs opens (`uri`) and where its files are (`base` on `files`)."""
+
+    uri: str
+    base: str
+    files: arrow_fs.FileSystem
+    is_local: bool
+    options: Mapping[str, str] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, root: str, table: TableName, options: Mapping[str, str]) -> TablePath:
+        """`options` are delta-rs's storage options, for an object store."""
+        tail = f"{encode(table.schema)}/{encode(table.name)}"
+        if "://" in root and not root.startswith("file://"):
+            uri = f"{root.rstrip('/')}/{tail}"
+            return cls(uri, "", arrow_fs.PyFileSystem(_open_store(uri, options)), False, options)
+        base = str(Path(root.removeprefix("file://")).absolute() / tail)
+        return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
+
+    def make(self) -> None:
+        if self.is_local:
+            atomic_file.make_folder(Path(self.base))
+
+    def is_file(self) -> bool:
+        return self.is_local and Path(self.base).is_file()
+
+    def names(self) -> list[str]:
+        """What lies in the directory itself; empty when there is none."""
+        selector = arrow_fs.FileSelector(self.base, allow_not_found=True)
+        return [info.base_name for info in self.files.get_file_info(selector)]
+
+    def names_below(self, folder: str) -> list[str]:
+        """The names of all files in a folder of the directory and in those within it."""
+        selector = arrow_fs.FileSelector(f"{self.base}/{folder}" if self.base else folder, recursive=True)
+        return [info.base_name for info in self.files.get_file_info(selector) if info.is_file]
+
+    def dead_bytes(self, alive: int) -> int:
+        """How many bytes the table's files take beyond those of its current version; 0 where that is dear to ask."""
+        if not self.is_local:
+            return 0
+        patterns = ("part-*.parquet", "*=*/**/part-*.parquet")
+        return sum(path.stat().st_size for pattern in patterns for path in Path(self.base).glob(pattern)) - alive
+
+    def open(self, name: str) -> Any:
+        """A file of the table, for reading at random."""
+        if self.is_local:
+            return f"{self.base}/{name}"
+        return self.files.open_input_file(name)
+
+    @contextmanager
+    def creating(self, name: str) -> Iterator[IO[bytes] | Any]:
+        """A new file, durable when the block ends; after an error inside it nothing is left."""
+        if not self.is_local:
+            with self.files.open_output_stream(name) as stream:
+                yield stream
+            return
+        path = Path(self.base, name)
+        # From the file's folder up to the one below the table's, which `sync` makes durable.
+        folders = [parent for parent in path.parents if parent.is_relative_to(self.base) and parent != Path(self.base)]
+        for folder in reversed(folders):
+            folder.mkdir(exist_ok=True)
+        try:
+            with path.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            for folder in folders:
+                atomic_file.sync(folder)
+        except BaseException:
+            path.unlink(missing_ok=True)
+            raise
+
+    def note(self, name: str, text: str) -> None:
+        """Keep a small text under this name, in place of an earlier one: durable, and all of it or nothing."""
+        if not self.is_local:
+            with self.files.open_output_stream(f"{OWN}/{name}") as stream:
+                stream.write(text.encode())
+            return
+        folder = Path(self.base, OWN)
+        atomic_file.make_folder(folder)
+        draft = folder / f"{name}.{uuid.uuid4().hex}"
+        with draft.open("xb") as file:
+            file.write(text.encode())
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(folder / name)
+        atomic_file.sync(folder)
+
+    def notes(self) -> list[str]:
+        """The names of all notes."""
+        selector = arrow_fs.FileSelector(self._own(), allow_not_found=True)
+        return sorted(info.base_name for info in self.files.get_file_info(selector) if info.is_file)
+
+    def noted(self, name: str) -> str | None:
+        """The text kept under a name; None when there is none."""
+        try:
+            with self.files.open_input_stream(f"{self._own()}/{name}") as stream:
+                return bytes(stream.read()).decode()
+        except FileNotFoundError:
+            return None
+
+    def forget(self, names: Sequence[str]) -> None:
+        """Drop notes durably; nothing happens for one that is not there."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.files.delete_file(f"{self._own()}/{name}")
+        if names and self.is_local:
+            atomic_file.sync(self._own())
+
+    def _own(self) -> str:
+        return f"{self.base}/{OWN}" if self.base else OWN
+
+    def missing(self, names: Sequence[str]) -> list[str]:
+        """Those of the table's files that are not there."""
+        found = self.files.get_file_info([f"{self.base}/{name}" if self.base else name for name in names])
+        return [name for name, info in zip(names, found, strict=True) if not info.is_file]
+
+    def sync(self, *folders: str) -> None:
+        """Make the directory's entries durable, and those of the named folders in it."""
+        if self.is_local:
+            for folder in (self.base, *(f"{self.base}/{folder}" for folder in folders)):
+                atomic_file.sync(folder)
+
+    def sync_file(self, name: str) -> None:
+        """Make a file's bytes durable, if it is there."""
+        if self.is_local:
+            with suppress(FileNotFoundError):
+                atomic_file.sync(f"{self.base}/{name}")
+
+    def remove(self) -> None:
+        if self.is_local:
+            shutil.rmtree(self.base, ignore_errors=not Path(self.base).exists())
+        else:
+            self.files.delete_dir_contents(self.base, missing_dir_ok=True)

@@ -1,0 +1,124 @@
+"""The columns of a table in the file: the upstream's, and tailrace's own behind them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.destination.part import COMMITTED_AT, DELETED_AT, METADATA, OP, POSITION
+from tailrace.destination.sqlite.name import listed, quote
+from tailrace.destination.sqlite.value import declared, encode, kept_type, nan_mask
+from tailrace.errors import UnfitError
+from tailrace.model.change import EXACT, Changes, Op, op_names, position_texts
+from tailrace.model.collapse import Marks
+from tailrace.model.schema import TableSchema
+from tailrace.model.value_text import text_of
+
+OWN = (POSITION, OP, COMMITTED_AT, DELETED_AT, EXACT)
+ColumnValues = list[list[Any]]
+"""Rows for the driver, column by column."""
+
+
+def as_kept(table: TableSchema) -> TableSchema:
+    """The table with the types its columns have in the file. Raises TypeError for one that has none there."""
+    columns = tuple(replace(column, type=kept_type(column.type), initial=None) for column in table.columns)
+    return replace(table, columns=columns)
+
+
+def create_sql(name: str, kept: TableSchema, own: Iterable[str]) -> str:
+    """The statement that makes a table with the given name, columns and key."""
+    columns = [f"{quote(column.name)} {declared(column.type)}" for column in kept.columns]
+    columns += [f"{quote(column)} TEXT" for column in own]
+    if kept.key:
+        columns.append(f"PRIMARY KEY ({listed(kept.key)})")
+    return f"CREATE TABLE {quote(name)} ({', '.join(columns)})"
+
+
+@dataclass(frozen=True)
+class SqliteLayout:
+    """How one table is kept: the version it has after the batch, and the columns that are added for people."""
+
+    table: TableSchema
+    metadata: tuple[str, ...]
+    keeps_deleted: bool
+
+    @cached_property
+    def own(self) -> tuple[str, ...]:
+        """Tailrace's columns that every row has. The one for unfit values comes with the first of them."""
+        keyed = bool(self.table.key)
+        wanted = {*self.metadata, *(() if keyed else ("position", "op"))}
+        names = tuple(field.name for name, field in METADATA.items() if name in wanted)
+        return (*names, DELETED_AT) if keyed and self.keeps_deleted else names
+
+    def rows(self, columns: Sequence[Any], marks: Marks, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
+        """The upstream's columns (in `table` order), tailrace's own, and the texts of unfit values at last.
+
+        Raises UnfitError for a key that SQLite could not find again.
+        """
+        name = str(self.table.table)
+        exact: list[str | None] = marks.exact.to_pylist()
+        found: ColumnValues = []
+        for column, values in zip(self.table.columns, columns, strict=True):
+            nan = nan_mask(values)
+            if column.name in self.table.key and (nan is not None or values.null_count):
+                raise _unfit_key(column.name, name)
+            if nan is not None:
+                note_nan(exact, nan, column.name)
+            found.append(encode(values, kept.column(column.name).type, column.name, name))
+        own: dict[str, Callable[[], list[Any]]] = {
+            POSITION: lambda: position_texts(marks.commit, marks.ordinal).to_pylist(),
+            OP: lambda: op_names(marks.op).to_pylist(),
+            COMMITTED_AT: lambda: instants(marks.committed_at),
+            DELETED_AT: lambda: instants(
+                pc.if_else(pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None)
+            ),
+        }
+        return [*found, *(own[column]() for column in self.own), exact]
+
+    def rows_of(self, changes: Changes, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
+        """The changes themselves as rows, uncollapsed."""
+        return self.rows(changes.row.flatten(), Marks.of(changes), kept, now)
+
+
+def instants(values: Any) -> list[Any]:
+    """Points in time as the file keeps them."""
+    texts: list[Any] = []
+    for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
+        texts += text_of(chunk).to_pylist()
+    return texts
+
+
+def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> str | None:
+    """The unfit values of a row of which some columns stayed: those of the change, and the row's own of these."""
+    if old is None:
+        return new
+    names = set(unchanged)
+    texts = {**json.loads(new or "{}"), **{name: text for name, text in json.loads(old).items() if name in names}}
+    return json.dumps(texts, ensure_ascii=False) if texts else None
+
+
+def noted(text: str | None, unfit: Mapping[str, str]) -> str:
+    """A row's unfit values and some more."""
+    return json.dumps({**json.loads(text or "{}"), **unfit}, ensure_ascii=False)
+
+
+def note_nan(exact: list[str | None], nan: npt.NDArray[np.bool_], column: str) -> None:
+    """Put a column's NaNs among the unfit values of their rows."""
+    for row in np.flatnonzero(nan):
+        exact[row] = noted(exact[row], {column: "NaN"})
+
+
+def _unfit_key(column: str, table: str) -> UnfitError:
+    return UnfitError(
+        f"key column {column} holds null or NaN, by which SQLite finds no row again",
+        table=table,
+        fix=f"give the table a key without such values upstream, then tailrace resync FILE {table}",
+    )

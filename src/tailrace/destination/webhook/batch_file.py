@@ -1,0 +1,162 @@
+"""What the tables of a batch bring to the queue, before the driver puts it there: files that executors write.
+
+    staged/NAME.arrow                events of one table
+    staged/BATCH/TABLE.json          which of those files a batch has for a table, in order
+
+The driver takes the files of a batch together, so that events of several tables come in the order of their commits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.destination import Batch
+from tailrace.destination.webhook.disk import writing_to
+from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
+from tailrace.model.change import LAST_ORDINAL, START, Position, end_of
+from tailrace.system.atomic_file import replace_durably
+
+_FOLDER = "staged"
+_GATHERED_ROWS = 100_000
+_LOG_ORDER = [("commit", "ascending"), ("ordinal", "ascending")]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A file of events. `commit` is the highest among them."""
+
+    file: str
+    events: int
+    bytes: int
+    commit: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {"file": self.file, "events": self.events, "bytes": self.bytes, "commit": self.commit}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Piece:
+        return cls(raw["file"], raw["events"], raw["bytes"], raw["commit"])
+
+
+class Stage:
+    """The folder beside the queue. Executors write to it, the driver takes from it; both see the same path."""
+
+    def __init__(self, queue: Path) -> None:
+        self._folder = queue / _FOLDER
+
+    def write(self, batches: Iterable[pa.RecordBatch]) -> Piece:
+        """Store events in a file of their own; durable when this returns. Raises UnavailableError on a full disk."""
+        # Only what is written here is the disk's fault: the batches may fail for reasons of their own.
+        guarded = partial(writing_to, self._folder.parent)
+        path = self._folder / f"{uuid.uuid4().hex}.arrow"
+        events, commit = 0, 0
+        with guarded():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            file = path.open("wb")
+        try:
+            sink = pa.ipc.new_file(file, QUEUE_SCHEMA)
+            for batch in filter(len, batches):
+                with guarded():
+                    sink.write_batch(batch)
+                events += batch.num_rows
+                commit = max(commit, pc.max(batch.column("commit")).as_py())
+            with guarded():
+                sink.close()
+                file.flush()
+                os.fsync(file.fileno())
+        finally:
+            with guarded():
+                file.close()
+        return Piece(path.name, events, path.stat().st_size, commit)
+
+    def enter(self, batch: Batch, table: str, *, copied: list[Piece], log: list[Piece], completes: bool) -> None:
+        """Say what a batch has for a table. Said again, the newer word counts. Raises UnavailableError as `write`."""
+        folder = self._of(batch)
+        said = {
+            "table": table,
+            "copied": [piece.to_json() for piece in copied],
+            "log": [piece.to_json() for piece in log],
+            "completes": completes,
+        }
+        with writing_to(self._folder.parent):
+            folder.mkdir(parents=True, exist_ok=True)
+            # Not its name, which may be longer than that of a file.
+            name = hashlib.sha256(table.encode()).hexdigest()
+            replace_durably(folder / f"{name}.json", json.dumps(said).encode())
+
+    def tables(self, batch: Batch) -> Set[str]:
+        """What the batch has something for."""
+        return {said["table"] for said in self._said(batch)}
+
+    def gather(self, batch: Batch, tables: Set[str]) -> Iterator[pa.Table]:
+        """The events of these tables in the order of the queue: copied rows, the ends of copies, then the log."""
+        said = [table for table in self._said(batch) if table["table"] in tables]
+        for table in said:
+            for piece in table["copied"]:
+                yield from self._read(piece["file"])
+        if ends := [(table["table"], _end(table["copied"])) for table in said if table["completes"]]:
+            yield markers(ends)
+        log = [events for table in said for piece in table["log"] for events in self._read(piece["file"])]
+        if log:
+            yield pa.concat_tables(log).sort_by(_LOG_ORDER)
+
+    def clear(self) -> None:
+        """Remove everything: what no batch took is staged again."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _said(self, batch: Batch) -> list[dict[str, Any]]:
+        said = [json.loads(file.read_text()) for file in self._of(batch).glob("*.json")]
+        return sorted(said, key=lambda table: table["table"])
+
+    def _of(self, batch: Batch) -> Path:
+        return self._folder / f"{quote(batch.pipeline, safe='')}-{batch.id}"
+
+    def _read(self, name: str) -> Iterator[pa.Table]:
+        with pa.memory_map(str(self._folder / name)) as source:
+            table = pa.ipc.open_file(source).read_all()
+            for first in range(0, len(table), _GATHERED_ROWS):
+                yield table.slice(first, _GATHERED_ROWS)
+
+
+def _end(copied: list[dict[str, Any]]) -> Position:
+    """Where the snapshot of a copy ends. Rows say it; without one it is only known that the table was copied."""
+    commits = [piece["commit"] for piece in copied if piece["events"]]
+    return end_of(max(commits)) if commits else START
+
+
+def as_copied(events: pa.RecordBatch) -> pa.RecordBatch:
+    """Copied rows at the place where their snapshot ends: every change of the log behind it comes later."""
+    ordinal = pa.array(np.full(events.num_rows, LAST_ORDINAL, np.int64))
+    return events.set_column(events.schema.get_field_index("ordinal"), QUEUE_SCHEMA.field("ordinal"), ordinal)
+
+
+def markers(ends: Sequence[tuple[str, Position]]) -> pa.Table:
+    """Rows that say up to where everything of a table lies before them."""
+    rows = [
+        {
+            "table": table,
+            "commit": position.commit,
+            "ordinal": position.ordinal,
+            "copied": True,
+            "marker": True,
+            "at": None,
+            "id": "",
+            "event": "",
+        }
+        for table, position in ends
+    ]
+    return pa.Table.from_pylist(rows, schema=QUEUE_SCHEMA)

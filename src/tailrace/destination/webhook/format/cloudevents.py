@@ -1,0 +1,69 @@
+"""The format `cloudevents`: batches of CloudEvents 1.0 in JSON."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote as quote_uri
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.destination.webhook.format.event import join_texts, member
+from tailrace.destination.webhook.format.image import EventImages, build_images
+from tailrace.destination.webhook.format.json_value import EventWriter
+from tailrace.model.change import Changes, op_names, position_texts
+
+_WRITER = EventWriter()
+
+
+class CloudEventsFormat:
+    """Each event has its `id`; a changed key is one update with `old_key` beside `key`."""
+
+    name = "cloudevents"
+    content_type = "application/cloudevents-batch+json"
+
+    def encode(self, changes: Changes, *, source: str) -> pa.RecordBatch:
+        told = build_images(changes, _WRITER, joins=True)
+        ids = told.ids(source)
+        texts = pc.binary_join_element_wise(
+            '{"specversion":"1.0","id":',
+            _WRITER.texts(ids),
+            f',"source":{_WRITER.name(quote_uri(source))},"type":"tailrace.',
+            op_names(told.op),
+            f'","subject":{_WRITER.name(str(changes.table.table))}',
+            member("time", _WRITER.moments(told.column("committed_at"))),
+            ',"datacontenttype":"application/json","data":{"position":"',
+            position_texts(changes.numpy("commit")[told.place], changes.numpy("ordinal")[told.place]),
+            '","txn":',
+            _WRITER.value(told.column("txn")),
+            ',"key":',
+            pc.fill_null(told.key, "null"),
+            member("old_key", pc.if_else(pa.array(told.moved), told.old_key, None)),
+            ',"before":',
+            pc.fill_null(told.before, "null"),
+            ',"after":',
+            pc.fill_null(told.after, "null"),
+            ',"unchanged":',
+            _unchanged(told),
+            "}}",
+            "",
+        )
+        return told.to_queue(ids, texts)
+
+    def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
+        """Who sent them is no part of these events."""
+        return b"[" + join_texts(events.column("event"), ",") + b"]"
+
+
+def _unchanged(told: EventImages) -> pa.Array[Any]:
+    """The names of columns that were not sent, as a list. There are few distinct ones, each is written once."""
+    encoded = told.column("unchanged").dictionary_encode()
+    names = told.changes.table.row_type.names
+    lists = [
+        json.dumps(
+            [name for index, name in enumerate(names) if bitmap[index // 8] >> index % 8 & 1], ensure_ascii=False
+        )
+        for bitmap in encoded.dictionary.to_pylist()
+    ]
+    return pc.fill_null(pa.array(lists, pa.string()).take(encoded.indices), "[]")

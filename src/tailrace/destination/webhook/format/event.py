@@ -1,0 +1,93 @@
+"""An event of the queue, and what a body format has to do with it.
+
+Executors encode changes to events; the sender joins the texts of some events into the body of a request. What an event
+says is fixed when it enters the queue, so every attempt and every node sends the same bytes for it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.errors import ConfigError
+from tailrace.model.change import Changes
+
+QUEUE_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.string(), False),
+        pa.field("commit", pa.int64(), False),
+        pa.field("ordinal", pa.int64(), False),
+        pa.field("copied", pa.bool_(), False),
+        pa.field("marker", pa.bool_(), False),
+        pa.field("at", pa.timestamp("us", "UTC")),
+        pa.field("id", pa.string(), False),
+        pa.field("event", pa.string(), False),
+    ]
+)
+"""Events in the order of the queue.
+
+table           `schema.table`
+commit, ordinal where in the history of its upstream; of an update that changed its key, the place of its second half
+copied          a row of a copy
+marker          no event, but a word on what lies before it: everything of the table (of EVERY table that the leader has
+                sent from, if that is its name) up to here is in the queue; id and event are ""
+at              when it was committed, null where the upstream does not say
+id              the same for the same event, however often and by whomever it is sent
+event           JSON in the configured format
+"""
+
+
+EVERY = "*"
+"""Stands for all tables, in a marker and in the watermark it makes. No table is called so: theirs have a dot."""
+
+
+class Format(Protocol):
+    """How events look on the wire. Configuration only: frozen and picklable."""
+
+    @property
+    def name(self) -> str:
+        """What the configuration calls it."""
+        ...
+
+    @property
+    def content_type(self) -> str:
+        """The media type of a body."""
+        ...
+
+    def encode(self, changes: Changes, *, source: str) -> pa.RecordBatch:
+        """The changes as rows of QUEUE_SCHEMA, in their order. Called on executors; a repeat gives the same rows.
+
+        `source` is the name of the pipeline. Both halves of a changed key must be in the same `changes`.
+        """
+        ...
+
+    def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
+        """The body of one request with these events of the queue, at least one, none of them a marker."""
+        ...
+
+
+def format_of(name: str) -> Format:
+    """The format of a name. Raises ConfigError for one that nobody knows."""
+    from tailrace.destination.webhook.format.cloudevents import CloudEventsFormat
+    from tailrace.destination.webhook.format.debezium import DebeziumFormat
+    from tailrace.destination.webhook.format.rqlite import RqliteFormat
+
+    formats: list[Format] = [RqliteFormat(), CloudEventsFormat(), DebeziumFormat()]
+    known = {each.name: each for each in formats}
+    if name not in known:
+        raise ConfigError(f"there is no webhook format {name}", fix=f"format: {' | '.join(known)}")
+    return known[name]
+
+
+def member(name: str, text: pa.Array[Any]) -> pa.Array[Any]:
+    """`,"name":text`, and nothing where there is no text."""
+    return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', text, ""), "")
+
+
+def join_texts(texts: pa.Array[Any] | pa.ChunkedArray[Any], separator: str) -> bytes:
+    """All texts as one, in UTF-8."""
+    whole = texts.combine_chunks() if isinstance(texts, pa.ChunkedArray) else texts
+    every = pa.ListArray.from_arrays(pa.array([0, len(whole)], pa.int32()), whole)
+    return bytes(pc.binary_join(every, separator)[0].as_buffer())

@@ -1,0 +1,109 @@
+"""One request until it is through: body, headers, attempts and the pauses between them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from tailrace.destination.webhook.format.event import format_of
+from tailrace.destination.webhook.retry import asked_pause, is_delivered
+from tailrace.destination.webhook.sender.status import Report
+from tailrace.destination.webhook.setting import SenderOptions
+from tailrace.destination.webhook.signature import sign
+from tailrace.destination.webhook.transport import Answer, open_transport
+from tailrace.errors import PreflightError, TailraceError, UnavailableError
+from tailrace.model.change import Position
+from tailrace.system.backoff import wait
+from tailrace.system.failpoint import reach
+
+_log = logging.getLogger(__name__)
+
+
+class EventDelivery:
+    """Takes the events of one request after the other to the endpoint. Used by one thread; `abort` by any."""
+
+    def __init__(self, options: SenderOptions, report: Report) -> None:
+        self._options = options
+        self._report = report
+        self._format = format_of(options.format)
+        self._transport = open_transport(options.route)
+
+    def deliver(self, events: pa.Table, may_go_on: Callable[[], bool]) -> bool:
+        """Post the events until the endpoint takes them, or they are dropped as configured.
+
+        `may_go_on` is asked right before each attempt and often between them; False ends it, with the events
+        delivered or not: then they have to be sent again.
+        """
+        options = self._options
+        body = self._format.body(events, service_id=options.service_id, node_id=options.node_id)
+        message = _message_id(events)
+        attempts = 0
+        while may_go_on():
+            reach("sender.before_post")
+            try:
+                answer = self._transport.post(body, self._headers(message, body))
+            except (UnavailableError, PreflightError) as error:
+                failure: TailraceError = error
+                asked = None
+                # What must not be spoken to was not tried: it is no reason to drop anything.
+                attempts += isinstance(error, UnavailableError)
+            else:
+                if is_delivered(answer.status):
+                    self._report.delivered(len(events))
+                    return True
+                failure, asked = self._refused(answer), asked_pause(answer.retry_after)
+                attempts += 1
+            self._report.attempted(attempts, failure)
+            if options.schedule.is_over(attempts):
+                # A last attempt that was cut short because we have to go is the next one's to make.
+                if not may_go_on():
+                    return False
+                self._drop(events, attempts)
+                return True
+            # How pauses are spread is no secret.
+            pause = options.schedule.pause(max(attempts, 1), random.random(), asked)  # noqa: S311
+            if not wait(pause, lambda: not may_go_on()):
+                return False
+        return False
+
+    def abort(self) -> None:
+        """Give up the request in hand."""
+        self._transport.abort()
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _headers(self, message: str, body: bytes) -> dict[str, str]:
+        headers = {"Content-Type": self._format.content_type, **self._options.headers}
+        if self._options.secrets:
+            headers |= sign(self._options.secrets, message, int(time.time()), body)
+        return headers
+
+    def _refused(self, answer: Answer) -> UnavailableError:
+        why = {
+            3: "redirects are not followed",
+            4: "it does not take the request",
+            5: "it cannot take the request now",
+        }.get(answer.status // 100, "only 2xx means delivered")
+        return UnavailableError(
+            f"{self._options.shown_url} answered {answer.status}: {why}",
+            fix="mend the endpoint or destination.url; what waits is sent once it answers 2xx",
+        )
+
+    def _drop(self, events: pa.Table, attempts: int) -> None:
+        _log.warning("%d events are dropped after %d attempts, as destination.retry.limit says:", len(events), attempts)
+        for row in events.select(["table", "commit", "ordinal", "id"]).to_pylist():
+            position = Position(row["commit"], row["ordinal"])
+            _log.warning("dropped: table %s at %s, event %s", row["table"], position, row["id"])
+        self._report.dropped(len(events))
+
+
+def _message_id(events: pa.Table) -> str:
+    """The same for the same events, and for no others: receivers drop a message whose id they have seen."""
+    ids = hashlib.sha256("\n".join(events.column("id").to_pylist()).encode()).hexdigest()
+    return f"msg_{ids[:32]}"

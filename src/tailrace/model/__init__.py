@@ -1,0 +1,1 @@
+"""Tables, changes and values, as every part of tailrace knows them."""

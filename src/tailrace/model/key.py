@@ -1,0 +1,135 @@
+"""Keys of rows, in a form that compares: one number or one byte string per row.
+
+Two rows have the same key exactly when their comparable keys are equal, whatever the key's column types are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tailrace.model.value_text import PLAIN
+
+Numbers = npt.NDArray[np.int64]
+Comparable: TypeAlias = "Numbers | pa.Array[Any]"
+"""int64 where the key is a single whole number, date or time; otherwise a `large_binary` array without nulls."""
+
+_COLON, _BAR = b":", b"|"
+_NULL = b"\xff\xfenull"  # no text in UTF-8 looks like it
+
+
+def comparable(columns: Sequence[pa.Array[Any] | pa.ChunkedArray[Any]]) -> Comparable:
+    """The key of each row as one value. `columns` are the key's columns, in the key's order."""
+    arrays = [_plain(column) for column in columns]
+    if len(arrays) == 1 and is_numeric(arrays[0].type) and not arrays[0].null_count:
+        return _numbers(arrays[0])
+    if len(arrays) == 1:
+        return pc.fill_null(_text(arrays[0]), _NULL)
+    parts: list[Any] = []
+    for array in arrays:
+        text = _text(array)
+        # The length in front keeps ("a", "bc") apart from ("ab", "c"); a null has none.
+        length = pc.cast(pc.cast(pc.binary_length(text), pa.large_string()), pa.large_binary())
+        parts.append(
+            pc.fill_null(pc.binary_join_element_wise(length, text, pa.scalar(_COLON, pa.large_binary())), b"n")
+        )
+    return pc.binary_join_element_wise(*parts, pa.scalar(_BAR, pa.large_binary()))
+
+
+def is_numeric(kind: pa.DataType) -> bool:
+    """Whether a single key column of this type compares as int64."""
+    return bool(
+        (pa.types.is_integer(kind) and kind != pa.uint64())
+        or pa.types.is_boolean(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_duration(kind)
+    )
+
+
+def positions(wanted: Comparable, among: Comparable) -> npt.NDArray[np.int64]:
+    """For each wanted key the row of `among` that holds it, or -1. Keys of `among` are distinct."""
+    if isinstance(wanted, np.ndarray) and isinstance(among, np.ndarray):
+        if not len(among):
+            return np.full(len(wanted), -1, np.int64)
+        order = None if is_ascending(among) else np.argsort(among)
+        ordered = among if order is None else among[order]
+        at = np.searchsorted(ordered, wanted)
+        at[at == len(ordered)] = 0
+        found = at if order is None else order[at]
+        return np.where(ordered[at] == wanted, found, -1)
+    index = pc.index_in(binary(wanted), value_set=binary(among))
+    return np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), np.int64)
+
+
+def is_ascending(keys: Numbers) -> bool:
+    return bool(np.all(keys[1:] >= keys[:-1]))
+
+
+def binary(keys: Comparable) -> pa.Array[Any]:
+    """Keys as byte strings, also when they are numbers; for a key that is numeric in one place and not in another."""
+    if isinstance(keys, np.ndarray):
+        return pc.cast(pc.cast(pa.array(keys), pa.large_string()), pa.large_binary())
+    return keys
+
+
+def codes(keys: Comparable) -> Numbers:
+    """Numbers that are equal exactly where the keys are; small and dense unless the keys are numbers far apart."""
+    if isinstance(keys, np.ndarray):
+        return keys
+    return np.asarray(keys.dictionary_encode().indices.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _plain(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> pa.Array[Any]:
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(array, pa.ChunkedArray):
+        array = pa.concat_arrays(array.chunks)
+    if isinstance(array.type, pa.BaseExtensionType):
+        array = array.storage
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    return array
+
+
+def _numbers(array: pa.Array[Any]) -> Numbers:
+    if pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    elif not pa.types.is_integer(array.type):
+        width = array.type.bit_width
+        array = array.view(pa.int64() if width == 64 else pa.int32())
+    return np.asarray(array.to_numpy(zero_copy_only=False), np.int64)
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_string_view(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+        or pa.types.is_binary_view(kind)
+        or pa.types.is_fixed_size_binary(kind)
+    )
+
+
+def _text(array: pa.Array[Any]) -> Any:
+    if _is_text(array.type):
+        return array.cast(pa.large_binary())
+    if pa.types.is_nested(array.type):
+        return pc.if_else(array.is_valid(), PLAIN.value(array), None).cast(pa.large_binary())
+    if pa.types.is_floating(array.type):
+        wide = array.cast(pa.float64())
+        # Upstreams hold -0 and 0 for one key, and all NaNs for one.
+        array = pc.if_else(pc.is_nan(wide), float("nan"), pc.add(wide, 0.0))
+    elif pa.types.is_boolean(array.type):
+        array = array.cast(pa.int8())
+    elif pa.types.is_temporal(array.type):
+        width = array.type.bit_width
+        array = array.view(pa.int64() if width == 64 else pa.int32())
+    return pc.cast(pc.cast(array, pa.large_string()), pa.large_binary())

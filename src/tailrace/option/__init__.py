@@ -1,0 +1,1 @@
+"""What the options of sources, destinations and pipelines are made of."""

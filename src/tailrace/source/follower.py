@@ -1,0 +1,113 @@
+"""The driver half of a source: how far the next batch goes, and how it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from tailrace.model.change import Position
+from tailrace.model.schema import TableSchema
+from tailrace.source.split import Split
+
+Offset = dict[str, Any]
+"""Where a stream stands: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
+
+
+@dataclass(frozen=True)
+class Limit:
+    """How much one micro-batch may read. A source ends the batch at the first commit boundary past either bound."""
+
+    rows: int
+    bytes: int
+
+
+Phase = Literal["init", "copy", "catchup", "ready", "stopped"]
+"""`init`: waits for a copy to begin; `stopped`: not read, in error or paused."""
+
+
+@dataclass(frozen=True)
+class TableProgress:
+    """Where one table stands at an offset. Up to `position` the destination has its log changes.
+
+    `request` is the last resync that was begun for it, 0 when there was none. `copy` tells one copy of it from the
+    next, 0 before the first. `catching_up`: it reads the log behind the others.
+    """
+
+    upstream_id: str
+    phase: Phase
+    position: Position
+    chunks_done: int = 0
+    chunks_total: int = 0
+    request: int = 0
+    copy: int = 0
+    catching_up: bool = False
+
+
+@dataclass(frozen=True)
+class TableDirectives:
+    """What errors and operators ask of a follower, by the tables' upstream ids.
+
+    `stopped` tables are not read; their text position is where they will go on (None: with a new copy), and until then
+    nothing behind it is released. `paused` tables are not read either, and go on where they are. `resync` tables are
+    copied anew, once for each request id; this comes before both. `skips` are text positions of changes to pass over.
+    """
+
+    stopped: Mapping[str, str | None] = field(default_factory=dict)
+    paused: Collection[str] = ()
+    resync: Mapping[str, int] = field(default_factory=dict)
+    skips: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+
+SchemaHistory = Sequence[tuple[Position, TableSchema]]
+"""A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
+
+
+class SchemaVersions(Protocol):
+    """Which columns a table had at which position. Whoever runs the follower keeps them, durably if it needs to."""
+
+    def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
+        """From `position` on the table has this schema; it comes back with its version number.
+
+        One that holds there already changes nothing; another one stored for the same position is replaced.
+        """
+        ...
+
+    def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
+        """The version that holds at a position; without one, the newest."""
+        ...
+
+    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> SchemaHistory:
+        """The version that holds at `after`, then those that begin in (after, upto], by position."""
+        ...
+
+
+class Follower(Protocol):
+    """The driver half of a source: one per query, in a process of its own. Connections live here."""
+
+    def start(self) -> Offset:
+        """The offset before anything was read. Called once, on a pipeline's very first batch."""
+        ...
+
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        """How far the next batch goes: a commit boundary, about `limit` past `start`.
+
+        Returns `start` itself when there is nothing to do. Called many times a second; must be cheap when idle.
+        """
+        ...
+
+    def target(self) -> Offset:
+        """The upstream's position now, as the end of a run with `--once`."""
+        ...
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        """Whether `start` has everything `target` asks for. Until then `latest` may wait for the upstream."""
+        ...
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        """The splits of (start, end]. Pure: the same range gives the same rows, however often it is asked."""
+        ...
+
+    def stop(self) -> None:
+        """Close connections and helper processes. Called once; nothing durable depends on it."""
+        ...

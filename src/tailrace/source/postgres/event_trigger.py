@@ -1,0 +1,149 @@
+"""The event trigger that writes what DDL did to published tables into the log, in order with the rows.
+
+It is optional. With it, a schema change is known exactly and where it was made; without it, it is derived from the
+Relation message before the next row. Its functions live in the schema `tailrace` and never make a command fail: what
+goes wrong inside them becomes a warning. `ddl_message` reads what they write.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from string import Template
+from typing import Any, Final
+
+import psycopg
+
+from tailrace.errors import PreflightError, UnavailableError
+from tailrace.source.postgres.catalog import COLUMN_FIELDS, COLUMN_TABLES, KEY_NUMBERS
+from tailrace.source.postgres.copy_query import SESSION
+from tailrace.source.postgres.frame_builder import DDL_PREFIX
+
+PgConnection = psycopg.Connection[tuple[Any, ...]]
+
+VERSION: Final = 2
+"""Of the functions. A database with another one gets these by `install`."""
+
+LOCK_SECONDS: Final = 2
+"""How long to wait for a partition that somebody is writing to, before it goes without its guard."""
+
+_MARK: Final = f"tailrace {VERSION}"
+_TRIGGERS: Final = {
+    "tailrace_ddl": ("ddl_command_end", "report_ddl"),
+    "tailrace_drop": ("sql_drop", "report_drop"),
+    "tailrace_rewrite": ("table_rewrite", "note_rewrite"),
+}
+_TAGS: Final = (
+    *("ALTER TABLE", "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO", "ALTER TYPE", "ALTER SCHEMA"),
+    *("CREATE PUBLICATION", "ALTER PUBLICATION"),
+)
+
+
+class _Sql(Template):
+    """SQL with values put in for `@{NAME}`: the usual `$` quotes the bodies of functions."""
+
+    delimiter = "@"
+
+
+def _create_functions() -> str:
+    text = files(__package__).joinpath("event_trigger.sql").read_text("utf-8")
+    settings = (f"SET {name} = {value}" for name, value in SESSION.items() if name != "client_encoding")
+    return _Sql(text).substitute(
+        COLUMN_FIELDS=COLUMN_FIELDS,
+        COLUMN_TABLES=COLUMN_TABLES,
+        DDL_PREFIX=DDL_PREFIX,
+        KEY_NUMBERS=KEY_NUMBERS,
+        LOCK_SECONDS=LOCK_SECONDS,
+        SETTINGS=" ".join(settings),
+    )
+
+
+def _create_trigger(name: str, event: str, function: str) -> str:
+    tags = ", ".join(f"'{tag}'" for tag in _TAGS)
+    when = f" WHEN TAG IN ({tags})" if event == "ddl_command_end" else ""
+    return (
+        f"CREATE EVENT TRIGGER {name} ON {event}{when} EXECUTE FUNCTION tailrace.{function}();\n"
+        f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS;\n"
+    )
+
+
+_DROP_TRIGGERS = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in _TRIGGERS)
+_FUNCTIONS: Final = (
+    "report_ddl",
+    "report_drop",
+    "note_rewrite",
+    "report_truncate",
+    "guard",
+    "family",
+    "users",
+    "describe",
+    "emit",
+)
+
+
+def _install_body() -> str:
+    return "".join(
+        [
+            _DROP_TRIGGERS,
+            "CREATE SCHEMA IF NOT EXISTS tailrace;\n",
+            _create_functions(),
+            "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tailrace FROM PUBLIC;\n",
+            f"COMMENT ON FUNCTION tailrace.report_ddl() IS '{_MARK}';\n",
+            "DO 'BEGIN PERFORM tailrace.guard(); END';\n",
+            *(_create_trigger(name, event, function) for name, (event, function) in _TRIGGERS.items()),
+        ]
+    )
+
+
+def install_sql() -> str:
+    """The script that installs the trigger, for a superuser to run with psql. Running it again changes nothing."""
+    return f"BEGIN;\n{_install_body()}COMMIT;\n"
+
+
+def uninstall_sql() -> str:
+    """The script that takes everything away again that `install_sql` made. It may be run where nothing is installed."""
+    dropped = "".join(f"DROP ROUTINE IF EXISTS tailrace.{name} CASCADE;\n" for name in _FUNCTIONS)
+    return f"""BEGIN;
+{_DROP_TRIGGERS}DO $tailrace$ BEGIN
+{dropped}DROP SCHEMA IF EXISTS tailrace;
+EXCEPTION WHEN invalid_schema_name OR dependent_objects_still_exist THEN NULL;
+END $tailrace$;
+COMMIT;
+"""
+
+
+def install(connection: PgConnection) -> None:
+    """Install the trigger in the connection's database, or bring an older one up to date; all of it or nothing.
+
+    Each leaf of a partitioned table that is published by its root gets a trigger of its own, which waits for whoever
+    writes to that leaf. Raises PreflightError when the role may not do this, UnavailableError when a leaf stays busy.
+    """
+    try:
+        with connection.transaction():
+            connection.execute(_install_body().encode())
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise PreflightError(
+            f"the role {connection.info.user!r} may not install the event trigger: {error.diag.message_primary}",
+            fix="let a superuser install it; without it, schema changes are found at the next row of a table",
+        ) from error
+    except psycopg.errors.LockNotAvailable as error:
+        raise UnavailableError(
+            f"a partition was busy for {LOCK_SECONDS} s while the event trigger was being installed",
+            fix="try again when no long transaction writes to the published partitioned tables",
+        ) from error
+
+
+def installed_version(connection: PgConnection) -> int | None:
+    """The version of the trigger in this database; None when it, or a part of it, is absent or disabled."""
+    row = connection.execute(
+        """
+        SELECT obj_description(p.oid, 'pg_proc'),
+               (SELECT count(*) FROM pg_event_trigger e WHERE e.evtname = ANY(%s) AND e.evtenabled IN ('O', 'A'))
+        FROM pg_proc p JOIN pg_namespace n ON n.oid = p.pronamespace
+        WHERE n.nspname = 'tailrace' AND p.proname = 'report_ddl'
+        """,
+        [list(_TRIGGERS)],
+    ).fetchone()
+    if row is None or row[1] < len(_TRIGGERS):
+        return None
+    name, _, version = (row[0] or "").partition(" ")
+    return int(version) if name == "tailrace" and version.isdigit() else 0

@@ -1,0 +1,254 @@
+"""Which version of a table's schema a Relation message describes, and what a new version means for its rows."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import pyarrow as pa
+
+from tailrace.errors import SchemaChangedError
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.column_match import identify
+from tailrace.source.postgres.pgoutput.message import Relation
+from tailrace.source.postgres.type_map import agrees
+
+
+def differences(table: TableSchema, relation: Relation) -> list[str]:
+    """What keeps rows of `relation` from being read as `table`, in words; empty when nothing does.
+
+    Columns are matched by name. A change of type that leaves the Arrow type as it is makes no difference.
+    """
+    known = {column.name: column for column in table.columns}
+    sent = {column.name: column for column in relation.columns}
+    found = [f"column {name} is new" for name in sent if name not in known]
+    found += [f"column {name} is gone" for name in known if name not in sent]
+    found += [
+        f"column {name} is no longer {column.upstream_type or column.type}"
+        for name, column in known.items()
+        if name in sent and not agrees(sent[name], column.type, column.upstream_type)
+    ]
+    return found
+
+
+def require_fit(table: TableSchema, relation: Relation) -> None:
+    """Raise SchemaChangedError unless rows of `relation` can be read as `table`."""
+    if found := differences(table, relation):
+        raise SchemaChangedError(
+            f"the columns changed upstream: {'; '.join(found)}",
+            fix=f"tailrace resync FILE {table.table} copies the table again with its columns of now",
+            table=str(table.table),
+        )
+
+
+def check_identity(table: TableSchema, relation: Relation, *, images_lack_key: bool = False) -> None:
+    """Raise SchemaChangedError unless old images of `relation` identify a row of `table`.
+
+    `images_lack_key` says that they do not, whatever the message promises: it speaks of a partitioned table, and they
+    are made by the identity of the partition.
+    """
+    identity = {column.name for column in relation.columns if column.identifies}
+    if table.key and set(table.key) <= identity and not images_lack_key:
+        return
+    if not table.key and relation.replica_identity == "f":
+        return
+    wanted = f"the key ({', '.join(table.key)})" if table.key else "the whole row"
+    mend = f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}"
+    if images_lack_key:
+        mend = "ALTER TABLE … REPLICA IDENTITY FULL for the partition that tailrace check FILE names"
+    raise SchemaChangedError(
+        f"the replica identity no longer covers {wanted}, so updates and deletes cannot be told apart",
+        fix=f"{mend}, then tailrace resync FILE {table.table}",
+        table=str(table.table),
+    )
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What a new version changes, in words, and why only a new copy can follow it (None: the log can)."""
+
+    changes: tuple[str, ...]
+    recopy: str | None
+
+
+@dataclass(frozen=True)
+class PostgresDerivedSchema:
+    """The version a Relation message describes; the known one itself when nothing changed."""
+
+    schema: TableSchema
+    changes: tuple[str, ...]
+    recopy: str | None
+
+
+def compare(
+    old: TableSchema, new: TableSchema, *, unknown: Collection[int] = (), rewritten: bool | None = None
+) -> Compared:
+    """What became of `old`. Columns are the same when their numbers are.
+
+    `unknown` are numbers of columns of which older rows hold a value that nobody wrote down (`Published.unknown`).
+    `rewritten` says whether a changed type had the rows written anew; None when that is not known.
+    A type that changed to another Arrow type is a reason to copy only where values were rounded: whether it will do is
+    the destination's to say.
+    """
+    before = {column.number: column for column in old.columns}
+    after = {column.number: column for column in new.columns}
+    highest = max(before, default=0)
+    overall: list[str] = []
+    changes: list[str] = []
+    reasons: list[str] = []
+    if old.upstream_id != new.upstream_id:
+        overall.append("the table was dropped and created again")
+    if old.table != new.table:
+        overall.append(f"the table {old.table} is now {new.table}")
+    for number in sorted(before.keys() | after.keys()):
+        was, now = before.get(number), after.get(number)
+        if now is None:
+            assert was is not None
+            changes.append(f"column {was.name} was dropped")
+        elif was is None:
+            changes.append(f"column {now.name} was added")
+            # Numbers only grow, so a lower one is a column that was there and not published.
+            if number < highest:
+                reasons.append(f"column {now.name} was not published before")
+            elif number in unknown:
+                reasons.append(f"older rows hold a value in the new column {now.name} that the log does not tell")
+        else:
+            changes += _altered(was, now)
+            if was.type == now.type and rewritten is not False and not _keeps_values(was, now):
+                reasons.append(f"the type of column {now.name} changed, and its values with it")
+            elif _rounds(was.type, now.type):
+                reasons.append(f"the type of column {now.name} has fewer digits, and its values were rounded")
+    if set(_key_numbers(old)) != set(_key_numbers(new)):
+        overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
+    return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
+
+
+def with_initial(old: TableSchema, new: TableSchema) -> TableSchema:
+    """`new` with what older rows hold in columns of `old`: Postgres forgets it when it writes the rows anew.
+
+    A destination may not have seen `old`. Where numbers became another kind of value, nothing is said.
+    """
+    known = {column.number: column.initial for column in old.columns if column.initial is not None}
+    return replace(
+        new,
+        columns=tuple(
+            replace(column, initial=_as(known[column.number], column.type))
+            if column.initial is None and column.number in known
+            else column
+            for column in new.columns
+        ),
+    )
+
+
+def _as(value: pa.Scalar[Any], kind: pa.DataType) -> pa.Scalar[Any] | None:
+    numbers = (pa.types.is_integer, pa.types.is_floating, pa.types.is_decimal)
+    if value.type != kind and not all(any(fits(one) for fits in numbers) for one in (value.type, kind)):
+        return None
+    try:
+        return value.cast(kind)
+    except pa.ArrowInvalid:
+        return None
+
+
+def _altered(was: Column, now: Column) -> list[str]:
+    found = []
+    if was.name != now.name:
+        found.append(f"column {was.name} was renamed to {now.name}")
+    if was.type != now.type or was.upstream_type != now.upstream_type:
+        types = (was.upstream_type or str(was.type), now.upstream_type or str(now.type))
+        found.append(f"column {now.name} changed from {types[0]} to {types[1]}")
+    if was.nullable != now.nullable:
+        found.append(f"column {now.name} may {'now' if now.nullable else 'no longer'} be null")
+    return found
+
+
+_UNBOUNDED: Final = {"character varying", "text", "timestamp without time zone", "timestamp with time zone"} | {
+    "time without time zone",
+    "time with time zone",
+    "interval",
+}
+
+
+def _keeps_values(was: Column, now: Column) -> bool:
+    """Whether a declared type became one that prints every value of it the same."""
+    (old, old_bound), (new, new_bound) = _bound(was.upstream_type), _bound(now.upstream_type)
+    if old == new and old_bound == new_bound:
+        return True
+    if new not in _UNBOUNDED or not (old == new or {old, new} <= {"character varying", "text"}):
+        return False
+    return new_bound is None or (old_bound is not None and new_bound >= old_bound)
+
+
+def _rounds(old: pa.DataType, new: pa.DataType) -> bool:
+    """Whether a change of type alters values where it does not refuse them."""
+    if pa.types.is_floating(old):
+        narrower = pa.types.is_floating(new) and new.bit_width < old.bit_width
+        return bool(narrower or pa.types.is_integer(new) or pa.types.is_decimal(new))
+    if pa.types.is_decimal(old) and old.scale > 0:
+        narrower = pa.types.is_decimal(new) and new.scale < old.scale
+        return bool(narrower or pa.types.is_integer(new) or pa.types.is_floating(new))
+    return False
+
+
+def _bound(declared: str) -> tuple[str, tuple[int, ...] | None]:
+    """`character varying(20)` is `character varying` with the bound 20."""
+    found = re.search(r"\(([0-9,-]+)\)", declared)
+    if found is None:
+        return declared, None
+    return declared.replace(found[0], ""), tuple(int(number) for number in found[1].split(","))
+
+
+def _key_numbers(table: TableSchema) -> list[int]:
+    return [table.column(name).number for name in table.key]
+
+
+def derive(known: TableSchema, relation: Relation, now: Published | None) -> PostgresDerivedSchema:
+    """The version that a Relation message describes, for databases without the event trigger.
+
+    `known` is the table's last version before the message, `now` the catalog at any time after it (None: the table is
+    gone). Raises SchemaChangedError when these leave it open which column is which.
+    """
+    columns = identify(known, relation, now.schema if now else None)
+    schema = TableSchema(
+        TableName(relation.schema, relation.name),
+        columns,
+        _key(known, relation, columns, now.schema if now else None),
+        known.version + 1,
+        known.upstream_id,
+    )
+    compared = compare(known, schema, unknown=_unknown(known, schema, now))
+    # The message cannot tell whether a column went and came back before it or after it.
+    lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
+    replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
+    reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
+    if not compared.changes:
+        schema = known
+    return PostgresDerivedSchema(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
+
+
+def _unknown(known: TableSchema, schema: TableSchema, now: Published | None) -> set[int]:
+    """Added columns of which nobody can say any more what older rows held: they are gone, or were never told."""
+    before = {column.number for column in known.columns}
+    after = {column.number: column for column in now.schema.columns} if now else {}
+    return {
+        column.number
+        for column in schema.columns
+        if column.number not in before
+        # An initial value of now is in the type of now, which the message's need not be.
+        and (column.number not in after or (column.initial is None and after[column.number].initial is not None))
+    } | (now.unknown - before if now else set())
+
+
+def _key(known: TableSchema, relation: Relation, columns: Sequence[Column], now: TableSchema | None) -> tuple[str, ...]:
+    """The key's columns, in the order of the index where the catalog or the known version still tell it."""
+    names = {column.number: column.name for column in columns}
+    marked = {c.number for c, sent in zip(columns, relation.columns, strict=True) if sent.identifies}
+    for table in (now, known):
+        numbers = _key_numbers(table) if table is not None else []
+        # Under FULL every column is marked and under NOTHING none, so that the message says nothing of the key.
+        if numbers and (set(numbers) == marked or (relation.replica_identity in "fn" and names.keys() >= set(numbers))):
+            return tuple(names[number] for number in numbers)
+    return () if relation.replica_identity in "fn" else tuple(names[number] for number in sorted(marked))

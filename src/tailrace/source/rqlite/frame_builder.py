@@ -1,0 +1,101 @@
+"""New events as a frame of the journal: one line of JSON each, and a summary that spares readers the lines.
+
+    line   {"index": …, "ordinal": …, "at": …, the event as it came}
+           with "zero": [index, place] if it came with index 0, and where it belongs; a late one goes without its
+           images and has all of it in "sent"
+    meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
+
+`missing` counts the events without images. A shape is a run of events of one table whose images have the same
+columns: the position of the first of them, and for each column the letters of the kinds of values in that run:
+i integer, f float, s text, n null.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+from tailrace.journal import Frame
+from tailrace.model.change import Position
+from tailrace.source.rqlite.deduplication import DeduplicationWindow, Placed, Zero
+from tailrace.source.rqlite.request import ColumnSignature, PostedRequest, read_line
+
+_LETTERS = {int: "i", float: "f", str: "s", type(None): "n"}
+
+
+@dataclass
+class _Shape:
+    first: Position
+    names: frozenset[str]
+    signatures: set[ColumnSignature] = field(default_factory=set)
+
+    def describe(self) -> list[Any]:
+        kinds: dict[str, set[str]] = {name: set() for name in sorted(self.names)}
+        for names, types in self.signatures:
+            for name, kind in zip(names, types, strict=True):
+                kinds[name].add(_LETTERS[kind])
+        return [str(self.first), {name: "".join(sorted(letters)) for name, letters in kinds.items()}]
+
+
+@dataclass
+class _Summary:
+    rows: int = 0
+    bytes: int = 0
+    missing: int = 0
+    shapes: list[_Shape] = field(default_factory=list)
+
+    def add(self, position: Position, columns: tuple[ColumnSignature, ...], length: int) -> None:
+        self.rows += 1
+        self.bytes += length
+        self.missing += not columns
+        for signature in columns:
+            shape = self.shapes[-1] if self.shapes else None
+            if shape is None or signature not in shape.signatures:
+                names = frozenset(signature[0])
+                if shape is None or shape.names != names:
+                    shape = _Shape(position, names)
+                    self.shapes.append(shape)
+                shape.signatures.add(signature)
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "rows": self.rows,
+            "bytes": self.bytes,
+            "missing": self.missing,
+            "shapes": [shape.describe() for shape in self.shapes],
+        }
+
+
+def build(placed: list[Placed], request: PostedRequest) -> Frame:
+    """The frame of one request's new events, of which there is at least one."""
+    tables: dict[str, _Summary] = {}
+    lines: list[bytes] = []
+    for one in placed:
+        commit, ordinal = one.position
+        zero = "" if one.zero is None else f'"zero": {list(one.zero)}, '
+        event = one.event.belated if one.late else one.event
+        line = f'{{"index": {commit}, "ordinal": {ordinal}, "at": {one.at}, {zero}{event.text}\n'.encode()
+        lines.append(line)
+        tables.setdefault(event.table, _Summary()).add(one.position, event.columns, len(line))
+    last = placed[-1].position
+    told = {name: summary.describe() for name, summary in tables.items()}
+    return Frame(
+        placed[0].position,
+        # A changed key becomes two changes; both halves of the last one lie in the frame.
+        Position(last.commit, last.ordinal + 1),
+        True,
+        len(lines),
+        json.dumps({"request": request.digest, "node": request.node, "tables": told}).encode(),
+        b"".join(lines),
+    )
+
+
+def remember(frame: Frame, window: DeduplicationWindow) -> None:
+    """Make a window know the events of a frame that lies behind it."""
+    meta = json.loads(frame.meta)
+    for line in bytes(frame.payload).splitlines():
+        found, event = read_line(line)
+        zero = Zero(*found["zero"]) if "zero" in found else None
+        position = Position(found["index"], found["ordinal"])
+        window.remember(position, event.known, zero, meta["request"], meta["node"])

@@ -1,0 +1,94 @@
+"""Events that came without their row: the first after ADD COLUMN, those with an error, all of `row_ids_only`.
+
+With an API the row is asked for as it is now. That is not what the event said, but what came of it since: the changes
+in between follow in the log, and every key ends at its last one. A row that is gone has its delete further on.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from tailrace.model.schema import TableSchema
+from tailrace.source.rqlite.api import Api
+from tailrace.source.rqlite.decode import EventDict, Events, needs_image, unreadable
+from tailrace.source.rqlite.query import fetch_by_rowid
+from tailrace.source.sqlite.catalog import rowid_column
+
+_log = logging.getLogger(__name__)
+
+_IDS = ("new_row_id", "old_row_id")
+
+
+@dataclass(frozen=True)
+class Completed:
+    """Events that lack nothing, and for each the columns whose value nobody knows any more."""
+
+    events: Events
+    gone: list[set[str]] | None = None
+
+
+def complete(table: TableSchema, events: Events, api: Api | None, *, passes: bool) -> Completed:
+    """The events with their images. What cannot be completed raises TableError, or with `passes` is left out.
+
+    `passes` is heeded only without an API. Not repeatable to the byte: a repeat sees the rows of its own time.
+    """
+    by_rowid = rowid_column(table) is not None
+    lacking = [at for at, event in enumerate(events.events) if needs_image(event, by_rowid=by_rowid)]
+    if not lacking:
+        return Completed(events)
+    if api is None:
+        return _without_api(table, events, lacking, passes=passes)
+    for at in lacking:
+        _require_identity(table, events, at, by_rowid=by_rowid)
+    rows, columns = fetch_by_rowid(api, table, [events.events[at].get("new_row_id", 0) for at in lacking])
+    whole, found = set(range(len(events))) - set(lacking), Events()
+    gone: list[set[str]] = []
+    for at, event in enumerate(events.events):
+        if at in whole:
+            found.events.append(event)
+            gone.append(set())
+        else:
+            row = rows.get(event.get("new_row_id", 0))
+            kept = {**event, "after": row} if row is not None else _deletion(event, by_rowid=by_rowid)
+            if kept is None:
+                continue
+            found.events.append(kept)
+            gone.append(columns if row is not None else set())
+        found.lines.append(events.lines[at])
+    return Completed(found, gone)
+
+
+def _deletion(event: EventDict, *, by_rowid: bool) -> EventDict | None:
+    """What is left of an insert or update whose row is gone: its old row goes, where that can be named."""
+    if not by_rowid or event["op"] == "INSERT":
+        return None
+    return {name: value for name, value in event.items() if name != "new_row_id"} | {"op": "DELETE"}
+
+
+def _require_identity(table: TableSchema, events: Events, at: int, *, by_rowid: bool) -> None:
+    event = events.events[at]
+    if by_rowid or (event["op"] == "INSERT" and any(name in event for name in _IDS)):
+        return
+    raise unreadable(
+        table,
+        events,
+        at,
+        f"it came without its row, and its key ({', '.join(table.key)}) is not the rowid",
+        fix=f"tailrace resync FILE {table.table}",
+    )
+
+
+def _without_api(table: TableSchema, events: Events, lacking: list[int], *, passes: bool) -> Completed:
+    if not passes:
+        raise unreadable(
+            table,
+            events,
+            lacking[0],
+            "it came without its row, and there is no API to ask for it",
+            fix=f"give source.api for {table.table.schema} and tailrace resync FILE {table.table}; "
+            "or tailrace errors skip FILE ID; or set missing_images: pass",
+        )
+    _log.warning("%d changes of %s came without their row and were passed over", len(lacking), table.table)
+    left = sorted(set(range(len(events))) - set(lacking))
+    return Completed(Events([events.events[at] for at in left], [events.lines[at] for at in left]))

@@ -1,0 +1,125 @@
+"""WAL files copied to a place of ours as they appear, for readers slower than the writer's garbage collector.
+
+Each file becomes an Arrow file of its rows under its number, whole or not at all. A thread of the follower copies;
+tasks read the copies, which costs a fraction of reading the WAL itself.
+"""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+
+from tailrace.errors import LostError, TailraceError, UnavailableError
+from tailrace.source.slatedb.expiry_index import write_durably
+from tailrace.source.slatedb.object_store import SlateDbDatabase
+from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
+from tailrace.system.atomic_file import make_folder, replace_durably
+
+_PAUSE_SECONDS = 1.0
+_LEAST_POLL_SECONDS = 0.01
+_AT_ONCE = 64
+_FLOOR = "floor"
+"""Names the file behind which nothing is forgotten, while a table is copied."""
+
+
+def archived_file(folder: str | Path, number: int) -> Path:
+    return Path(folder) / f"{number:020}.arrow"
+
+
+def read_archived(folder: str | Path, number: int) -> pa.RecordBatch:
+    """The rows of a file that was kept. Raises LostError when it is not there any more."""
+    try:
+        with pa.memory_map(str(archived_file(folder, number))) as file:
+            table = pa.ipc.open_file(file).read_all()
+    except FileNotFoundError as error:
+        raise LostError(
+            f"the copy of WAL file {number} is gone from {folder}", fix="put it back, or tailrace resync every table"
+        ) from error
+    found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
+    return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in ROWS], schema=ROWS)
+
+
+def archived_numbers(folder: str | Path) -> list[int]:
+    return sorted(int(path.stem) for path in Path(folder).glob("[0-9]*.arrow"))
+
+
+def remove_archived(folder: str | Path, upto: int) -> None:
+    """Remove the copies up to a number, but for the last of all: it says where to go on."""
+    with suppress(FileNotFoundError):
+        upto = min(upto, int((Path(folder) / _FLOOR).read_text()))
+    for number in archived_numbers(folder)[:-1]:
+        if number <= upto:
+            archived_file(folder, number).unlink(missing_ok=True)
+
+
+def archived_bytes(folder: str | Path) -> int:
+    """How much disk the copies take; files that go meanwhile do not count."""
+    total = 0
+    for path in Path(folder).glob("[0-9]*.arrow"):
+        with suppress(FileNotFoundError):
+            total += path.stat().st_size
+    return total
+
+
+class WalArchive:
+    """Copies the files behind `after`, or behind the last copy there is, in a thread of its own."""
+
+    def __init__(self, database: SlateDbDatabase, folder: str, after: int, poll_seconds: float) -> None:
+        self._database = database
+        self._folder = Path(folder)
+        self._poll_seconds = max(poll_seconds, _LEAST_POLL_SECONDS)
+        make_folder(self._folder)
+        self.head = max(archived_numbers(folder), default=after)
+        self._error: TailraceError | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._archive, name="tailrace-keep-wal", daemon=True)
+        self._thread.start()
+
+    def tail(self, after: int) -> int:
+        """The last file that is kept. Raises what stopped the copying, once everything before it has been read."""
+        if self._error is not None and self.head <= after:
+            raise self._error
+        return self.head
+
+    def summary(self, number: int) -> FileSummary:
+        return FileSummary.of(read_archived(self._folder, number))
+
+    def hold(self, after: int) -> None:
+        """Keep the files behind `after`, those before the first copy included, until `let_go`."""
+        replace_durably(self._folder / _FLOOR, b"%d" % after)
+        first = min(archived_numbers(self._folder), default=self.head + 1)
+        # Backwards, so that the copies are without a gap whenever this is interrupted.
+        for number in range(first - 1, after, -1):
+            [rows] = read_files(self._database, number, number)
+            write_durably(archived_file(self._folder, number), rows)
+
+    def release(self) -> None:
+        (self._folder / _FLOOR).unlink(missing_ok=True)
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def _archive(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                tail = find_tail(self._database, self.head)
+                self._error = None
+                if tail <= self.head:
+                    self._stopping.wait(self._poll_seconds)
+                    continue
+                last = min(tail, self.head + _AT_ONCE)
+                for number, rows in enumerate(read_files(self._database, self.head + 1, last), self.head + 1):
+                    write_durably(archived_file(self._folder, number), rows)
+                    self.head = number
+            except TailraceError as error:
+                self._error = error
+                if not error.retried:
+                    return
+                self._stopping.wait(_PAUSE_SECONDS)
+            except OSError as error:
+                self._error = UnavailableError(f"cannot copy WAL files to {self._folder}: {error.strerror}")
+                self._stopping.wait(_PAUSE_SECONDS)

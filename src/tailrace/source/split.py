@@ -1,0 +1,58 @@
+"""A repeatable piece of a batch, read by one task."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from tailrace.model.change import Changes
+from tailrace.model.schema import TableSchema
+
+
+@dataclass(frozen=True)
+class Split:
+    """A repeatable piece of a micro-batch, read by one task. Sources subclass it; it is pickled to executors.
+
+    `copies` is set when the split reads rows of one table for its initial copy (every change is `Op.READ`);
+    `starts` when it belongs to a batch with the first chunk of that copy, `completes` to one with the last.
+    `weights` says how many bytes of log it holds for which table, so that tables can be spread over tasks; `schemas`
+    holds those tables at the version they have at the end of the batch, which may be one without changes of its own.
+    """
+
+    copies: TableSchema | None = None
+    starts: bool = False
+    completes: bool = False
+    weights: Mapping[str, int] = field(default_factory=dict)
+    schemas: Mapping[str, TableSchema] = field(default_factory=dict)
+
+    def only(self, tables: Collection[str]) -> Self:
+        """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
+        return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
+
+
+def weigh(splits: Iterable[Split]) -> Mapping[str, int]:
+    """How many bytes of log there are for which table. Pure."""
+    weights: Counter[str] = Counter()
+    for split in splits:
+        weights.update(split.weights)
+    return weights
+
+
+@dataclass(frozen=True)
+class ScanSplit(Split, ABC):
+    """A split that takes much reading to give few changes, such as the comparison of a stretch of keys.
+
+    A pipeline runs each in a task of its own, and the task that writes the table reads what all of them found. Reading
+    an errand itself gives the same changes.
+    """
+
+    @abstractmethod
+    def run(self, read: Callable[[Split], Iterator[Changes]]) -> Split:
+        """The split by which its changes are read from now on; `read` is the source's. Called on executors.
+
+        A repeat reads again, and finds what there is then. An error of the table is raised by who reads what comes
+        back; every other one is raised here.
+        """

@@ -1,0 +1,169 @@
+"""Connections to the file: SQLite's own library, or Turso's. What a source does with them is the same.
+
+No two libraries may have one file open in one process, as closing it in one drops the locks of the other: not SQLite's
+and Turso's, and not Python's own SQLite and apsw's. An application is a process of its own. A Turso file is opened for
+several processes (`multiprocess_wal`) only while an application has it open that way, and read as a closed file when
+no one has it open (see `turso_lock` for what happens otherwise).
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tailrace.capture.layout import CaptureConnection, transaction
+from tailrace.capture.record import SURROGATE
+from tailrace.errors import ConfigError, DamagedError, PreflightError, UnavailableError
+from tailrace.source.sqlite import closed_file
+from tailrace.system import turso_lock
+
+EngineName = Literal["sqlite", "turso"]
+
+BUSY_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class CapturedFile:
+    """Which library opens which file. A value; `session` opens and closes."""
+
+    name: EngineName
+    path: str
+
+    @contextmanager
+    def session(self, doing: str, *, writes: bool = False) -> Iterator[CaptureConnection]:
+        """A connection for the length of a `with` block, in autocommit mode.
+
+        Raises PreflightError for a file that is not there, may not be read or is no database, DamagedError for one
+        that is corrupt, and UnavailableError while it is locked. `doing` says in the message what was going on.
+        """
+        path = Path(self.path)
+        if not path.is_file():
+            raise PreflightError(f"there is no file {path}", fix="check the source's `path`")
+        if not os.access(path, os.R_OK):
+            raise PreflightError(f"{path} may not be read by this user", fix=f"chmod u+r {path}")
+        try:
+            with self._open(path, writes) as connection:
+                yield connection
+        except self._failures() as error:
+            raise self._explain(error, doing) from error
+
+    @contextmanager
+    def snapshot(self, doing: str) -> Iterator[CaptureConnection]:
+        """The file as it is at one moment: a connection in a read transaction. Raises as `session` does."""
+        with self.session(doing) as connection, transaction(connection, "BEGIN"):
+            yield connection
+
+    @contextmanager
+    def _open(self, path: Path, writes: bool) -> Iterator[CaptureConnection]:
+        if self.name == "sqlite":
+            turso_lock.require_not_shared(path)
+            uri = f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}"
+            with closing(
+                sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+            ) as connection:
+                yield connection
+            return
+        turso = _load_turso()
+        if turso_lock.is_locked_whole(path):
+            raise self._locked()
+        if turso_lock.is_shared(path):
+            shared = _SharedConnection(
+                turso.connect(str(path), experimental_features=turso_lock.SHARED, isolation_level=None)
+            )
+            try:
+                yield shared
+            finally:
+                shared.let_go()
+        elif writes:
+            with turso_lock.shut_out(path), closing(turso.connect(str(path), isolation_level=None)) as connection:
+                yield connection
+        else:
+            with closed_file.opened(path) as connection:
+                yield connection
+
+    def _failures(self) -> tuple[type[Exception], ...]:
+        return (sqlite3.Error,) if self.name == "sqlite" else (sqlite3.Error, _load_turso().Error)
+
+    def _explain(self, error: Exception, doing: str) -> Exception:
+        text = str(error)
+        code = getattr(error, "sqlite_errorcode", None)
+        # SQLite's text may quote a table's name; its code cannot. Turso has no codes.
+        lowered = text.lower() if code is None else _WORDS.get(code & 0xFF, "")
+        if "not a database" in lowered:
+            return PreflightError(f"{self.path} is not an SQLite database", fix="check the source's `path`")
+        if "lock" in lowered or "busy" in lowered:
+            return self._locked()
+        if "malformed" in lowered or "corrupt" in lowered:
+            return DamagedError(f"{self.path} is damaged, found while {doing}: {text}", fix="restore it from a backup")
+        return UnavailableError(f"{self.path} could not be read while {doing}: {text}")
+
+    def _locked(self) -> UnavailableError:
+        fix = "close the application that has it open, or let it use journal_mode = WAL"
+        if self.name == "turso":
+            fix = f"close it in the application, or open it there with experimental_features={turso_lock.SHARED!r}"
+        return UnavailableError(f"{self.path} is locked by another process", fix=fix)
+
+
+class _SharedConnection:
+    """A Turso connection next to an application's.
+
+    It ends without `close()`, which writes the WAL back and cuts it: that is the application's to do. If it has ended
+    meanwhile, and opened the file alone since, the cut would take what it committed.
+    """
+
+    def __init__(self, connection: Any) -> None:
+        self._connection: Any = connection
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._connection.in_transaction)
+
+    def execute(self, sql: str, parameters: Sequence[Any] = (), /) -> Any:
+        return self._connection.execute(sql, parameters)
+
+    def let_go(self) -> None:
+        self._connection = None
+
+
+_WORDS = {
+    sqlite3.SQLITE_NOTADB: "not a database",
+    sqlite3.SQLITE_BUSY: "busy",
+    sqlite3.SQLITE_LOCKED: "locked",
+    sqlite3.SQLITE_CORRUPT: "malformed",
+}
+
+
+def _load_turso() -> Any:
+    try:
+        import turso
+    except ImportError as error:
+        raise ConfigError("a source of type turso needs pyturso", fix="pip install 'tailrace[turso]'") from error
+    return turso
+
+
+FIRST_ROWS = 500
+MOST_ROWS = 20_000
+PAGE_BYTES = 16 * 1024 * 1024
+
+
+def next_rows(rows: int, size: int) -> int:
+    """How many rows to fetch at once after so many were that large: they are all in memory."""
+    return max(1, min(MOST_ROWS, PAGE_BYTES * rows // max(size, 1)))
+
+
+def fetch(connection: CaptureConnection, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """All rows of a query. Text that is not UTF-8 comes with surrogates, as in `record.decode`."""
+    try:
+        rows: list[tuple[Any, ...]] = connection.execute(sql, parameters).fetchall()
+    except sqlite3.OperationalError as error:
+        if "UTF-8" not in str(error) or not isinstance(connection, sqlite3.Connection):
+            raise
+        # Decoding in Python is slow, so it is kept for files that need it.
+        connection.text_factory = lambda raw: raw.decode("utf-8", SURROGATE)
+        return connection.execute(sql, parameters).fetchall()
+    return rows

@@ -1,0 +1,49 @@
+"""What a batch takes from the log for one table, and by which of its versions the rows are read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tailrace.errors import SchemaChangedError
+from tailrace.model.change import Position
+from tailrace.model.schema import TableSchema
+from tailrace.source.follower import SchemaHistory
+from tailrace.source.offset import LogRange
+
+
+@dataclass(frozen=True)
+class TableRange(LogRange[Position]):
+    """The changes in (after, upto], but for `skips`. Sources subclass it; it is pickled with its split.
+
+    `shown` is the version the destination keeps when it does not follow the newest. `stops` is the position of a schema
+    change that the table's policy does not allow.
+    """
+
+    history: SchemaHistory
+    shown: TableSchema | None = None
+    stops_at: Position | None = None
+    skips: tuple[Position, ...] = ()
+
+    @property
+    def schema(self) -> TableSchema:
+        """The version the destination has after the batch."""
+        return self.shown or self.history[-1][1]
+
+    def require_allowed(self) -> None:
+        """Raises SchemaChangedError where the columns changed and must not."""
+        if self.stops_at is not None:
+            table = self.history[0][1].table
+            raise SchemaChangedError(
+                "the columns changed upstream, and its policy for schema changes is `stop`",
+                fix=f"tailrace resync FILE {table}, or set schema_changes to evolve and tailrace retry FILE {table}",
+                table=str(self.schema.table),
+                position=str(self.stops_at),
+            )
+
+
+def first_change(reading: LogRange[Position], history: SchemaHistory, recopy: Position | None) -> Position | None:
+    """Where the columns first change: with a version, or in a way for which the table is copied anew."""
+    changes = [at for at, _ in history[1:]]
+    if recopy is not None and reading.after < recopy <= reading.upto:
+        changes.append(recopy)
+    return min(changes, default=None)

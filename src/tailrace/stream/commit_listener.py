@@ -1,0 +1,87 @@
+"""Hears from Spark that a batch is in the commit log: the moment when upstream may forget it, also when idle."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from pyspark import SparkContext
+from pyspark.sql.streaming.listener import (
+    QueryIdleEvent,
+    QueryProgressEvent,
+    QueryStartedEvent,
+    QueryTerminatedEvent,
+    StreamingQueryListener,
+)
+
+from tailrace.source.follower import Offset
+
+
+class CommitListener(StreamingQueryListener):
+    """Calls `committed(batch_id, end_offset, seconds)` after each batch of a query that read something."""
+
+    def __init__(self, query: str, committed: Callable[[int, Offset, float], None]) -> None:
+        self._query = query
+        self._committed = committed
+        self._failure: Exception | None = None
+        self._java: Any = None
+
+    def raise_failure(self) -> None:
+        """Raise, in the caller's thread, what the last call of `committed` raised."""
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    @property
+    def _jlistener(self) -> Any:
+        if self._java is None:
+            self._java = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_Ear(self))  # type: ignore[union-attr]
+        return self._java
+
+    def record(self, progress: Mapping[str, Any]) -> None:
+        """A batch's progress, as Spark writes it in JSON."""
+        if progress["name"] != self._query:
+            return  # another query of the same session
+        for source in progress["sources"]:
+            end = source.get("endOffset")
+            if end and end != source.get("startOffset"):
+                try:
+                    self._committed(progress["batchId"], end, progress["batchDuration"] / 1000)
+                except Exception as error:  # noqa: BLE001 - Spark would swallow it; the pipeline raises it
+                    self._failure = error
+
+    def onQueryStarted(self, event: QueryStartedEvent) -> None:
+        pass
+
+    def onQueryProgress(self, event: QueryProgressEvent) -> None:
+        self.record(json.loads(event.progress.json))
+
+    def onQueryIdle(self, event: QueryIdleEvent) -> None:
+        pass
+
+    def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
+        pass
+
+
+class _Ear:
+    """What Spark calls in place of the wrapper PySpark has for it, which asks for every field of an event by a call of
+    its own, about 100 ms of two busy threads for each batch."""
+
+    def __init__(self, listener: CommitListener) -> None:
+        self._listener = listener
+
+    def onQueryStarted(self, event: Any) -> None:
+        pass
+
+    def onQueryProgress(self, event: Any) -> None:
+        self._listener.record(json.loads(event.progress().json()))
+
+    def onQueryIdle(self, event: Any) -> None:
+        pass
+
+    def onQueryTerminated(self, event: Any) -> None:
+        pass
+
+    class Java:
+        implements = ("org.apache.spark.sql.streaming.PythonStreamingQueryListener",)

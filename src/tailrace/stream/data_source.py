@@ -1,0 +1,232 @@
+"""The one PySpark data source: every upstream as a stream of blocks.
+
+Spark owns offsets, checkpoint and replay. `initialOffset`, `latestOffset`, `partitions` and `commit` run in one
+long-lived Python process on the driver, where the follower lives; `read` runs on executors.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from tailrace.destination import Destination
+from tailrace.errors import TableError
+from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
+from tailrace.source.source import Source
+from tailrace.source.split import ScanSplit, Split, weigh
+from tailrace.state import StateStore, StoreAddress, TableState
+from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row
+from tailrace.stream.spark_error import portable_errors
+from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quietly
+from tailrace.system.failpoint import reach
+
+POLL_SECONDS = 0.02
+
+
+@dataclass(frozen=True)
+class Feed:
+    """What a stream is made of. With a `destination`, copied rows are staged there by the task that reads them, and
+    only their receipts cross Spark; changes cross it as references to where they are. `state` is where errors, requests
+    of operators and schema versions are, and `run` the number of the run that may write there."""
+
+    source: Source
+    limit: Limit
+    lanes: int
+    destination: Pickled[Destination] | None = None
+    state: StoreAddress | None = None
+    run: int = 0
+
+
+@dataclass
+class BlockPartition(InputPartition):
+    """A split and the lane of each table in it."""
+
+    split: Split
+    lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class ScanPartition(InputPartition):
+    """An errand, run by a task of its own; the lane of its table reads what it found. `number` keeps their order."""
+
+    scan: ScanSplit
+    number: int
+    lanes: Mapping[str, int]
+
+    def rows(self, source: Source) -> Iterator[pa.RecordBatch]:
+        found = self.scan.run(source.read)
+        give_back_memory()
+        reach("stream.found")
+        [table] = found.weights
+        yield log_row(found, self.number, self.lanes[table])
+
+
+@dataclass
+class LogPartition(InputPartition):
+    """Splits of the log, which cross Spark by reference: each lane reads those of its tables where they are."""
+
+    splits: Sequence[Split]
+    lanes: Mapping[str, int]
+
+    def rows(self) -> Iterator[pa.RecordBatch]:
+        for number, split in enumerate(self.splits):
+            shared: dict[int, list[str]] = {}
+            for table in split.weights:
+                shared.setdefault(self.lanes[table], []).append(table)
+            for lane, tables in shared.items():
+                yield log_row(split.only(tables), number, lane)
+
+
+class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """Spark's calls, passed to the follower (driver) or the source (executors)."""
+
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self._follower: Follower | None = None
+        self._target: Offset | None = None
+        self._store: StateStore | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"feed": self.feed, "_follower": None, "_target": None, "_store": None}
+
+    @property
+    def follower(self) -> Follower:
+        if self._follower is None:
+            self._follower = self.feed.source.follow(self._open_store())
+        return self._follower
+
+    def _open_store(self) -> StateStore | None:
+        if self._store is None and self.feed.state is not None:
+            self._store = self.feed.state.join(self.feed.run)
+        return self._store
+
+    @portable_errors()
+    def initialOffset(self) -> Offset:
+        return self.follower.start()
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot say.
+        return ReadAllAvailable()
+
+    @portable_errors()
+    def prepareForTriggerAvailableNow(self) -> None:
+        self._target = self.follower.target()
+
+    @portable_errors()
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        while True:
+            if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
+                return start
+            end = self.follower.latest(start, self.feed.limit, self._directives())
+            if end != start or self._target is None or self.follower.done(start, self._target):
+                reach("stream.planned")
+                return end
+            time.sleep(POLL_SECONDS)
+
+    def _directives(self) -> TableDirectives:
+        store = self._open_store()
+        if store is None:
+            return TableDirectives()
+        tables = store.tables()
+        ids = {table.name: table.upstream_id for table in tables}
+        return TableDirectives(
+            stopped={table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
+            paused=[table.upstream_id for table in tables if table.paused_at is not None],
+            resync={
+                ids[request.table]: request.id
+                for request in store.open_requests()
+                if request.kind == "resync" and request.table in ids
+            },
+            skips=store.skips(),
+        )
+
+    @portable_errors()
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        splits = self.follower.plan(start, end)
+        lanes = spread(splits, self.feed.lanes)
+        if self.feed.destination is None:
+            return [BlockPartition(split, lanes) for split in splits]
+        errands = [
+            ScanPartition(split, number, lanes) for number, split in enumerate(splits) if isinstance(split, ScanSplit)
+        ]
+        log = [split for split in splits if split.copies is None and not isinstance(split, ScanSplit)]
+        copies = [BlockPartition(split, lanes) for split in splits if split.copies is not None]
+        return [*copies, *errands, *([LogPartition(log, lanes)] if log else [])]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        freeze_imports()
+        with portable_errors():
+            yield from self._rows(partition)
+
+    def _rows(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        if isinstance(partition, LogPartition):
+            yield from partition.rows()
+            return
+        if isinstance(partition, ScanPartition):
+            yield from partition.rows(self.feed.source)
+            return
+        assert isinstance(partition, BlockPartition)
+        split, destination = partition.split, self.feed.destination
+        assert split.copies is not None
+        assert destination is not None
+        lane = partition.lanes[str(split.copies.table)]
+        try:
+            staged = destination.open().write_rows(split.copies, self.feed.source.read(split))
+            give_back_memory()
+            reach("stream.staged")
+            yield staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)
+        except TableError as error:
+            yield error_row(split.copies, error, lane)
+
+    def stop(self) -> None:
+        leave_quietly()
+        if self._follower is not None:
+            self._follower.stop()
+
+
+def drain_file(state_dir: Path) -> Path:
+    """While this file exists no new batch is begun. The pipeline makes it to drain and removes it when it starts."""
+    return state_dir / "drain"
+
+
+def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:
+    """A lane for every table: the heaviest first, each to the lane with least to do. Pure."""
+    weights = {str(split.copies.table): 0 for split in splits if split.copies is not None} | dict(weigh(splits))
+    load = [0] * lanes
+    chosen = {}
+    for table in sorted(weights, key=lambda name: (-weights[name], name)):
+        lane = load.index(min(load))
+        # Even an empty table costs its commit, so many of them are spread as well.
+        load[lane] += weights[table] + 1
+        chosen[table] = lane
+    return chosen
+
+
+class BlockSource(DataSource):
+    """Registered per pipeline by `bound`, so that configuration and its secrets never are options or plan text."""
+
+    feed: Feed
+
+    @classmethod
+    def name(cls) -> str:
+        return "tailrace_blocks"
+
+    def schema(self) -> str:
+        return SCHEMA
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        return BlockReader(self.feed)
+
+
+def bound(feed: Feed, name: str) -> type[BlockSource]:
+    """A data source class that carries its feed: pickled by value, because its module is `__main__`."""
+    body = {"feed": feed, "name": classmethod(lambda cls: name), "__module__": "__main__"}
+    return type("BoundBlockSource", (BlockSource,), body)

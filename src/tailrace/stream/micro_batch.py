@@ -1,0 +1,285 @@
+"""One micro-batch: the log and the receipts to their tables' lanes, each table committed once, one Spark job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import chain, groupby
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame
+
+from tailrace.destination import Batch, Destination, Staged, Written
+from tailrace.errors import TableError, TailraceError
+from tailrace.model.change import Changes
+from tailrace.model.schema import TableSchema
+from tailrace.source.source import Source
+from tailrace.source.split import Split, weigh
+from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
+from tailrace.stream.spark_error import portable_errors
+from tailrace.stream.worker import freeze_imports, give_back_memory
+from tailrace.system.failpoint import reach
+
+_log = logging.getLogger(__name__)
+
+TOGETHER_BYTES = 128 * 1024 * 1024
+"""How much of the log is decoded for several tables at once."""
+UPKEEP_BATCHES = 20
+"""How often a table's housekeeping is looked at; it is cheap when nothing is due."""
+
+RESULT_SCHEMA = (
+    "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
+    " repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING"
+)
+_RESULT_LAYOUT = pa.schema(
+    [
+        ("table", pa.string()),
+        ("upstream_id", pa.string()),
+        ("copying", pa.bool_()),
+        ("copied", pa.int64()),
+        ("changes", pa.int64()),
+        ("upserts", pa.int64()),
+        ("deletes", pa.int64()),
+        ("repeated", pa.bool_()),
+        ("committed_at", pa.int64()),
+        ("seconds", pa.float64()),
+        ("error", pa.string()),
+    ]
+)
+
+
+@dataclass(frozen=True)
+class TableResult:
+    """What a batch did to one table: it was `copying` rows, or it applied changes of the log.
+
+    `committed_at` is the upstream's time of its last change, in microseconds.
+    """
+
+    table: str
+    upstream_id: str
+    copying: bool
+    copied: int
+    changes: int
+    upserts: int
+    deletes: int
+    repeated: bool
+    committed_at: int | None
+    seconds: float
+    error: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Applier:
+    """Applies the lanes of a micro-batch. Pickled to executors."""
+
+    source: Source
+    destination: Destination
+    lanes: int
+
+    def apply(self, blocks: DataFrame, batch: Batch) -> list[TableResult]:
+        """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
+        lane = self
+
+        def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            with portable_errors():
+                yield from lane.run(batches, batch)
+
+        rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
+        return [
+            TableResult(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows
+        ]
+
+    def run(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[pa.RecordBatch]:
+        """One lane: its tables one after the other. An error of one table leaves the others going."""
+        freeze_imports()
+        rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
+        for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table):
+            yield self._apply(table, _Work.of_copy(receipts), batch)
+        splits = [row.log() for row in rows if row.kind == LOG]
+        schemas = {name: schema for split in splits for name, schema in split.schemas.items()}
+        weights = weigh(splits)
+        for tables in group_tables(weights):
+            read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
+            for table, flow in _flows(tables, read):
+                yield self._apply(table, _Work(schemas[table], flow, weights[table]), batch)
+
+    def _read(self, splits: Sequence[Split]) -> Read:
+        """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
+        workers = os.cpu_count() or 1
+        with ThreadPoolExecutor(workers) as pool:
+            ahead: deque[Future[tuple[list[Changes], list[TableError]]]] = deque()
+            for split in splits:
+                ahead.append(pool.submit(self._read_split, split))
+                if len(ahead) > workers:
+                    yield ahead.popleft().result()
+            while ahead:
+                yield ahead.popleft().result()
+
+    def _read_split(self, split: Split) -> tuple[list[Changes], list[TableError]]:
+        """The changes of the split's tables. A table that cannot be read is left out, and all others are read whole."""
+        errors: list[TableError] = []
+        while split.weights:
+            try:
+                found = [chunk for chunk in self.source.read(split) if str(chunk.table.table) in split.weights]
+            except TableError as error:
+                if error.table not in split.weights:
+                    raise
+                errors.append(error)
+                split = split.only(split.weights.keys() - {error.table})
+            else:
+                give_back_memory()
+                return found, errors
+        return [], errors
+
+    def _apply(self, name: str, work: _Work, batch: Batch) -> pa.RecordBatch:
+        started = time.monotonic()
+        result: dict[str, Any] = {"table": name, "upstream_id": work.upstream_id, "copying": work.copying}
+        try:
+            table = work.require_table()
+            written = self._write(table, work, batch)
+            if _due(name, batch):
+                # The batch is committed: what goes wrong now must neither stop the table nor have it done again.
+                try:
+                    self.destination.maintain(table.table)
+                except TailraceError as error:
+                    _log.warning("housekeeping of %s: %s", name, error.message)
+                except pa.ArrowException as error:
+                    _log.warning("housekeeping of %s: %s", name, type(error).__name__)
+            result |= {
+                "copied": sum(receipt.rows for receipt in work.staged),
+                "changes": work.count,
+                "upserts": written.upserts,
+                "deletes": written.deletes,
+                "repeated": written.repeated,
+                "committed_at": work.committed_at,
+            }
+        except TableError as error:
+            result["error"] = json.dumps(error.describe())
+        except pa.ArrowException as error:
+            # Its message may quote values.
+            told = TableError(f"Arrow refused: {type(error).__name__}", table=name, fix=f"tailrace resync FILE {name}")
+            result["error"] = json.dumps(told.describe())
+        give_back_memory()
+        return _row({**result, "seconds": time.monotonic() - started})
+
+    def _write(self, table: TableSchema, work: _Work, batch: Batch) -> Written:
+        reach("stream.before_write")
+        written = self.destination.write_changes(
+            table,
+            work.changes(),
+            batch,
+            staged=work.staged,
+            starts=work.starts,
+            completes=work.completes,
+            refetch=self.source.refetch,
+            weight=work.weight,
+        )
+        reach("stream.written")
+        return written
+
+
+def _due(table: str, batch: Batch) -> bool:
+    """Every so many batches, and not for all tables in the same one."""
+    return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
+
+
+def group_tables(weights: Mapping[str, int]) -> list[frozenset[str]]:
+    """Tables to be read together: the small ones in one go, a large one alone, so that it can flow. Pure."""
+    found: list[frozenset[str]] = []
+    together: list[str] = []
+    for table in sorted(weights, key=lambda name: (weights[name], name)):
+        if together and sum(weights[name] for name in together) + weights[table] > TOGETHER_BYTES:
+            found.append(frozenset(together))
+            together = []
+        together.append(table)
+    return [*found, frozenset(together)] if together else found
+
+
+Read = Iterator[tuple[list[Changes], list[TableError]]]
+
+
+def _flows(tables: frozenset[str], read: Read) -> Iterator[tuple[str, Iterator[Changes]]]:
+    """What was read, by table. A single table is passed on as it is read; several are gathered first."""
+    if len(tables) == 1:
+        [table] = tables
+        yield table, _flow(read)
+        return
+    gathered: dict[str, list[Changes]] = {}
+    failed: dict[str, TableError] = {}
+    for changes, errors in read:
+        for chunk in changes:
+            gathered.setdefault(str(chunk.table.table), []).append(chunk)
+        failed.update((error.table or "", error) for error in errors)
+    for table in sorted(tables):
+        flow = iter([([], [failed[table]])]) if table in failed else iter([(gathered.pop(table, []), [])])
+        yield table, _flow(flow)
+
+
+def _flow(read: Read) -> Iterator[Changes]:
+    """The changes, each given away as it is asked for. Raises the table's error where it comes."""
+    for changes, errors in read:
+        if errors:
+            raise errors[0]
+        while changes:
+            yield changes.pop(0)
+
+
+class _Work:
+    """What one batch holds for one table: receipts of copied rows, or changes of the log, counted as they are used.
+
+    `table` is the version it ends with; None for a copy that failed.
+    """
+
+    def __init__(self, table: TableSchema | None, changes: Iterator[Changes], weight: int = 0) -> None:
+        self.upstream_id = table.upstream_id if table is not None else ""
+        self.weight = weight
+        self.copying = False
+        self.staged: list[Staged] = []
+        self.starts = False
+        self.completes = False
+        self.count = 0
+        self.committed_at: int | None = None
+        self._changes = changes
+        self._table = table
+        self._error: TableError | None = None
+
+    @classmethod
+    def of_copy(cls, rows: Iterable[BlockRow]) -> _Work:
+        work = cls(None, iter(()))
+        work.copying = True
+        for row in rows:
+            if row.kind == ERROR:
+                work.upstream_id, work._error = row.error()
+            else:
+                receipt = row.receipt()
+                work._table, work.upstream_id = receipt.table, receipt.table.upstream_id
+                work.staged.append(receipt.staged)
+                work.starts, work.completes = receipt.starts, receipt.completes
+        return work
+
+    def require_table(self) -> TableSchema:
+        """The table at the version it ends with. Raises what stopped its copy."""
+        if self._error is not None:
+            raise self._error
+        assert self._table is not None
+        return self._table
+
+    def changes(self) -> Iterator[Changes]:
+        for chunk in self._changes:
+            self.count += len(chunk)
+            at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
+            self.committed_at = at if at is not None else self.committed_at
+            yield chunk
+
+
+def _row(values: dict[str, Any]) -> pa.RecordBatch:
+    defaults: dict[str, Any] = {"copied": 0, "changes": 0, "upserts": 0, "deletes": 0, "repeated": False}
+    return pa.RecordBatch.from_pylist([{**defaults, **values}], schema=_RESULT_LAYOUT)

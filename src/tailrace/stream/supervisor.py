@@ -1,0 +1,106 @@
+"""Looks after tables between batches: what operators ask, retries that are due, errors that were held long enough."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+
+from tailrace.option.table import TableOptions
+from tailrace.state import OperatorRequest, StateStore, TableRecord, TableState
+
+
+class Supervisor:
+    """`tend` is called a few times a second while the pipeline runs. All it does is in the state store, where the
+    follower finds it before the next batch.
+
+    `is_stopped` says, by upstream id, whether the follower has heard that a table failed. Before that, a table that
+    is let go on would do so behind the changes that failed.
+    """
+
+    def __init__(
+        self,
+        store: StateStore,
+        tables: TableOptions,
+        is_stopped: Callable[[str], bool],
+        clock: Callable[[], datetime] = lambda: datetime.now(UTC),
+    ) -> None:
+        self._store = store
+        self._tables = tables
+        self._is_stopped = is_stopped
+        self._clock = clock
+
+    def poll(self, *, is_full: bool = False) -> None:
+        """Do what is asked and what is due. With `is_full` the log cannot be kept for stopped tables any longer."""
+        for request in self._store.open_requests():
+            if (outcome := self._answer(request)) is not None:
+                self._store.finish_request(request.id, outcome)
+        for table in self._store.tables():
+            if table.state is TableState.ERRORED and table.retry == "timed" and self._is_due(table):
+                self._store.recover_table(table.upstream_id)
+            elif is_full and self._is_kept(table):
+                self._give_up(table, "the journal is full")
+            elif table.resume is not None and self._is_held_too_long(table):
+                self._give_up(table, "it was held as long as its policy says")
+
+    def _is_due(self, table: TableRecord) -> bool:
+        return self._is_stopped(table.upstream_id) and (table.next_try is None or table.next_try <= self._clock())
+
+    def _is_kept(self, table: TableRecord) -> bool:
+        """Whether the journal keeps a part of the log for this table alone."""
+        if table.state is TableState.ERRORED:
+            return table.resume is not None
+        return (
+            table.paused_at is not None and table.state is not TableState.INIT and self._is_stopped(table.upstream_id)
+        )
+
+    def _is_held_too_long(self, table: TableRecord) -> bool:
+        hold = timedelta(seconds=self._tables.settings_of(table.name).errors.hold)
+        return table.state is TableState.ERRORED and self._clock() - table.since[TableState.ERRORED] > hold
+
+    def _give_up(self, table: TableRecord, why: str) -> None:
+        self._store.fail_table(
+            table.upstream_id,
+            f"{table.reason or 'it was paused'}; its part of the log was let go because {why}",
+            fix=f"tailrace resync FILE {table.name}",
+            retry="none",
+            resume=None,
+            attempts=table.attempts,
+        )
+
+    def _answer(self, request: OperatorRequest) -> str | None:
+        """What came of the request; None when it has to wait."""
+        table = next((one for one in self._store.tables() if one.name == request.table), None)
+        if table is None:
+            return "the pipeline has no such table any more"
+        match request.kind:
+            case "resync":
+                return None  # begun by the follower, and the ledger sees it begun
+            case "pause":
+                self._store.pause_table(table.upstream_id)
+                return "paused"
+            case "resume":
+                self._store.resume_table(table.upstream_id)
+                return "resumed"
+            case "retry":
+                return self._retry(table)
+            case "skip":
+                return self._skip(table, request.argument)
+
+    def _retry(self, table: TableRecord) -> str | None:
+        if table.state is not TableState.ERRORED:
+            return "it is not in error"
+        if not self._is_stopped(table.upstream_id):
+            return None
+        self._store.recover_table(table.upstream_id)
+        return "tried again"
+
+    def _skip(self, table: TableRecord, argument: str | None) -> str | None:
+        """Pass over one dead letter, or over those the table waits for now."""
+        if table.state is TableState.ERRORED and not self._is_stopped(table.upstream_id):
+            return None
+        waiting = self._store.dead_letters(table.name, "waiting")
+        chosen = [letter for letter in waiting if argument is None or letter.id == int(argument)]
+        if not chosen:
+            return "no change of it waits to be skipped"
+        self._store.skip_dead_letters(table.upstream_id, [letter.id for letter in chosen])
+        return f"skipped {len(chosen)}"

@@ -1,0 +1,1 @@
+"""What tailrace asks of the operating system."""

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import itertools
+import re
+from pathlib import Path
+
+import pytest
+
+from tailrace.state.record import RETRIES
+from tailrace.state.state_machine import (
+    MEANINGS,
+    PASSING,
+    TRANSITIONS,
+    WAY,
+    TableState,
+    TransitionError,
+    check_move,
+    draw_mermaid,
+    durable,
+)
+
+PAGE = Path(__file__).parents[2] / "docs" / "states.md"
+
+
+def test_every_table_can_walk_the_way_to_ready() -> None:
+    for start, end in itertools.pairwise(WAY):
+        check_move(start, end)
+
+
+def test_a_state_cannot_be_skipped() -> None:
+    with pytest.raises(TransitionError, match="Init cannot become Ready"):
+        check_move(TableState.INIT, TableState.READY)
+
+
+def test_every_state_can_fail_and_a_failed_table_can_go_back_to_any_that_is_stored() -> None:
+    assert all(TableState.ERRORED in TRANSITIONS[state] for state in WAY)
+    assert TRANSITIONS[TableState.ERRORED] == {durable(state) for state in WAY}
+
+
+def test_a_state_that_only_passes_is_stored_as_the_finished_copy() -> None:
+    assert {durable(state) for state in PASSING} == {TableState.FINISHED_COPY}
+    assert all(durable(state) is state for state in set(TableState) - PASSING)
+
+
+def test_a_resync_is_possible_from_every_later_state() -> None:
+    assert all(TableState.INIT in TRANSITIONS[state] for state in TableState if state is not TableState.INIT)
+
+
+def test_the_diagram_holds_every_transition() -> None:
+    diagram = draw_mermaid()
+    moves = {f"    {start} --> {end}" for start, ends in TRANSITIONS.items() for end in ends}
+    assert diagram.startswith("stateDiagram-v2\n")
+    assert moves | {"stateDiagram-v2", "    [*] --> Init"} == set(diagram.splitlines())
+
+
+def test_the_page_of_the_documentation_says_what_the_code_does() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", page, re.MULTILINE))
+    assert f"```mermaid\n{draw_mermaid()}```\n" in page
+    said: dict[str, str] = {str(state): text for state, text in MEANINGS.items()}
+    assert rows == said | dict(RETRIES)

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tailrace.cli.progress_view import LineView, LiveView, draw, format_bytes
+from tailrace.model.change import end_of
+from tailrace.state import BatchRecord, Owner, RunnerLock, SourceStatus, StateStore, TableState, TableUpdate
+from tailrace.state.state_machine import WAY
+from tailrace.state.status import PipelineStatus
+
+NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[StateStore]:
+    with StateStore.open(tmp_path, name="shop") as opened:
+        opened.add_table("1", "public.orders")
+        yield opened
+
+
+def ready(store: StateStore, *, commit: int, at: datetime = NOW) -> None:
+    update = TableUpdate(
+        "1",
+        WAY[1:],
+        rows_copied=10,
+        changes_applied=5,
+        position=str(end_of(commit)),
+        last_change_committed_at=at - timedelta(seconds=30),
+    )
+    store.apply_batch(BatchRecord(0, {"lsn": commit}, str(end_of(commit)), 15, 100, 2.0, at), [update])
+
+
+def shown(status: PipelineStatus) -> str:
+    console = Console(file=io.StringIO(), width=120)
+    console.print(draw(status))
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+def test_lag_is_what_the_server_has_and_the_table_has_not(store: StateStore) -> None:
+    ready(store, commit=1000)
+    store.put_source_status(SourceStatus("streaming", str(end_of(1500)), 77, str(end_of(3000))))
+    table = PipelineStatus.read(store, at=NOW).tables[0]
+    assert (table.lag_bytes, table.lag_seconds) == (2000, 30.0)
+
+
+def test_a_table_without_news_does_not_lag(store: StateStore) -> None:
+    ready(store, commit=1000)
+    store.apply_batch(BatchRecord(1, {"lsn": 3000}, str(end_of(3000)), at=NOW))
+    store.put_source_status(SourceStatus("streaming", str(end_of(3000)), 77, str(end_of(3000))))
+    status = PipelineStatus.read(store, at=NOW + timedelta(hours=1))
+    assert (status.tables[0].lag_bytes, status.tables[0].lag_seconds, status.lag_bytes) == (0, 0.0, 0)
+
+
+def test_a_copying_table_lags_from_its_own_position(store: StateStore) -> None:
+    copying = TableUpdate("1", (TableState.DATA_SYNC,), rows_copied=3, rows_total=10, position=str(end_of(100)))
+    store.apply_batch(BatchRecord(0, {}, str(end_of(900))), [copying])
+    store.put_source_status(SourceStatus(server=str(end_of(1000))))
+    status = PipelineStatus.read(store)
+    assert (status.tables[0].lag_bytes, status.lag_bytes) == (900, 100)
+    assert "3 of ~10 30%" in shown(status)
+
+
+def test_nothing_is_claimed_about_lag_before_the_source_said_anything(store: StateStore) -> None:
+    table = PipelineStatus.read(store).tables[0]
+    assert (table.lag_bytes, table.lag_seconds) == (None, None)
+
+
+def test_rates_come_from_the_batches_and_from_the_status_before(store: StateStore) -> None:
+    first = PipelineStatus.read(store, at=NOW)
+    ready(store, commit=1, at=NOW + timedelta(seconds=4))
+    second = PipelineStatus.read(store, previous=first, at=NOW + timedelta(seconds=5))
+    assert second.tables[0].rows_per_second == 3.0
+    assert second.rows_per_second == 5.0
+    assert PipelineStatus.read(store, at=NOW + timedelta(hours=1)).rows_per_second == 0.0
+
+
+def test_a_status_is_json(store: StateStore, tmp_path: Path) -> None:
+    ready(store, commit=1000)
+    store.put_source_status(SourceStatus("backlog", at=NOW))
+    store.ask("resync", "public.orders")
+    with RunnerLock(tmp_path):
+        values = PipelineStatus.read(store, at=NOW).to_dict()
+    assert json.loads(json.dumps(values)) == values
+    assert (values["pipeline"], values["tables"][0]["state"], values["source"]["gear"]) == ("shop", "Ready", "backlog")
+    assert values["requests"] == ["resync public.orders"]
+    assert values["runner"]["pid"] > 0
+
+
+def test_an_error_is_shown_with_its_fix_and_markup_in_it_stays_text(store: StateStore) -> None:
+    store.add_table("2", "public.[red]odd")
+    store.fail_table("2", "column [bold]x[/bold] is gone", fix="ALTER TABLE …")
+    text = shown(PipelineStatus.read(store))
+    assert "public.[red]odd" in text
+    assert "column [bold]x[/bold] is gone" in text
+    assert "fix: ALTER TABLE …" in text
+    assert "is not running" in text
+
+
+def test_a_pause_and_the_next_try_are_shown(store: StateStore) -> None:
+    store.pause_table("1")
+    store.add_table("2", "public.b")
+    store.fail_table("2", "the disk is full", retry="timed", attempts=3, next_try=NOW)
+    status = PipelineStatus.read(store)
+    assert "Init, paused" in shown(status)
+    assert "it was tried 3 times, and will be again at 12:00:00 UTC" in shown(status)
+    told = status.to_dict()["tables"][0]
+    assert (told["name"], told["retry"], told["attempts"]) == ("public.b", "timed", 3)
+    assert datetime.fromisoformat(told["next_try"]) == NOW
+
+
+def test_waiting_changes_and_the_version_of_the_columns_are_shown(store: StateStore) -> None:
+    store.add_table("2", "public.b")
+    store.fail_table("2", "a value does not fit", retry="manual", attempts=1)
+    store.put_dead_letter("2", "public.b", "0" * 32, kind="UnfitError", reason="a value does not fit", raw=b"x")
+    status = PipelineStatus.read(store)
+    assert [table.letters for table in status.tables if table.name == "public.b"] == [1]
+    assert "it was tried once, and waits for `tailrace retry`" in shown(status)
+    assert "1 of its changes waiting: tailrace errors list FILE" in shown(status)
+    assert "schema" in shown(status).splitlines()[1]
+
+
+def test_a_pause_is_a_line_of_its_own(store: StateStore) -> None:
+    lines = list[str]()
+    view = LineView(lines.append)
+    view.show(PipelineStatus.read(store))
+    store.pause_table("1")
+    view.show(PipelineStatus.read(store))
+    view.show(PipelineStatus.read(store))
+    assert [("event=table" in line, "paused_at=" in line) for line in lines] == [
+        (True, False),
+        (False, False),
+        (True, True),
+    ]
+
+
+def test_a_runner_on_another_machine_is_shown_with_it(store: StateStore) -> None:
+    status = replace(PipelineStatus.read(store), runner=Owner(7, "another-host", NOW))
+    assert "shop · runs as process 7 on another-host" in shown(status)
+
+
+def test_a_request_is_shown_with_its_argument(store: StateStore) -> None:
+    store.ask("skip", "public.orders", "12")
+    assert PipelineStatus.read(store).requests == ("skip public.orders 12",)
+
+
+def test_lines_are_written_for_changes_of_state_and_now_and_then(store: StateStore) -> None:
+    clock, lines = [0.0], list[str]()
+    view = LineView(lines.append, clock=lambda: clock[0])
+    with view:
+        view.show(PipelineStatus.read(store, at=NOW))
+        clock[0] = 1.0
+        view.show(PipelineStatus.read(store, at=NOW))
+        store.fail_table("1", "no key", fix="ADD PRIMARY KEY")
+        view.show(PipelineStatus.read(store, at=NOW))
+        clock[0] = 9.0
+        view.show(PipelineStatus.read(store, at=NOW))
+    start = "at=2026-05-04T12:00:00.000+00:00 pipeline=shop event="
+    assert [line.removeprefix(start).split()[0] for line in lines] == ["table", "progress", "table", "progress"]
+    assert 'table=public.orders state=Errored rows_copied=0 changes_applied=0 reason="no key"' in lines[2]
+
+
+def test_json_lines_are_json(store: StateStore) -> None:
+    lines = list[str]()
+    LineView(lines.append, as_json=True).show(PipelineStatus.read(store))
+    assert [json.loads(line)["event"] for line in lines] == ["table", "progress"]
+
+
+def test_the_live_view_draws_what_it_is_shown(store: StateStore) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True)
+    with LiveView(console) as view:
+        view.show(PipelineStatus.read(store))
+    assert isinstance(console.file, io.StringIO)
+    assert "public.orders" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**12, "2.0 TB")])
+def test_bytes_are_readable(count: int, text: str) -> None:
+    assert format_bytes(count) == text

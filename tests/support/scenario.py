@@ -1,0 +1,140 @@
+"""A database, a pipeline's file and a lake in one folder: what an end-to-end test starts from."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Self
+
+import psycopg
+import yaml
+
+from tailrace.config.pipeline import load
+from tailrace.config.registry import open_source
+from tailrace.demo.compare import Difference, compare
+from tailrace.destination.delta.table_folder import TablePath
+from tailrace.model.schema import TableName, TableSchema
+from tailrace.source.postgres.offset import parse_lsn
+from tailrace.state.status import PipelineStatus
+from tailrace.testing.wait import PATIENCE_SECONDS
+from tests.support.runner import RunningPipeline, all_ready, command
+
+# A short-lived JVM spends more on its second compiler than it gets back.
+_QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+
+
+class Scenario:
+    """A pipeline from every table of a database to a lake in `folder`.
+
+    The file lies at `folder/pipeline.yaml`, the lake in `folder/lake`, the state in `folder/state`. `options` are
+    sections of the file that are taken over those made here, key by key.
+    """
+
+    def __init__(self, folder: Path, dsn: str, *, name: str = "scene", **options: Mapping[str, Any]) -> None:
+        self.name = name
+        self.dsn = dsn
+        self.folder = folder
+        self.lake = folder / "lake"
+        self.state = folder / "state"
+        self.file = folder / "pipeline.yaml"
+        self.write(**options)
+
+    def prepare(self) -> Self:
+        """Make the table `public.fence`, by which `catch_up` knows how far the pipeline has come."""
+        self.sql("CREATE TABLE public.fence (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY)")
+        return self
+
+    def write(self, **options: Mapping[str, Any]) -> None:
+        """Write the file, with the standard sections and these options over them."""
+        sections: dict[str, Any] = {
+            "name": self.name,
+            "source": {"type": "postgres", "dsn": self.dsn},
+            "destination": {"type": "delta", "path": str(self.lake)},
+            "state": str(self.state),
+            "spark": {"master": "local[2]", "conf": _QUICK_JVM},
+        }
+        for key, section in options.items():
+            sections[key] = {**sections.get(key, {}), **section}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.file.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
+
+    def sql(self, *statements: str) -> None:
+        """Run each statement in a transaction of its own."""
+        with psycopg.connect(self.dsn, autocommit=True, client_encoding="UTF8") as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def value(self, query: str) -> Any:
+        """The first value of the first row."""
+        with psycopg.connect(self.dsn, autocommit=True, client_encoding="UTF8") as connection:
+            row = connection.execute(query.encode()).fetchone()
+        return None if row is None else row[0]
+
+    def run(self, *, once: bool = False, failpoints: str = "", environment: Mapping[str, str] = {}) -> RunningPipeline:
+        """The pipeline as a process, not started yet."""
+        return RunningPipeline(self.file, once=once, failpoints=failpoints, environment=environment)
+
+    def run_once(self, *, failpoints: str = "", environment: Mapping[str, str] = {}) -> int:
+        """`tailrace run --once` to its end; the exit code."""
+        with self.run(once=True, failpoints=failpoints, environment=environment) as run:
+            return run.wait()
+
+    def fence(self) -> int:
+        """A place in the log: whoever has applied it has applied everything committed before this call."""
+        with psycopg.connect(self.dsn, client_encoding="UTF8") as connection:
+            connection.execute("INSERT INTO public.fence DEFAULT VALUES")
+            row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()
+        assert row is not None
+        return parse_lsn(row[0])
+
+    def catch_up(
+        self, run: RunningPipeline, seconds: float = PATIENCE_SECONDS, *, without: Collection[str] = ()
+    ) -> None:
+        """Wait until everything committed so far is in the lake and every table is Ready, but for those `without`."""
+        lsn = self.fence()
+
+        def caught_up(status: PipelineStatus) -> bool:
+            others = tuple(table for table in status.tables if table.name not in without)
+            reached = status.position is not None and int(status.position[:16], 16) >= lsn
+            return reached and all_ready(replace(status, tables=others))
+
+        run.wait_until(caught_up, seconds)
+
+    def execute(self, name: str, *arguments: str) -> str:
+        """`tailrace NAME FILE ARGUMENTS` to its end, as a process of its own; what it printed."""
+        done = subprocess.run(
+            command(name, str(self.file), *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        assert done.returncode == 0, done.stdout
+        return done.stdout
+
+    def tables(self) -> list[TableSchema]:
+        """The tables the pipeline follows, as the source has them now."""
+        return open_source(load(self.file)).tables()
+
+    def differences(self, *, without: Collection[str] = ()) -> list[Difference]:
+        """Where lake and source differ now, but for the tables `without`; nobody may write to either."""
+        return compare(self.dsn, [table for table in self.tables() if str(table.table) not in without], self.lake)
+
+    def batch_ids(self, table: TableName) -> list[int]:
+        """The ids of the batches in a table's Delta history, in the order of its commits."""
+        txns = (action["txn"] for action in self._history(table) if "txn" in action)
+        return [int(txn["version"]) for txn in txns if txn["appId"].startswith(f"tailrace/{self.name}/")]
+
+    def rows_written(self, table: TableName) -> int:
+        """How many rows all files hold that were ever added to a table, those taken out again included."""
+        adds = (action["add"] for action in self._history(table) if "add" in action)
+        return sum(json.loads(add["stats"])["numRecords"] for add in adds)
+
+    def _history(self, table: TableName) -> Iterator[dict[str, Any]]:
+        log = Path(TablePath.of(str(self.lake), table, {}).base) / "_delta_log"
+        for commit in sorted(log.glob("*.json")):
+            yield from map(json.loads, commit.read_text().splitlines())
+
+    def doubled(self) -> list[TableName]:
+        """The tables whose history shows a batch twice or out of order, which are none when all is well."""
+        histories = {table.table: self.batch_ids(table.table) for table in self.tables()}
+        return [table for table, ids in histories.items() if ids != sorted(set(ids))]

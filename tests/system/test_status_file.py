@@ -1,0 +1,30 @@
+"""What parts say of themselves: a disk that refuses it stops none of them."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from tailrace.option.table import FullDiffOptions
+from tailrace.source.poll.schedule import PollSchedule
+from tailrace.system import status_file
+from tests.support.destination_writing import files_of_at_most
+
+
+def test_a_full_disk_keeps_what_was_said_before_and_stops_no_one(tmp_path: Path) -> None:
+    file = tmp_path / "made" / "status.json"
+    assert status_file.read_file(file) == {}
+    status_file.write_file(file, {"gear": "tail"})
+    with files_of_at_most(0):
+        status_file.write_file(file, {"gear": "behind"})
+    assert status_file.read_file(file) == {"gear": "tail"}
+    file.write_text("[")
+    assert status_file.read_file(file) == {}
+
+
+def test_a_full_disk_stops_no_schedule(tmp_path: Path) -> None:
+    schedule = PollSchedule(tmp_path / "poll" / "schedule.json", 1.0, 30.0)
+    with files_of_at_most(0):
+        schedule.polled("t", began=time.monotonic(), fresh=False)
+        schedule.diffed("t")
+    assert not schedule.is_diff_due("t", FullDiffOptions(every_cycles=1))
