@@ -17,7 +17,7 @@ def orders(spark: SparkSession, config: str) -> DataFrame:
 
 
 def revenue(changes: DataFrame) -> DataFrame:
-    """What came in with new orders, by currency."""
+    """The number and the sum of new orders, by currency."""
     placed = changes.where(fn.col("_tailrace_op").isin("read", "insert"))
     return placed.groupBy("currency").agg(fn.count("*").alias("orders"), fn.sum("total").alias("total"))
 

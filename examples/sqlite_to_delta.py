@@ -1,4 +1,4 @@
-"""From an SQLite file to a Delta lake: capture by triggers, copy, follow, look.
+"""From an SQLite file to a Delta lake: capture by triggers, copy, follow, print the rows.
 
 python examples/sqlite_to_delta.py FOLDER
 """
@@ -18,7 +18,7 @@ from tailrace.capture import enable
 
 
 def make_shop(path: Path) -> None:
-    """An application's file, whose changes are captured from now on, whoever makes them."""
+    """An application's file; from now on the changes of every writer are captured."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY, customer TEXT, total REAL)")
@@ -27,7 +27,7 @@ def make_shop(path: Path) -> None:
 
 
 def work(path: Path) -> None:
-    """What the application does meanwhile; it knows nothing of the pipeline."""
+    """Changes of the application, which knows nothing of the pipeline."""
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("INSERT INTO orders VALUES (3, 'Edsger', 31.0)")
         connection.execute("UPDATE orders SET total = total + 1 WHERE id = 1")
