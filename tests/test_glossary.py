@@ -52,3 +52,14 @@ def test_every_class_of_the_glossary_exists() -> None:
     assert [name for name in named if name not in known] == []
     firsts = [row.split("|")[1].strip().strip("`").lower() for row in rows[1:]]
     assert firsts == sorted(firsts)
+
+
+def test_the_glossary_says_in_which_module_a_word_is() -> None:
+    rows = re.findall(r"^\| (.+?) \| .+ \| `(.+)` \|$", (ROOT / "docs/glossary.md").read_text("utf-8"), re.MULTILINE)
+    assert rows
+    known = public_names()
+    for word, module in rows:
+        file = Path("src/tailrace") / module
+        assert (ROOT / file).is_file(), f"{word}: {module} is not there"
+        if word.startswith("`"):
+            assert file in [place for place, _ in known[word.strip("`")]], f"{word} is not in {module}"
