@@ -110,7 +110,7 @@ def _backend(module: str) -> str | None:
     return ".".join(parts[:2]) if is_backend else None
 
 
-@pytest.mark.parametrize("part", ["verify"])
+@pytest.mark.parametrize("part", ["cli", "config", "stream", "verify"])
 def test_a_part_that_serves_every_backend_knows_none(part: str) -> None:
     wrong = [
         f"{module} imports {name}"

@@ -143,7 +143,7 @@ def serve_metrics(file: Path, listen: str) -> None:
 
     Raises ConfigError for an address that is none, UnavailableError for one that cannot be had.
     """
-    from tailrace.source.rqlite.option import split_listen
+    from tailrace.option.value import split_listen
 
     try:
         host, port = split_listen(listen)
@@ -190,16 +190,16 @@ def _registry(file: Path) -> CollectorRegistry:
     except ImportError as error:
         raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
     from tailrace.cli.prometheus import PipelineMetrics
-    from tailrace.cli.queue import queue_folder, read_queue
+    from tailrace.cli.queue import has_queue, open_queue
     from tailrace.config.pipeline import load
     from tailrace.state.status import PipelineStatus
 
     config = load(file, connects=False)
-    folder = queue_folder(file) if config.destination.type == "webhook" else None
+    queue = open_queue(file, connects=False) if has_queue(config.destination.type) else None
 
     def read() -> StatusAndQueue:
         with config.store_address.open_reading() as store:
-            return PipelineStatus.read(store), read_queue(folder) if folder else None
+            return PipelineStatus.read(store), queue.status() if queue else None
 
     registry = CollectorRegistry()
     registry.register(PipelineMetrics(config.name, read))

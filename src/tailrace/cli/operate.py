@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,21 +16,9 @@ if TYPE_CHECKING:
     from tailrace.state.record import RequestKind
 
 
-@runtime_checkable
-class Preparable(Protocol):
-    """A source that follows better with something installed upstream."""
-
-    def setup_sql(self, *, remove: bool) -> str:
-        """The statements that install it, or remove it."""
-        ...
-
-    def set_up(self, *, remove: bool) -> str:
-        """Do it, and say what was done. A repeat changes nothing. Raises PreflightError without the right to."""
-        ...
-
-
 def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_json: bool) -> None:
     from tailrace.config.registry import open_source
+    from tailrace.source.capability import Preparable
 
     source = open_source(config)
     if not isinstance(source, Preparable):

@@ -9,12 +9,13 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tailrace.destination.capability import QueueStatus
 from tailrace.errors import TailraceError
 from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus
 
-StatusAndQueue = tuple[PipelineStatus, Mapping[str, Any] | None]
-"""How the pipeline stands, and what `tailrace queue status --json` prints where it has a queue."""
+StatusAndQueue = tuple[PipelineStatus, QueueStatus | None]
+"""How the pipeline stands, and its destination's queue where it has one."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +70,13 @@ TABLE: Final = (
 )
 STATE: Final = MetricSpec("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
 QUEUE: Final = (
-    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue["running"]),
-    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue["leader"]),
-    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue["pending"]),
-    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue["bytes"]),
-    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue["delivered"]),
-    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue["dropped"]),
-    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue["failures"]),
+    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue.running),
+    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue.leader),
+    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue.pending),
+    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue.bytes),
+    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue.delivered),
+    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue.dropped),
+    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue.failures),
 )
 
 

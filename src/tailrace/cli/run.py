@@ -137,22 +137,21 @@ def receive(file: Path, *, as_json: bool) -> None:
 
     A pipeline that runs at the same time leaves the receiving to this process, and takes it over when this one ends.
     Says what it does whenever that changes: as lines, or as lines of JSON. Raises ConfigError for a source that
-    nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receiver.run` raises.
+    nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receivable.receive_until` raises.
     """
     from tailrace.config.pipeline import load
-    from tailrace.source.rqlite.option import RqliteOptions
+    from tailrace.config.registry import open_source
+    from tailrace.source.capability import Receivable
 
-    source = load(file).source
-    if not isinstance(source, RqliteOptions):
+    config = load(file)
+    source = open_source(config)
+    if not isinstance(source, Receivable):
         raise ConfigError(
-            f"nothing is pushed to a source of type {source.type}",
+            f"nothing is pushed to a source of type {config.source.type}",
             fix="`tailrace run FILE` reads it; only `type: rqlite` has a receiver of its own",
         )
-    # After the check: who has no use for it need not have its packages.
-    from tailrace.source.rqlite.receiver import RqliteReceiver, RqliteReceiverOptions
-
     with until_signal() as stop:
-        RqliteReceiver(RqliteReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
+        source.receive_until(stop.is_set, _Report(as_json=as_json).show)
 
 
 class _Report:

@@ -209,3 +209,15 @@ FilePath = Annotated[Path, AfterValidator(resolve_path)]
 
 Location = Annotated[str, AfterValidator(_resolve_location)]
 """A local path, relative to the pipeline's file, or a URL such as s3://bucket/folder."""
+
+
+def split_listen(value: str) -> tuple[str, int]:
+    """Host and port of an address; an IPv6 host is in brackets. Raises ValueError for anything else."""
+    host, colon, port = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("has an IPv6 address without brackets; write [::1]:8099")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8099")
+    return host, int(port)

@@ -29,7 +29,7 @@ from tailrace.source.rqlite.log_split import RqliteLogSplit, read_log
 from tailrace.source.rqlite.option import SERVICE, ApiTlsOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.reader import read_rows
-from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions, is_receiving, remove_journal
+from tailrace.source.rqlite.receiver import STATUS, RqliteReceiver, RqliteReceiverOptions, is_receiving, remove_journal
 from tailrace.source.rqlite.request import folder_of
 from tailrace.source.schema_log import SchemaFile
 from tailrace.source.source import PIPELINE
@@ -148,6 +148,9 @@ class RqliteSource:
             is_busy=lambda: is_receiving(journal),
             patience_seconds=patience_seconds,
         )
+
+    def receive_until(self, should_stop: Callable[[], bool], on_status: Callable[[dict[str, Any]], None]) -> None:
+        RqliteReceiver(self.receiver, should_stop).run(on_status)
 
     def receiving(self) -> Child:
         return self.start_receiver()
