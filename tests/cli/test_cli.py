@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tailrace.cli import app
-from tailrace.cli.error import EXIT_CODES
+from tailrace.cli.error import EXIT_CODES, name_file
 from tailrace.config.pipeline import load
 from tailrace.errors import TailraceError
 from tailrace.state import RunnerLock, SourceStatus, StateStore, TableState
@@ -416,10 +416,59 @@ def test_dead_letters_are_retried_and_skipped_by_their_number(file: Path) -> Non
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_source_that_needs_nothing_installed_says_so(file: Path) -> None:
-    result = invoke("prepare", file)
-    assert result.exit_code == 2
-    assert "needs nothing to be installed" in result.stderr
+@pytest.mark.parametrize(
+    ("command", "message", "fix"),
+    [
+        ("verify", "a source of `type: tap` cannot be read as a whole", "the method `read_table`"),
+        ("queue status", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("queue drain", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("queue purge", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("receive", "nothing is pushed to a source of type tap", "`tailrace run shop.yaml`"),
+        ("prepare", "a source of type tap needs nothing to be installed", "tailrace run shop.yaml"),
+    ],
+)
+def test_a_command_for_what_the_source_or_destination_cannot_do_is_refused_with_the_fix(
+    file: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str, fix: str
+) -> None:
+    monkeypatch.chdir(file.parent)
+    result = invoke(*command.split(), file.name, "--json")
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["kind"]) == (2, "ConfigError")
+    assert message in error["message"]
+    assert fix in error["fix"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_metrics_of_a_destination_without_a_queue_have_none(file: Path) -> None:
+    make_state(file).close()
+    figures = invoke("metrics", file).stdout
+    assert 'tailrace_up{pipeline="shop"} 1.0' in figures
+    assert "tailrace_queue" not in figures
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_fix_names_the_file_so_that_it_can_be_run_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "my shop"
+    folder.mkdir()
+    file = write(folder, "ready")
+    with make_state(file) as store:
+        store.fail_table("1", "the rows are gone", fix="tailrace resync FILE public.a")
+    refused = invoke("resync", file, "public.b")
+    assert f"`tailrace status '{file}'` lists its tables" in refused.stderr
+    assert f"fix: tailrace resync '{file}' public.a" in " ".join(invoke("status", file).stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tailrace reset FILE, then tailrace run FILE", "tailrace reset shop.yaml, then tailrace run shop.yaml"),
+        ("`tailrace errors skip FILE ID` passes over it", "`tailrace errors skip shop.yaml ID` passes over it"),
+        ("tailrace sqlite enable FILE", "tailrace sqlite enable FILE"),
+        ("a file called FILE", "a file called FILE"),
+    ],
+)
+def test_only_commands_that_take_the_pipelines_file_are_given_its_name(text: str, named: str) -> None:
+    assert name_file(text, Path("shop.yaml")) == named
 
 
 def test_the_script_to_install_is_json_where_that_is_asked_for(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli import dead_letter, queue, sqlite, tape
-from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json, reported
+from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.output import guard_output
 from tailrace.cli.verify import verify
 
@@ -38,7 +38,6 @@ Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the
 
 
 @app.command(epilog="Example: tailrace run shop.yaml --once")
-@reported
 def run(
     file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply what is there now, then end.")] = False,
@@ -54,24 +53,22 @@ def run(
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load
 
-    run_pipeline(load(file), once=once, plain=plain, as_json=as_json)
+    run_pipeline(load(file), file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")
-@reported
 def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Look whether source and destination are ready, without changing anything; exit code 3 if they are not."""
     from tailrace.cli.inspect import check_pipeline, print_findings
     from tailrace.config.pipeline import load
 
     findings = check_pipeline(load(file))
-    print_findings(findings, as_json=as_json)
+    print_findings(findings, file, as_json=as_json)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
 
 
 @app.command(epilog="Example: tailrace status shop.yaml --json")
-@reported
 def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Show how each table stands: state, rows, lag, and the last error with its fix. Works beside a running pipeline.
 
@@ -82,11 +79,10 @@ def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
     from tailrace.state.status import PipelineStatus
 
     with load(file, connects=False).store_address.open_reading() as store:
-        print_status(PipelineStatus.read(store), as_json=as_json)
+        print_status(PipelineStatus.read(store), file, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace metrics shop.yaml --listen 127.0.0.1:9187")
-@reported
 def metrics(
     file: PipelineFile,
     listen: Annotated[
@@ -104,7 +100,6 @@ def metrics(
 
 
 @app.command(epilog="Example: tailrace tables shop.yaml")
-@reported
 def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """List the tables that the pipeline would follow now, with their keys, as the source has them.
 
@@ -119,7 +114,6 @@ def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
 
 
 @app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
-@reported
 def prepare(
     file: PipelineFile,
     print_sql: Annotated[
@@ -140,7 +134,6 @@ def prepare(
 
 
 @app.command(epilog="Example: tailrace resync shop.yaml public.orders")
-@reported
 def resync(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
     """Copy a table again from nothing, beside the others. Its old rows stay until the new copy can replace them.
 
@@ -150,28 +143,24 @@ def resync(file: PipelineFile, table: OneTable, as_json: Json = False, debug: De
 
 
 @app.command(epilog="Example: tailrace pause shop.yaml public.orders")
-@reported
 def pause(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Let a table (or all) rest. Its changes are kept in the journal, up to the journal's bound."""
     _ask(file, "pause", table, as_json)
 
 
 @app.command(epilog="Example: tailrace resume shop.yaml public.orders")
-@reported
 def resume(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Let a paused table (or all) go on where it was."""
     _ask(file, "resume", table, as_json)
 
 
 @app.command(epilog="Example: tailrace retry shop.yaml public.orders")
-@reported
 def retry(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
     """Try a table in error (or all) again, from where it stopped."""
     _ask(file, "retry", table, as_json)
 
 
 @app.command(epilog="Example: tailrace skip shop.yaml public.orders")
-@reported
 def skip(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
     """Let a table in error go on without the change that stopped it, which stays among the dead letters."""
     _ask(file, "skip", table, as_json)
@@ -185,7 +174,6 @@ def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> Non
 
 
 @app.command(epilog="Example: tailrace reset shop.yaml --yes")
-@reported
 def reset(
     file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
@@ -208,7 +196,6 @@ def reset(
 
 
 @app.command(epilog="Example: tailrace receive events.yaml")
-@reported
 def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Take in what is pushed to a pipeline's source, and nothing else, until Ctrl-C; no Spark is started.
 
@@ -227,7 +214,6 @@ app.add_typer(tape.app)
 
 
 @app.command(epilog="Example: tailrace demo --seconds 60")
-@reported
 def demo(
     folder: Annotated[Path, typer.Option(help="Where the demo keeps everything; taken up again if it exists.")] = Path(
         "demo"
@@ -245,7 +231,6 @@ def demo(
 
 
 @app.command(epilog="Example: tailrace warm")
-@reported
 def warm(as_json: Json = False, debug: Debug = False) -> None:
     """Make every later start of Spark on this machine some seconds shorter. Takes half a minute, once.
 
@@ -257,7 +242,6 @@ def warm(as_json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command(epilog="Example: tailrace schema > tailrace.schema.json")
-@reported
 def schema(debug: Debug = False) -> None:
     """Print the JSON Schema of a pipeline's file, for editors and for reading which keys there are."""
     from tailrace.config.pipeline import json_schema
@@ -266,7 +250,6 @@ def schema(debug: Debug = False) -> None:
 
 
 @app.command(epilog="Example: tailrace version --json")
-@reported
 def version(as_json: Json = False, debug: Debug = False) -> None:
     """Print the version, and with --json those of the parts it stands on."""
     from tailrace.cli.inspect import print_versions

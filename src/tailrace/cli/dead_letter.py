@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +23,6 @@ DeadLetterId = Annotated[
 
 
 @app.command("list", epilog="Example: tailrace errors list shop.yaml")
-@reported
 def list_dead_letters(
     file: PipelineFile,
     every: Annotated[bool, typer.Option("--all", help="Also those that were skipped or resolved.")] = False,
@@ -46,7 +45,6 @@ def list_dead_letters(
 
 
 @app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
-@reported
 def show(
     file: PipelineFile,
     letter_id: DeadLetterId,
@@ -72,7 +70,6 @@ def show(
 
 
 @app.command(epilog="Example: tailrace errors retry shop.yaml 3")
-@reported
 def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
     """Try its table again from where it stopped: after mending what stood in the way."""
     from tailrace.cli.operate import ask
@@ -82,7 +79,6 @@ def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, de
 
 
 @app.command(epilog="Example: tailrace errors skip shop.yaml 3")
-@reported
 def skip(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
     """Let its table go on without this one change. It stays listed with --all; a resync makes the table whole again."""
     from tailrace.cli.operate import ask

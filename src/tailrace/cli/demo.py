@@ -52,10 +52,10 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         _say(f"the shop: {loaded:,} rows in {dsn}", as_json=as_json)
         _say(f"look from elsewhere: tailrace status {file}", as_json=as_json)
         with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
-            run_pipeline(config, once=False, plain=plain, as_json=as_json, seconds=seconds)
+            run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds)
         done = traffic.counts
         _say("the shop has closed; the lake takes in the rest", as_json=as_json)
-        run_pipeline(config, once=True, plain=True, as_json=as_json)
+        run_pipeline(config, file, once=True, plain=True, as_json=as_json)
         _compare(config, dsn, folder / "lake", done, as_json=as_json)
 
 

@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -17,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import colored, print_json, print_result
+from tailrace.cli.error import colored, name_file, print_json, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.errors import ConfigError, Finding, UnavailableError
 
@@ -47,7 +48,8 @@ def check_pipeline(config: PipelineConfig) -> list[Finding]:
     return findings
 
 
-def print_findings(findings: list[Finding], *, as_json: bool) -> None:
+def print_findings(findings: list[Finding], file: Path, *, as_json: bool) -> None:
+    findings = [replace(finding, fix=name_file(finding.fix, file)) for finding in findings]
     if as_json:
         ok = not any(finding.level == "error" for finding in findings)
         print_json({"ok": ok, "findings": [finding.to_dict() for finding in findings]})
@@ -59,13 +61,13 @@ def print_findings(findings: list[Finding], *, as_json: bool) -> None:
             typer.echo("".join(f"        {line}\n" for line in f"fix: {finding.fix}".splitlines()), nl=False)
 
 
-def print_status(status: PipelineStatus, *, as_json: bool) -> None:
+def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
     from tailrace.cli.progress_view import draw
 
     if as_json:
         print_json(status.to_dict())
     else:
-        make_console().print(draw(status))
+        make_console().print(draw(status, file))
 
 
 def read_states(config: PipelineConfig) -> dict[str, TableRecord]:

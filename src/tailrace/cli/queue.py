@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json, print_result, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json, print_result
 
 if TYPE_CHECKING:
     from tailrace.destination.capability import QueueView
@@ -20,7 +20,6 @@ _SHOW_SECONDS = 1.0
 
 
 @app.command(epilog="Example: tailrace queue status shop.yaml --json")
-@reported
 def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
     """Show how many events wait, since when, who sends them, and what went wrong last. Connects to nothing."""
     found = asdict(open_queue(file, connects=False).status())
@@ -33,7 +32,6 @@ def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
 
 
 @app.command(epilog="Example: tailrace queue drain shop.yaml --timeout 60")
-@reported
 def drain(
     file: PipelineFile,
     timeout: Annotated[
@@ -51,7 +49,6 @@ def drain(
 
 
 @app.command(epilog="Example: tailrace queue purge shop.yaml --yes")
-@reported
 def purge(
     file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,

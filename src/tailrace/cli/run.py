@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(
-    config: PipelineConfig, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+    config: PipelineConfig, file: Path, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
 ) -> None:
     """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
 
@@ -41,7 +41,7 @@ def run_pipeline(
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
     with (
-        choose_view(plain=plain, as_json=as_json) as view,
+        choose_view(file, plain=plain, as_json=as_json) as view,
         drained_by_signals(pipeline.drain) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
@@ -67,11 +67,11 @@ def run_pipeline(
         raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
 
 
-def choose_view(*, plain: bool, as_json: bool) -> ProgressView:
+def choose_view(file: Path, *, plain: bool, as_json: bool) -> ProgressView:
     """The live view on a terminal, lines elsewhere or when they are asked for."""
     if as_json or plain or not sys.stdout.isatty():
-        return LineView(lambda line: print(line, flush=True), as_json=as_json)
-    return LiveView(make_console())
+        return LineView(lambda line: print(line, flush=True), file, as_json=as_json)
+    return LiveView(make_console(), file)
 
 
 class Deadline:

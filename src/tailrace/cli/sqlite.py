@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_result
 
 app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
 
@@ -18,7 +18,6 @@ _TABLE = "turso_cdc"
 
 
 @app.command(epilog="Example: tailrace sqlite enable app.db --mode full")
-@reported
 def enable(
     file: SqliteFile,
     mode: Annotated[str, typer.Option("--mode", help="id, before, after or full.")] = "full",
@@ -37,7 +36,6 @@ def enable(
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
-@reported
 def disable(
     file: SqliteFile,
     drop: Annotated[bool, typer.Option("--drop", help="Drop the tape as well.")] = False,
@@ -55,7 +53,6 @@ def disable(
 
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")
-@reported
 def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
     """Show what captures the file by triggers, and what is on its tape."""
     from tailrace.capture import layout, trigger
@@ -90,7 +87,6 @@ def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False
 
 
 @app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")
-@reported
 def purge(
     file: SqliteFile,
     upto: Annotated[

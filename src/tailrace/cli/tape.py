@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_json, print_result
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ _SIGNS = {1: "+", 0: "~", -1: "-"}
 
 
 @app.command(epilog="Example: tailrace tape apply app.db replica.db")
-@reported
 def apply(
     source: TapeSource,
     destination: ReplicaFile,
@@ -50,7 +49,6 @@ def apply(
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")
-@reported
 def revert(
     file: TapeFile,
     to: Annotated[int | None, typer.Option("--to", min=0, help="Undo every change after this one.")] = None,
@@ -70,7 +68,6 @@ def revert(
 
 
 @app.command(epilog="Example: tailrace tape show app.db --after 1200")
-@reported
 def show(
     file: TapeFile,
     after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this change.")] = 0,

@@ -6,14 +6,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     from tailrace.verify.comparison import Verdict
 
 
-@reported
 def verify(
     file: PipelineFile,
     table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
