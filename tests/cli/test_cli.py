@@ -452,10 +452,17 @@ def test_a_fix_names_the_file_so_that_it_can_be_run_as_it_is(tmp_path: Path) -> 
     folder.mkdir()
     file = write(folder, "ready")
     with make_state(file) as store:
-        store.fail_table("1", "the rows are gone", fix="tailrace resync FILE public.a")
+        fix = "tailrace resync FILE public.a"
+        store.fail_table("1", "the rows are gone", fix=fix)
+        store.put_dead_letter("1", "public.a", "0" * 32, kind="UnfitError", reason="it does not fit", fix=fix)
     refused = invoke("resync", file, "public.b")
     assert f"`tailrace status '{file}'` lists its tables" in refused.stderr
-    assert f"fix: tailrace resync '{file}' public.a" in " ".join(invoke("status", file).stdout.split())
+    named = f"tailrace resync '{file}' public.a"
+    assert f"fix: {named}" in " ".join(invoke("status", file).stdout.split())
+    assert [table["fix"] for table in json.loads(invoke("status", file, "--json").stdout)["tables"]] == [named]
+    assert [letter["fix"] for letter in json.loads(invoke("errors", "list", file, "--json").stdout)["errors"]] == [
+        named
+    ]
 
 
 @pytest.mark.parametrize(
@@ -631,7 +638,7 @@ def test_an_output_on_a_full_disk_ends_a_command_in_four_with_the_fix(arguments:
     assert told.returncode == 4
     assert told.stderr.splitlines() == [
         "error: the output cannot be written: No space left on device",
-        "  fix: make room there, or send it elsewhere",
+        "  fix: free some space there, or write the output elsewhere",
     ]
 
 

@@ -207,7 +207,7 @@ def test_a_wrong_source_is_explained(tmp_path: Path, section: str, expected: str
     [
         ("", "does not hold keys and values"),
         ("- a\n", "does not hold keys and values"),
-        ("name: shop\nname: other\n", "line 2, name stands twice"),
+        ("name: shop\nname: other\n", "line 2, name is there twice"),
         (f"name: shop\n  source: {{dsn: {CANARY}\n", "is not YAML: line 2"),
         (f"name: !{CANARY} x\n", "is not YAML: line 1"),
         (f"name: *{CANARY}\n", "is not YAML: line 1"),

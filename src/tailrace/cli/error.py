@@ -36,7 +36,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 INTERRUPTED = 130
 UNREAD = 141
-"""What a shell says of a program that SIGPIPE ended."""
+"""The exit code that a shell shows for a program ended by SIGPIPE."""
 
 EXIT_CODES = {
     0: "done",
@@ -49,7 +49,7 @@ EXIT_CODES = {
     7: "stored bytes are damaged",
     8: "a table is in error",
     INTERRUPTED: "interrupted",
-    UNREAD: "nobody reads the output",
+    UNREAD: "the output was closed",
 }
 
 
@@ -81,7 +81,7 @@ def fail(error: TailraceError, *, as_json: bool, debug: bool = False, file: Path
     if debug:
         traceback.print_exception(error)
     if as_json:
-        # One line: those that `run` and `receive` print before it are lines, too.
+        # On one line, as the events that `run` and `receive` print before it.
         typer.echo(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
     else:
         print_error(error)
@@ -108,7 +108,7 @@ def to_dict(error: TailraceError) -> dict[str, Any]:
 
 
 def colored(text: str, color: str) -> str:
-    """The text in a color, unless NO_COLOR is set; a pipe gets none in any case."""
+    """The text in a color, unless NO_COLOR is set; typer leaves colors out where stdout is not a terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
 
 
@@ -138,7 +138,7 @@ def _print_panel(error: TailraceError) -> None:
 
 
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
-"""An unknown option, a missing argument, a value that is none; typer has no public name for it."""
+"""An unknown option, a missing argument, an invalid value; typer has no public name for it."""
 
 
 class Commands(TyperGroup):

@@ -1,4 +1,4 @@
-"""What commands show of a pipeline without changing it: check, status, tables, metrics."""
+"""Commands that show a pipeline without changing it: check, status, tables, metrics, version."""
 
 from __future__ import annotations
 
@@ -65,7 +65,10 @@ def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
     from tailrace.cli.progress_view import draw
 
     if as_json:
-        print_json(status.to_dict())
+        values = status.to_dict()
+        for part in (*values["tables"], values["source"] or {}):
+            part.update(fix=name_file(part.get("fix"), file))
+        print_json(values)
     else:
         make_console().print(draw(status, file))
 
@@ -124,13 +127,13 @@ def _version(package: str) -> str | None:
 
 
 def make_console() -> Console:
-    """Rich on stdout. A pipe gets wide lines: nobody's terminal folds them there."""
+    """Rich on stdout. A pipe gets wide lines, because no terminal wraps them there."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-# The command `tailrace metrics`: figures for Prometheus, printed once or served.
+# The command `tailrace metrics`: printed once, or served.
 
 
 def print_metrics(file: Path) -> None:
@@ -143,7 +146,7 @@ def print_metrics(file: Path) -> None:
 def serve_metrics(file: Path, listen: str) -> None:
     """Answer `GET /metrics` until SIGINT or SIGTERM, whether or not the pipeline runs.
 
-    Raises ConfigError for an address that is none, UnavailableError for one that cannot be had.
+    Raises ConfigError for an invalid address, UnavailableError for one that cannot be listened on.
     """
     from tailrace.option.value import split_listen
 
@@ -154,19 +157,21 @@ def serve_metrics(file: Path, listen: str) -> None:
     registry = _registry(file)
     from prometheus_client import make_wsgi_app
 
-    with until_signal() as told:
+    with until_signal() as stop:
         try:
             _Server.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             server = make_server(host, port, make_wsgi_app(registry), _Server, _Request)
         except UnicodeError:
             raise ConfigError(f"--listen {listen} names no host", fix="write --listen 127.0.0.1:9187") from None
         except OSError as error:
-            raise UnavailableError(f"cannot listen on {listen}: {error.strerror}", fix="choose another one") from error
+            raise UnavailableError(
+                f"cannot listen on {listen}: {error.strerror}", fix="choose another address with --listen"
+            ) from error
         with server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
-            told.wait()
+            stop.wait()
             server.shutdown()
             thread.join()
 
@@ -175,18 +180,18 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: somebody asked and went away, or was too slow."""
+        """Nothing: a client closed the connection or was too slow."""
 
 
 class _Request(WSGIRequestHandler):
     timeout = 30
 
-    def log_message(self, *told: object) -> None:
-        """Nothing: Prometheus asks every few seconds."""
+    def log_message(self, *parts: object) -> None:
+        """Nothing: Prometheus sends a request every few seconds."""
 
 
 def _registry(file: Path) -> CollectorRegistry:
-    """What reads the pipeline's state, and its queue if it has one, each time somebody asks."""
+    """Metrics that read the pipeline's state, and its queue if it has one, at each request."""
     try:
         from prometheus_client import CollectorRegistry
     except ImportError as error:

@@ -23,7 +23,7 @@ _STYLES = {TableState.READY: "green", TableState.ERRORED: "bold red", TableState
 
 
 class ProgressView(Protocol):
-    """Shows one status after the other, from `with` to its end. `show` may be called as often as one likes."""
+    """Shows one status after the other within its `with` block. `show` may be called at any rate."""
 
     def show(self, status: PipelineStatus) -> None: ...
 
@@ -35,7 +35,7 @@ class ProgressView(Protocol):
 
 
 class LiveView:
-    """A table on the terminal that is drawn anew with every status."""
+    """A table on the terminal that is drawn again with every status."""
 
     def __init__(self, console: Console, file: Path | None = None) -> None:
         self._console = console
@@ -64,7 +64,7 @@ class LiveView:
 class LineView:
     """Lines for logs: one for each change of a table's state or pause, and one for the pipeline every few seconds.
 
-    `key=value` text, or JSON objects with `as_json`. Keys are stable; their order is, too.
+    `key=value` text, or JSON objects with `as_json`. Keys and their order are stable.
     """
 
     def __init__(
@@ -182,7 +182,7 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
 def _next_try(table: TableStatus) -> str:
     tried = f"it was tried {table.attempts} times" if table.attempts != 1 else "it was tried once"
     if table.next_try:
-        return f"{tried}, and will be again at {table.next_try:%H:%M:%S} UTC"
+        return f"{tried}; the next attempt is at {table.next_try:%H:%M:%S} UTC"
     return f"{tried}; only a new copy helps" if table.retry == "none" else f"{tried}, and waits for `tailrace retry`"
 
 

@@ -1,4 +1,4 @@
-"""How a pipeline stands, as metrics for Prometheus: names of tables, never a value of a row."""
+"""A pipeline's status as Prometheus metrics: names of tables, never a row value."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus
 
 StatusAndQueue = tuple[PipelineStatus, QueueStatus | None]
-"""How the pipeline stands, and its destination's queue where it has one."""
+"""Of the pipeline, and of its destination's queue where it has one."""
 
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """One metric. `value` takes what it is about: the `Status`, a `TableStatus`, or a queue. None: not known."""
+    """One metric. `value` gets its subject: a `PipelineStatus`, a `TableStatus` or a `QueueStatus`. None: not known."""
 
     name: str
     meaning: str
     value: Callable[[Any], float | None]
 
     def of(self, subjects: Iterable[tuple[Mapping[str, str], Any]]) -> Iterator[Metric]:
-        """The family of what is known, each subject under its labels. Nothing where nothing is known."""
+        """The metric of every subject whose value is known, under its labels. Nothing where none is known."""
         known = [(labels, value) for labels, one in subjects if (value := self.value(one)) is not None]
         if known:
             kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
@@ -81,7 +81,7 @@ QUEUE: Final = (
 
 
 class PipelineMetrics(Collector):
-    """Reads how the pipeline stands whenever somebody asks; that it cannot be read is a figure, too."""
+    """Reads the status at each request. That it cannot be read is a metric too: `tailrace_up` is 0."""
 
     def __init__(self, pipeline: str, read: Callable[[], StatusAndQueue]) -> None:
         self._own = {"pipeline": pipeline}
@@ -96,7 +96,7 @@ class PipelineMetrics(Collector):
         yield from UP.of([(self._own, True)])
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
-        # One that was made anew has its name beside the one that is gone, for a while; no line may be there twice.
+        # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
         by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
         tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
         for figure in TABLE:

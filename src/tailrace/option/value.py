@@ -1,8 +1,8 @@
 """What the options of sources, destinations and pipelines are made of.
 
 An options model is a pydantic model that subclasses `Options`: unknown keys are refused, the result is frozen,
-sizes and durations are read from human strings, paths are taken relative to the file they stand in, and secrets
-show themselves to nobody. Import-light: neither pyarrow nor a driver is loaded here.
+sizes and durations are read from human strings, paths are relative to the file they are in, and secrets are never
+shown. Import-light: neither pyarrow nor a driver is loaded here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TypedOptions(Options):
 
 @dataclass(frozen=True)
 class OptionContext:
-    """Where options stand: the pipeline they belong to and the folder its relative paths start from."""
+    """The pipeline an option belongs to, and the folder its relative paths start from."""
 
     name: str
     folder: Path
