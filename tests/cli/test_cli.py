@@ -262,7 +262,7 @@ def test_an_error_as_json_is_one_line_as_the_events_of_a_run_are(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("plugin")
-def test_an_unexpected_error_is_told_in_a_line_without_its_text(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_reported_in_a_line_without_its_text(tmp_path: Path) -> None:
     result = invoke("check", write(tmp_path, "broken"))
     assert result.exit_code == 1
     assert "unexpected RuntimeError in " in result.stderr
@@ -313,7 +313,7 @@ def test_status_before_the_first_run_says_so(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_status_tells_each_table_and_its_error_beside_a_runner(file: Path) -> None:
+def test_status_shows_each_table_and_its_error_while_a_runner_works(file: Path) -> None:
     with make_state(file), RunnerLock(file.parent / "state"):
         result = invoke("status", file)
         told = json.loads(invoke("status", file, "--json").stdout)
@@ -339,7 +339,7 @@ def test_a_resync_is_left_for_the_runner(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_resync_of_a_table_nobody_knows_is_refused(file: Path) -> None:
+def test_a_resync_of_an_unknown_table_is_refused(file: Path) -> None:
     with make_state(file) as store:
         result = invoke("resync", file, "public.b")
         assert result.exit_code == 2
@@ -486,7 +486,7 @@ def test_the_script_to_install_is_json_where_that_is_asked_for(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -> None:
+def test_a_reset_forgets_everything_but_is_refused_while_the_pipeline_runs(file: Path) -> None:
     checkpoint = file.parent / "state" / "checkpoint"
     with make_state(file) as store:
         checkpoint.mkdir()
@@ -663,7 +663,7 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped_as_in_json(monkeypatch
         (["--json", "status", "shop.yaml"], "No such option: --json", ""),
     ],
 )
-def test_a_call_that_is_wrong_is_told_as_json_where_that_is_asked_for(
+def test_a_wrong_call_is_reported_as_json_where_the_call_asks_for_json(
     arguments: list[str], message: str, command: str
 ) -> None:
     result = invoke(*arguments)
@@ -674,7 +674,7 @@ def test_a_call_that_is_wrong_is_told_as_json_where_that_is_asked_for(
     assert f"{command} --help`" in told["fix"]
 
 
-def test_a_call_that_is_wrong_is_told_as_text_elsewhere() -> None:
+def test_a_wrong_call_is_reported_as_text_elsewhere() -> None:
     result = invoke("status")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Missing argument 'FILE'" in result.stderr

@@ -107,7 +107,7 @@ def test_a_lake_with_options_of_its_storage_is_read_back_with_them(file: Path) -
     assert verdict.equal
 
 
-def test_a_lake_that_lost_a_file_or_does_not_answer_is_told_as_such(file: Path) -> None:
+def test_a_lake_that_lost_a_file_or_does_not_answer_is_reported_as_such(file: Path) -> None:
     keep(file, [("k", 1, 1.0)])
     for part in (file.parent / "lake" / "main" / "t").glob("*.parquet"):
         part.unlink()
@@ -330,7 +330,7 @@ def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["delta", "sqlite"])
-def test_values_beside_their_row_are_equal_in_whatever_order_they_were_noted(
+def test_values_that_do_not_fit_are_equal_in_whatever_order_they_were_noted(
     tmp_path: Path, database: PostgresDatabase, kind: str
 ) -> None:
     database.run(
@@ -373,7 +373,7 @@ def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_foun
     assert verdict.different == 1
 
 
-def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_somebody_else_is_refused(file: Path) -> None:
+def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_another_program_is_refused(file: Path) -> None:
     path = file.parent / "replica.db"
     sections = {**yaml.safe_load(file.read_text()), "destination": {"type": "sqlite", "path": str(path)}}
     file.write_text(yaml.safe_dump(sections))
