@@ -77,7 +77,7 @@ def has_queue(type_: str) -> bool:
 
 
 def open_queue(file: Path, *, connects: bool = True) -> QueueView:
-    """The queue of a pipeline's file. Without `connects`, only for its status: no variable of the file must be set.
+    """The queue of a pipeline's file. Without `connects`, for its status alone: variables of the file may be unset.
 
     Raises ConfigError for a destination without a queue, and for variables that are not set and needed.
     """
@@ -89,7 +89,10 @@ def open_queue(file: Path, *, connects: bool = True) -> QueueView:
     config = load(file, connects=connects)
     type_ = config.destination.type
     if not has_queue(type_):
-        raise ConfigError(f"the destination {type_} has no queue", fix="only `destination: {type: webhook}` has one")
+        raise ConfigError(
+            f"the destination {type_} has no queue",
+            fix="use a destination that has one, such as `destination: {type: webhook}`",
+        )
     # A section with variables that are not set may not be what its type takes, or not say where the queue is.
     if connects or isinstance(config.destination, DESTINATIONS.model(type_)):
         destination = open_destination(config)
