@@ -20,7 +20,8 @@ from tailrace.destination import Batch
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.model.change import START
-from tailrace.source.rqlite.option import RqliteOptions, split_listen
+from tailrace.option.value import split_listen
+from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions
 from tailrace.system.child_process import Child
 from tailrace.testing.wait import wait_until

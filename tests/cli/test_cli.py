@@ -16,7 +16,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from tailrace.cli import app
-from tailrace.cli.error import EXIT_CODES
+from tailrace.cli.error import EXIT_CODES, name_file
 from tailrace.config.pipeline import load
 from tailrace.errors import TailraceError
 from tailrace.state import RunnerLock, SourceStatus, StateStore, TableState
@@ -262,7 +262,7 @@ def test_an_error_as_json_is_one_line_as_the_events_of_a_run_are(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("plugin")
-def test_an_unexpected_error_is_told_in_a_line_without_its_text(tmp_path: Path) -> None:
+def test_an_unexpected_error_is_reported_in_a_line_without_its_text(tmp_path: Path) -> None:
     result = invoke("check", write(tmp_path, "broken"))
     assert result.exit_code == 1
     assert "unexpected RuntimeError in " in result.stderr
@@ -313,7 +313,7 @@ def test_status_before_the_first_run_says_so(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_status_tells_each_table_and_its_error_beside_a_runner(file: Path) -> None:
+def test_status_shows_each_table_and_its_error_while_a_runner_works(file: Path) -> None:
     with make_state(file), RunnerLock(file.parent / "state"):
         result = invoke("status", file)
         told = json.loads(invoke("status", file, "--json").stdout)
@@ -339,7 +339,7 @@ def test_a_resync_is_left_for_the_runner(file: Path) -> None:
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_resync_of_a_table_nobody_knows_is_refused(file: Path) -> None:
+def test_a_resync_of_an_unknown_table_is_refused(file: Path) -> None:
     with make_state(file) as store:
         result = invoke("resync", file, "public.b")
         assert result.exit_code == 2
@@ -416,10 +416,66 @@ def test_dead_letters_are_retried_and_skipped_by_their_number(file: Path) -> Non
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_source_that_needs_nothing_installed_says_so(file: Path) -> None:
-    result = invoke("prepare", file)
-    assert result.exit_code == 2
-    assert "needs nothing to be installed" in result.stderr
+@pytest.mark.parametrize(
+    ("command", "message", "fix"),
+    [
+        ("verify", "a source of `type: tap` cannot be read as a whole", "the method `read_table`"),
+        ("queue status", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("queue drain", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("queue purge", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("receive", "nothing is pushed to a source of type tap", "`tailrace run shop.yaml`"),
+        ("prepare", "a source of type tap needs nothing to be installed", "tailrace run shop.yaml"),
+    ],
+)
+def test_a_command_for_what_the_source_or_destination_cannot_do_is_refused_with_the_fix(
+    file: Path, monkeypatch: pytest.MonkeyPatch, command: str, message: str, fix: str
+) -> None:
+    monkeypatch.chdir(file.parent)
+    result = invoke(*command.split(), file.name, "--json")
+    error = json.loads(result.stdout)["error"]
+    assert (result.exit_code, error["kind"]) == (2, "ConfigError")
+    assert message in error["message"]
+    assert fix in error["fix"]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_metrics_of_a_destination_without_a_queue_have_none(file: Path) -> None:
+    make_state(file).close()
+    figures = invoke("metrics", file).stdout
+    assert 'tailrace_up{pipeline="shop"} 1.0' in figures
+    assert "tailrace_queue" not in figures
+
+
+@pytest.mark.usefixtures("plugin")
+def test_a_fix_names_the_file_so_that_it_can_be_run_as_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "my shop"
+    folder.mkdir()
+    file = write(folder, "ready")
+    with make_state(file) as store:
+        fix = "tailrace resync FILE public.a"
+        store.fail_table("1", "the rows are gone", fix=fix)
+        store.put_dead_letter("1", "public.a", "0" * 32, kind="UnfitError", reason="it does not fit", fix=fix)
+    refused = invoke("resync", file, "public.b")
+    assert f"`tailrace status '{file}'` lists its tables" in refused.stderr
+    named = f"tailrace resync '{file}' public.a"
+    assert f"fix: {named}" in " ".join(invoke("status", file).stdout.split())
+    assert [table["fix"] for table in json.loads(invoke("status", file, "--json").stdout)["tables"]] == [named]
+    assert [letter["fix"] for letter in json.loads(invoke("errors", "list", file, "--json").stdout)["errors"]] == [
+        named
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("tailrace reset FILE, then tailrace run FILE", "tailrace reset shop.yaml, then tailrace run shop.yaml"),
+        ("`tailrace errors skip FILE ID` passes over it", "`tailrace errors skip shop.yaml ID` passes over it"),
+        ("tailrace sqlite enable FILE", "tailrace sqlite enable FILE"),
+        ("a file called FILE", "a file called FILE"),
+    ],
+)
+def test_only_commands_that_take_the_pipelines_file_are_given_its_name(text: str, named: str) -> None:
+    assert name_file(text, Path("shop.yaml")) == named
 
 
 def test_the_script_to_install_is_json_where_that_is_asked_for(tmp_path: Path) -> None:
@@ -430,7 +486,7 @@ def test_the_script_to_install_is_json_where_that_is_asked_for(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_reset_forgets_everything_but_is_refused_beside_a_runner(file: Path) -> None:
+def test_a_reset_forgets_everything_but_is_refused_while_the_pipeline_runs(file: Path) -> None:
     checkpoint = file.parent / "state" / "checkpoint"
     with make_state(file) as store:
         checkpoint.mkdir()
@@ -582,7 +638,7 @@ def test_an_output_on_a_full_disk_ends_a_command_in_four_with_the_fix(arguments:
     assert told.returncode == 4
     assert told.stderr.splitlines() == [
         "error: the output cannot be written: No space left on device",
-        "  fix: make room there, or send it elsewhere",
+        "  fix: free some space there, or write the output elsewhere",
     ]
 
 
@@ -607,7 +663,7 @@ def test_what_the_encoding_of_the_output_lacks_is_escaped_as_in_json(monkeypatch
         (["--json", "status", "shop.yaml"], "No such option: --json", ""),
     ],
 )
-def test_a_call_that_is_wrong_is_told_as_json_where_that_is_asked_for(
+def test_a_wrong_call_is_reported_as_json_where_the_call_asks_for_json(
     arguments: list[str], message: str, command: str
 ) -> None:
     result = invoke(*arguments)
@@ -618,7 +674,7 @@ def test_a_call_that_is_wrong_is_told_as_json_where_that_is_asked_for(
     assert f"{command} --help`" in told["fix"]
 
 
-def test_a_call_that_is_wrong_is_told_as_text_elsewhere() -> None:
+def test_a_wrong_call_is_reported_as_text_elsewhere() -> None:
     result = invoke("status")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "Missing argument 'FILE'" in result.stderr

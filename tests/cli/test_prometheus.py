@@ -138,7 +138,7 @@ def test_who_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
         assert urllib3.request("GET", url, retries=False).status == 200
 
 
-def test_a_table_that_was_made_anew_has_each_line_once(tmp_path: Path) -> None:
+def test_a_table_that_was_dropped_and_created_again_has_each_line_once(tmp_path: Path) -> None:
     file = write(tmp_path)
     with make_state(file) as store:
         store.add_table("0", "public.orders")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from tailrace.cli.sqlite import app as sqlite_app
-from tailrace.cli.tape import app as tape_app
+from tailrace.cli import app
 
 
 @pytest.fixture
@@ -29,11 +28,11 @@ def execute(path: Path, *statements: str) -> None:
 
 
 def sqlite(*words: object) -> Result:
-    return CliRunner().invoke(sqlite_app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["sqlite", *map(str, words)])
 
 
 def tape(*words: object) -> Result:
-    return CliRunner().invoke(tape_app, [str(word) for word in words])
+    return CliRunner().invoke(app, ["tape", *map(str, words)])
 
 
 def value(result: Result) -> Any:

@@ -158,7 +158,7 @@ def test_two_dollars_stand_for_one(tmp_path: Path) -> None:
     assert config.destination.path == "/data/${SHOP_DSN}"
 
 
-def test_every_problem_is_told_with_its_line_and_a_near_miss_is_named(tmp_path: Path) -> None:
+def test_every_problem_is_reported_with_its_line_and_a_near_miss_is_named(tmp_path: Path) -> None:
     said = refused(
         tmp_path,
         """\
@@ -207,7 +207,7 @@ def test_a_wrong_source_is_explained(tmp_path: Path, section: str, expected: str
     [
         ("", "does not hold keys and values"),
         ("- a\n", "does not hold keys and values"),
-        ("name: shop\nname: other\n", "line 2, name stands twice"),
+        ("name: shop\nname: other\n", "line 2, name is there twice"),
         (f"name: shop\n  source: {{dsn: {CANARY}\n", "is not YAML: line 2"),
         (f"name: !{CANARY} x\n", "is not YAML: line 1"),
         (f"name: *{CANARY}\n", "is not YAML: line 1"),
@@ -221,7 +221,7 @@ def test_a_file_that_cannot_be_read_says_where_and_quotes_nothing(tmp_path: Path
     assert expected in refused(tmp_path, text)
 
 
-def test_a_name_that_is_too_long_for_its_slot_is_told_as_such(tmp_path: Path) -> None:
+def test_a_name_that_is_too_long_for_its_slot_is_reported_as_such(tmp_path: Path) -> None:
     text = SHOP.replace("name: shop", f"name: {'a' * 60}")
     assert "source.slot made of the pipeline's name is longer than 63 bytes; set it, or" in refused(tmp_path, text)
     load(write(tmp_path, text.replace("publication: shop", "publication: shop, slot: short")))

@@ -50,7 +50,7 @@ def require_refusal(scenario: Scenario, reason: str) -> None:
         assert run.wait() == 6
         said = " ".join(run.log_tail(10).split())
     assert reason in said
-    assert "tailrace reset FILE" in said
+    assert f"tailrace reset {scenario.file}" in said
     assert {table.table: count_lake(table, scenario.lake) for table in scenario.tables()} == before
 
 

@@ -94,7 +94,7 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
             ("insert", 3, "new"),
         ]
     ]
-    assert "public.items: it has no key to go by, or is kept with its history" in scenario.execute("verify")
+    assert "public.items: it has no key, or is kept with its history" in scenario.execute("verify")
 
 
 def test_a_new_column_that_is_widened_before_anybody_looked_keeps_what_older_rows_hold(scenario: Scenario) -> None:

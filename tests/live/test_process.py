@@ -108,7 +108,7 @@ def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: S
     with scenario.run(failpoints="stream.before_write:hang!once") as run:
         wait_until(lambda: "stream.before_write" in run.acted())
         run.terminate()
-        wait_until(lambda: "once more stops at once" in run.log_file.read_text())
+        wait_until(lambda: "a second signal stops at once" in run.log_file.read_text())
         run.terminate()
         assert run.wait() == 130, run.log_tail()
         said = run.log_file.read_text()

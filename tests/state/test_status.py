@@ -111,7 +111,7 @@ def test_a_pause_and_the_next_try_are_shown(store: StateStore) -> None:
     store.fail_table("2", "the disk is full", retry="timed", attempts=3, next_try=NOW)
     status = PipelineStatus.read(store)
     assert "Init, paused" in shown(status)
-    assert "it was tried 3 times, and will be again at 12:00:00 UTC" in shown(status)
+    assert "it was tried 3 times; the next attempt is at 12:00:00 UTC" in shown(status)
     told = status.to_dict()["tables"][0]
     assert (told["name"], told["retry"], told["attempts"]) == ("public.b", "timed", 3)
     assert datetime.fromisoformat(told["next_try"]) == NOW

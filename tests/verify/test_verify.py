@@ -29,11 +29,10 @@ from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.errors import ConfigError, PreflightError, TableError, UnavailableError
 from tailrace.model.change import Changes, Op, pack_unchanged
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.model.table_rows import Readable, RowBatches
 from tailrace.option.table import TableOptions
 from tailrace.testing.destination import changes_of, insert
-from tailrace.verify.comparison import _compare, _pile, verify
-from tailrace.verify.destination import destination_rows
-from tailrace.verify.source import source_rows
+from tailrace.verify.comparison import _judge, _spill, verify
 from tests.support.database import PostgresDatabase
 from tests.support.delta_optimize import optimize_as_spark_does
 from tests.support.rqlite_node import RqliteNode
@@ -62,6 +61,13 @@ def keep(file: Path, rows: list[tuple[str, int, float]]) -> None:
     columns = [*zip(*rows, strict=True), ["2026-11-15"] * len(rows)]
     table = pa.table(dict(zip(names, map(list, columns), strict=True)))
     write_deltalake(str(file.parent / "lake" / "main" / "t"), table, mode="overwrite")
+
+
+def read_all(part: object, table: TableSchema) -> RowBatches:
+    assert isinstance(part, Readable)
+    found = part.read_table(table)
+    assert found is not None
+    return found.rows
 
 
 def test_equal_sides_are_equal_in_whatever_order_their_rows_lie(file: Path) -> None:
@@ -101,7 +107,7 @@ def test_a_lake_with_options_of_its_storage_is_read_back_with_them(file: Path) -
     assert verdict.equal
 
 
-def test_a_lake_that_lost_a_file_or_does_not_answer_is_told_as_such(file: Path) -> None:
+def test_a_lake_that_lost_a_file_or_does_not_answer_is_reported_as_such(file: Path) -> None:
     keep(file, [("k", 1, 1.0)])
     for part in (file.parent / "lake" / "main" / "t").glob("*.parquet"):
         part.unlink()
@@ -122,7 +128,7 @@ def test_moments_far_off_are_read_back_from_a_file_as_spark_writes_it(tmp_path: 
     place = tmp_path / "main" / "t"
     write_deltalake(str(place), pa.table({"at": pa.array(moments, table.column("at").type)}))
     optimize_as_spark_does(place, "")
-    kept = destination_rows(DeltaDestination(str(tmp_path)), table).rows
+    kept = read_all(DeltaDestination(str(tmp_path)), table)
     assert [at for batch in kept for at in batch.column("at").to_pylist()] == moments
 
 
@@ -195,11 +201,11 @@ def test_sides_in_files_compare_as_those_in_memory(
 
     with tempfile.TemporaryDirectory() as folder:
         here, there = (
-            _pile(Path(folder) / name, TABLE, iter(batches(rows)), run_rows)
+            _spill(Path(folder) / name, TABLE, iter(batches(rows)), run_rows)
             for name, rows in (("ours", ours), ("theirs", theirs))
         )
         assert bool(list((Path(folder) / "ours").iterdir())) == (len(ours) >= run_rows)
-        verdict = _compare(TABLE, here, there, 1000, run_rows)
+        verdict = _judge(TABLE, here, there, 1000, run_rows)
     assert (verdict.source_rows, verdict.destination_rows) == (len(ours), len(theirs))
     missing, extra = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
     different = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}
@@ -227,7 +233,7 @@ def bring_over(file: Path) -> None:
                 ordinal=np.arange(batch.num_rows, dtype=np.int64),
                 exact=batch.column(batch.num_columns - 1),
             )
-            for batch in source_rows(source, table)
+            for batch in read_all(source, table)
         ]
         destination.write_changes(table, chunks, Batch("p", number))
 
@@ -296,7 +302,7 @@ def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(
     )
     source = open_source(load(configure(tmp_path, {"type": "postgres", "dsn": database.dsn})))
     found = {
-        table.table.name: sorted(n for batch in source_rows(source, table) for n in batch.column("id").to_pylist())
+        table.table.name: sorted(n for batch in read_all(source, table) for n in batch.column("id").to_pylist())
         for table in source.tables()
     }
     assert found == {"parent": [1], "child": [2], "split": [3, 13]}
@@ -324,7 +330,7 @@ def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("kind", ["delta", "sqlite"])
-def test_values_beside_their_row_are_equal_in_whatever_order_they_were_noted(
+def test_values_that_do_not_fit_are_equal_in_whatever_order_they_were_noted(
     tmp_path: Path, database: PostgresDatabase, kind: str
 ) -> None:
     database.run(
@@ -367,7 +373,7 @@ def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_foun
     assert verdict.different == 1
 
 
-def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_somebody_else_is_refused(file: Path) -> None:
+def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_another_program_is_refused(file: Path) -> None:
     path = file.parent / "replica.db"
     sections = {**yaml.safe_load(file.read_text()), "destination": {"type": "sqlite", "path": str(path)}}
     file.write_text(yaml.safe_dump(sections))

@@ -1,6 +1,6 @@
 """The command `tailrace`.
 
-Imports are inside the commands: help must come at once, and only `run`, `demo` and `warm` may cost the start of Spark.
+Imports are inside the commands: help must come at once, and only `run`, `demo` and `warm` start Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli import dead_letter, queue, sqlite, tape
-from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json, reported
+from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.output import guard_output
 from tailrace.cli.verify import verify
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tailrace",
     cls=Commands,
-    help="Follow a database and keep its tables up to date elsewhere, within seconds.",
+    help="Copy the tables of a database elsewhere and keep them up to date, within seconds.",
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,
@@ -32,69 +32,66 @@ app = typer.Typer(
 OneTable = Annotated[str, typer.Argument(metavar="TABLE", help="The table, as schema.table.", show_default=False)]
 AnyTable = Annotated[
     str | None,
-    typer.Argument(metavar="[TABLE]", help="The table, as schema.table; all without it.", show_default=False),
+    typer.Argument(metavar="[TABLE]", help="The table, as schema.table; default: all tables.", show_default=False),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the live view.")]
 
 
 @app.command(epilog="Example: tailrace run shop.yaml --once")
-@reported
 def run(
     file: PipelineFile,
-    once: Annotated[bool, typer.Option("--once", help="Apply what is there now, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
     plain: Plain = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Run a pipeline: copy its tables, then follow the changes until Ctrl-C.
+    """Run a pipeline: copy its tables, then apply their changes until Ctrl-C.
 
-    The first Ctrl-C or SIGTERM finishes the batch in hand, the second stops at once; nothing is lost either way.
-    With --once, a table in error ends in exit code 8.
+    The first Ctrl-C or SIGTERM finishes the current batch, the second stops at once; nothing is lost either way.
+    With --once, exits with 8 if a table is in error.
     """
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load
 
-    run_pipeline(load(file), once=once, plain=plain, as_json=as_json)
+    run_pipeline(load(file), file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")
-@reported
 def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Look whether source and destination are ready, without changing anything; exit code 3 if they are not."""
+    """Check that source and destination are ready. Changes nothing. Exits with 3 if something is missing."""
     from tailrace.cli.inspect import check_pipeline, print_findings
     from tailrace.config.pipeline import load
 
     findings = check_pipeline(load(file))
-    print_findings(findings, as_json=as_json)
+    print_findings(findings, file, as_json=as_json)
     if any(finding.level == "error" for finding in findings):
         raise typer.Exit(3)
 
 
 @app.command(epilog="Example: tailrace status shop.yaml --json")
-@reported
 def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Show how each table stands: state, rows, lag, and the last error with its fix. Works beside a running pipeline.
+    """Show each table's state, rows, lag, and last error with its fix. Also works while the pipeline runs.
 
-    Reads only the pipeline's state: no connection to source or destination is made, no password of theirs needed.
+    Reads only the pipeline's state: does not connect to source or destination, and needs none of their passwords.
     """
     from tailrace.cli.inspect import print_status
     from tailrace.config.pipeline import load
     from tailrace.state.status import PipelineStatus
 
     with load(file, connects=False).store_address.open_reading() as store:
-        print_status(PipelineStatus.read(store), as_json=as_json)
+        print_status(PipelineStatus.read(store), file, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace metrics shop.yaml --listen 127.0.0.1:9187")
-@reported
 def metrics(
     file: PipelineFile,
     listen: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Serve them at /metrics until Ctrl-C, instead of once here.")
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="Serve them at /metrics until Ctrl-C instead of printing them once."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Print how each table stands as metrics for Prometheus. Reads only the state, also while nothing runs."""
+    """Print each table's state, rows and lag as Prometheus metrics. Reads only the state; the pipeline need not run."""
     from tailrace.cli.inspect import print_metrics, serve_metrics
 
     if listen is None:
@@ -104,11 +101,10 @@ def metrics(
 
 
 @app.command(epilog="Example: tailrace tables shop.yaml")
-@reported
 def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """List the tables that the pipeline would follow now, with their keys, as the source has them.
+    """List the tables that the source has and the pipeline selects, with their keys.
 
-    Once the pipeline has run, also the state each of them is in.
+    Once the pipeline has run, also the state of each.
     """
     from tailrace.cli.inspect import print_tables, read_states
     from tailrace.config.pipeline import load
@@ -119,19 +115,19 @@ def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
 
 
 @app.command(epilog="Example: tailrace prepare shop.yaml --print-sql")
-@reported
 def prepare(
     file: PipelineFile,
     print_sql: Annotated[
         bool, typer.Option("--print-sql", help="Print the statements instead of running them.")
     ] = False,
-    remove: Annotated[bool, typer.Option("--remove", help="Take it out again.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove what was installed.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Install what makes schema changes exact: in Postgres an event trigger, which needs a superuser or its like.
+    """Install what makes schema changes exact: in Postgres an event trigger. Needs a superuser or similar rights.
 
-    Without it they are derived from the log, which suffices for most; docs/schema-changes.md has the difference.
+    Without it, schema changes are derived from the log, which is enough for most; docs/schema-changes.md explains the
+    difference.
     """
     from tailrace.cli.operate import prepare_source
     from tailrace.config.pipeline import load
@@ -140,40 +136,35 @@ def prepare(
 
 
 @app.command(epilog="Example: tailrace resync shop.yaml public.orders")
-@reported
 def resync(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
-    """Copy a table again from nothing, beside the others. Its old rows stay until the new copy can replace them.
+    """Copy one table again from scratch, while the others go on. Its old rows stay until the new copy replaces them.
 
-    The running pipeline does it, or else the next run.
+    The running pipeline does it, or the next run.
     """
     _ask(file, "resync", table, as_json)
 
 
 @app.command(epilog="Example: tailrace pause shop.yaml public.orders")
-@reported
 def pause(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Let a table (or all) rest. Its changes are kept in the journal, up to the journal's bound."""
+    """Pause one table, or all. Changes stay in the journal until you resume, up to `journal.max_bytes`."""
     _ask(file, "pause", table, as_json)
 
 
 @app.command(epilog="Example: tailrace resume shop.yaml public.orders")
-@reported
 def resume(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Let a paused table (or all) go on where it was."""
+    """Resume one paused table, or all, from where it stopped."""
     _ask(file, "resume", table, as_json)
 
 
 @app.command(epilog="Example: tailrace retry shop.yaml public.orders")
-@reported
 def retry(file: PipelineFile, table: AnyTable = None, as_json: Json = False, debug: Debug = False) -> None:
-    """Try a table in error (or all) again, from where it stopped."""
+    """Retry one table in error, or all, from where it stopped."""
     _ask(file, "retry", table, as_json)
 
 
 @app.command(epilog="Example: tailrace skip shop.yaml public.orders")
-@reported
 def skip(file: PipelineFile, table: OneTable, as_json: Json = False, debug: Debug = False) -> None:
-    """Let a table in error go on without the change that stopped it, which stays among the dead letters."""
+    """Skip the change that stopped a table. It is kept as a dead letter, and the table goes on after it."""
     _ask(file, "skip", table, as_json)
 
 
@@ -185,16 +176,16 @@ def _ask(file: Path, kind: RequestKind, table: str | None, as_json: bool) -> Non
 
 
 @app.command(epilog="Example: tailrace reset shop.yaml --yes")
-@reported
 def reset(
     file: PipelineFile,
-    yes: Annotated[bool, typer.Option("--yes", help="Do it without asking.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask first.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Begin again: drop the slot, the journal and the state, so that the next run copies every table anew.
+    """Start over: drop the slot, the journal and the state. The next run copies every table again.
 
-    For when the upstream or the journal lost what was needed. The destination keeps its rows until then.
+    Use it when the upstream or the journal has lost changes that are needed. The destination keeps its rows until the
+    new copies are complete.
     """
     from tailrace.cli.operate import reset_pipeline
     from tailrace.config.pipeline import load
@@ -202,17 +193,16 @@ def reset(
     config = load(file)
     if not yes:
         typer.confirm(
-            f"Forget how far pipeline {config.name} has come, and copy every table anew?", abort=True, err=True
+            f"Forget the progress of pipeline {config.name} and copy every table again?", abort=True, err=True
         )
     reset_pipeline(config, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace receive events.yaml")
-@reported
 def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Take in what is pushed to a pipeline's source, and nothing else, until Ctrl-C; no Spark is started.
+    """Receive what is pushed to the pipeline's source, without applying it, until Ctrl-C. Does not start Spark.
 
-    For `source: {type: rqlite}`: its events are safe while the pipeline is stopped, upgraded or moved.
+    For `source: {type: rqlite}`: no event is lost while the pipeline is stopped, upgraded or moved.
     """
     from tailrace.cli.run import receive as receive_only
 
@@ -227,29 +217,27 @@ app.add_typer(tape.app)
 
 
 @app.command(epilog="Example: tailrace demo --seconds 60")
-@reported
 def demo(
-    folder: Annotated[Path, typer.Option(help="Where the demo keeps everything; taken up again if it exists.")] = Path(
-        "demo"
-    ),
-    rows: Annotated[int, typer.Option(min=1, help="How many orders there are at the start.")] = 100_000,
-    seconds: Annotated[float | None, typer.Option(min=0, help="End after this time; default: at Ctrl-C.")] = None,
+    folder: Annotated[Path, typer.Option(help="The folder of the demo; an existing one is continued.")] = Path("demo"),
+    rows: Annotated[int, typer.Option(min=1, help="How many orders the shop starts with.")] = 100_000,
+    seconds: Annotated[
+        float | None, typer.Option(min=0, help="Stop after so many seconds; default: at Ctrl-C.")
+    ] = None,
     plain: Plain = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """See it work: a private PostgreSQL with a shop, people ordering, Delta tables that follow, and a comparison."""
+    """See it work: a private PostgreSQL with a shop and its customers, copied to Delta tables, compared at the end."""
     from tailrace.cli.demo import run_demo
 
     run_demo(folder, rows=rows, seconds=seconds, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace warm")
-@reported
 def warm(as_json: Json = False, debug: Debug = False) -> None:
-    """Make every later start of Spark on this machine some seconds shorter. Takes half a minute, once.
+    """Make later starts of Spark on this machine some seconds faster. Takes half a minute, once.
 
-    Keeps an archive of the classes Spark loads (about 160 MB) in the user's cache. Once more after an upgrade.
+    Stores the classes that Spark loads (about 160 MB) in the user's cache. Run it again after an upgrade.
     """
     from tailrace.cli.operate import warm_up
 
@@ -257,18 +245,16 @@ def warm(as_json: Json = False, debug: Debug = False) -> None:
 
 
 @app.command(epilog="Example: tailrace schema > tailrace.schema.json")
-@reported
 def schema(debug: Debug = False) -> None:
-    """Print the JSON Schema of a pipeline's file, for editors and for reading which keys there are."""
+    """Print the JSON Schema of a pipeline file: every key it may have. Editors can check a file with it."""
     from tailrace.config.pipeline import json_schema
 
     print_json(json_schema())
 
 
 @app.command(epilog="Example: tailrace version --json")
-@reported
 def version(as_json: Json = False, debug: Debug = False) -> None:
-    """Print the version, and with --json those of the parts it stands on."""
+    """Print the version; with --json also those of the main dependencies."""
     from tailrace.cli.inspect import print_versions
 
     print_versions(as_json=as_json)

@@ -1,4 +1,4 @@
-"""`tailrace errors`: tables in error, and changes that could not be applied."""
+"""`tailrace errors`: changes that could not be applied."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, name_file, print_json
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -23,20 +23,19 @@ DeadLetterId = Annotated[
 
 
 @app.command("list", epilog="Example: tailrace errors list shop.yaml")
-@reported
 def list_dead_letters(
     file: PipelineFile,
-    every: Annotated[bool, typer.Option("--all", help="Also those that were skipped or resolved.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="Also show those that were skipped or resolved.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """List the changes that wait. No values are shown, only where they are and why they do not fit."""
+    """List the changes that wait: where each is and why it could not be applied. Shows no row values."""
     from tailrace.config.pipeline import load
 
     with load(file, connects=False).store_address.open_reading() as store:
         letters = store.dead_letters(status=None if every else "waiting")
     if as_json:
-        print_json({"errors": [_values(letter) for letter in letters]})
+        print_json({"errors": [_values(letter, file) for letter in letters]})
         return
     for letter in letters:
         typer.echo(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
@@ -46,24 +45,23 @@ def list_dead_letters(
 
 
 @app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
-@reported
 def show(
     file: PipelineFile,
     letter_id: DeadLetterId,
     raw: Annotated[
-        Path | None, typer.Option(help="Write the change here, as the upstream sent it.", show_default=False)
+        Path | None, typer.Option(help="Write the change to this file, as the upstream sent it.", show_default=False)
     ] = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show one of them. Its bytes hold row values, so they only go to a file that is named."""
+    """Show one dead letter. Its bytes hold row values, so they are only written to the file you name with --raw."""
     letter = _find(file, letter_id)
     if raw is not None:
         try:
             raw.write_bytes(letter.raw or b"")
         except OSError as error:
             raise ConfigError(f"cannot write {raw}: {error.strerror}", fix="name another file with --raw") from error
-    values = _values(letter)
+    values = _values(letter, file)
     if as_json:
         print_json(values)
     else:
@@ -72,9 +70,8 @@ def show(
 
 
 @app.command(epilog="Example: tailrace errors retry shop.yaml 3")
-@reported
 def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
-    """Try its table again from where it stopped: after mending what stood in the way."""
+    """Retry its table from where it stopped, after you have fixed the cause."""
     from tailrace.cli.operate import ask
     from tailrace.config.pipeline import load
 
@@ -82,9 +79,8 @@ def retry(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, de
 
 
 @app.command(epilog="Example: tailrace errors skip shop.yaml 3")
-@reported
 def skip(file: PipelineFile, letter_id: DeadLetterId, as_json: Json = False, debug: Debug = False) -> None:
-    """Let its table go on without this one change. It stays listed with --all; a resync makes the table whole again."""
+    """Skip this one change; its table goes on. `errors list --all` still shows it, and a resync restores its row."""
     from tailrace.cli.operate import ask
     from tailrace.config.pipeline import load
 
@@ -101,14 +97,14 @@ def _find(file: Path, letter_id: int) -> DeadLetter:
     return letter
 
 
-def _values(letter: DeadLetter) -> dict[str, Any]:
+def _values(letter: DeadLetter, file: Path) -> dict[str, Any]:
     return {
         "id": letter.id,
         "table": letter.table,
         "position": letter.position,
         "kind": letter.kind,
         "reason": letter.reason,
-        "fix": letter.fix,
+        "fix": name_file(letter.fix, file),
         "status": letter.status,
         "tries": letter.tries,
         "bytes": len(letter.raw or b""),

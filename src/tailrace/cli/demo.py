@@ -1,4 +1,4 @@
-"""`tailrace demo`: a shop on a private PostgreSQL, people in it, a lake that follows, and the proof at the end."""
+"""`tailrace demo`: a shop on a private PostgreSQL, its customers, a lake, and a comparison at the end."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ _TRANSACTIONS_PER_SECOND = 50.0
 def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_json: bool) -> None:
     """Run the demo in a folder until Ctrl-C or for some seconds, then compare the shop with the lake, row by row.
 
-    A folder that was used before, however that ended, is taken up again. Raises ConfigError for one that cannot be
-    written, PreflightError where no server can start, TailraceError when the lake is not what the shop is.
+    A folder that was used before is continued, however that run ended. Raises ConfigError for one that cannot be
+    written, PreflightError where no server can start, TailraceError when shop and lake differ.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -50,12 +50,12 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         file = _write_pipeline(folder, dsn)
         config = load(file)
         _say(f"the shop: {loaded:,} rows in {dsn}", as_json=as_json)
-        _say(f"look from elsewhere: tailrace status {file}", as_json=as_json)
+        _say(f"in another terminal: tailrace status {file}", as_json=as_json)
         with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
-            run_pipeline(config, once=False, plain=plain, as_json=as_json, seconds=seconds)
+            run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds)
         done = traffic.counts
-        _say("the shop has closed; the lake takes in the rest", as_json=as_json)
-        run_pipeline(config, once=True, plain=True, as_json=as_json)
+        _say("the shop is closed; the lake catches up", as_json=as_json)
+        run_pipeline(config, file, once=True, plain=True, as_json=as_json)
         _compare(config, dsn, folder / "lake", done, as_json=as_json)
 
 
@@ -64,7 +64,7 @@ def _say(text: str, *, as_json: bool) -> None:
 
 
 def _open_shop(server: EmbeddedPostgres, orders: int) -> int:
-    """Make and fill the shop, unless it is there; says how many rows it has."""
+    """Create and fill the shop, unless it is there; returns how many rows it has."""
     from tailrace.demo.workload import ORDERS_PER_SCALE, TABLES, create_shop, load_shop
 
     with server.connect() as connection:
@@ -104,7 +104,7 @@ def _compare(config: PipelineConfig, dsn: str, lake: Path, done: dict[str, int],
         print_json({"equal": not differences, "rows": counts, "traffic": done})
     if differences:
         listed = "\n  ".join(str(difference) for difference in differences)
-        raise TailraceError(f"the lake is not what the shop is:\n  {listed}")
+        raise TailraceError(f"shop and lake differ:\n  {listed}")
     if not as_json:
         changes = sum(done.get(kind, 0) for kind in ("insert", "update", "delete"))
         typer.echo(f"\ncompared row by row, both ways: {len(tables)} tables, {sum(counts.values()):,} rows are equal")

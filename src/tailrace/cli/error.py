@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
+import re
+import shlex
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, NoReturn, ParamSpec, cast
+from typing import Annotated, Any, NoReturn, cast
 
 import typer
 from typer.core import TyperGroup
@@ -18,15 +17,26 @@ from typer.core import TyperGroup
 from tailrace.errors import ConfigError, TailraceError
 from tailrace.system import trace
 
-Arguments = ParamSpec("Arguments")
+_FILE = "tailrace.file"
+_JSON = "tailrace.json"
+_DEBUG = "tailrace.debug"
 
-PipelineFile = Annotated[Path, typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False)]
+
+def _keep_file(context: typer.Context, file: Path) -> Path:
+    context.meta[_FILE] = file
+    return file
+
+
+PipelineFile = Annotated[
+    Path,
+    typer.Argument(metavar="FILE", help="The pipeline's YAML file.", show_default=False, callback=_keep_file),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text; errors as well, on stdout.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 INTERRUPTED = 130
 UNREAD = 141
-"""What a shell says of a program that SIGPIPE ended."""
+"""The exit code that a shell shows for a program ended by SIGPIPE."""
 
 EXIT_CODES = {
     0: "done",
@@ -39,47 +49,39 @@ EXIT_CODES = {
     7: "stored bytes are damaged",
     8: "a table is in error",
     INTERRUPTED: "interrupted",
-    UNREAD: "nobody reads the output",
+    UNREAD: "the output was closed",
 }
 
 
-def reported(command: Callable[Arguments, None]) -> Callable[Arguments, None]:
-    """A command whose errors end in a report and their exit code. It reads the command's `as_json` and `debug`."""
-
-    @functools.wraps(command)
-    def run(*args: Arguments.args, **kwargs: Arguments.kwargs) -> None:
-        as_json, debug = bool(kwargs.get("as_json")), bool(kwargs.get("debug"))
-        try:
-            command(*args, **kwargs)
-        except TailraceError as error:
-            fail(error, as_json=as_json, debug=debug)
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-        except (typer.Exit, typer.Abort, SystemExit):
-            raise
-        except Exception as error:  # noqa: BLE001 - the last place where it can be told in a line
-            fail(_unexpected(error), as_json=as_json, debug=debug)
-
-    return run
-
-
 def _unexpected(error: Exception) -> TailraceError:
-    # Its own text stays out: it was not written to be shown and may hold anything, a password included.
+    # Leave out the exception's text. It may hold anything, even a password.
     frames = traceback.extract_tb(error.__traceback__)
     where = f" in {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
     kept = trace.place_of(error)
-    fix = f"report it with {kept}" if kept else "run it again with --debug for the whole story, and report it"
-    told = TailraceError(f"unexpected {type(error).__name__}{where}", fix=fix)
-    told.__cause__ = error
-    return told
+    fix = f"report it with {kept}" if kept else "run it again with --debug, and report it with the traceback"
+    reported = TailraceError(f"unexpected {type(error).__name__}{where}", fix=fix)
+    reported.__cause__ = error
+    return reported
 
 
-def fail(error: TailraceError, *, as_json: bool, debug: bool) -> NoReturn:
+_COMMAND = re.compile(r"(\btailrace (?!sqlite |tape )[a-z]+(?: [a-z]+)? )FILE\b")
+"""A command in a message or fix; those of `tailrace sqlite` and `tailrace tape` take another kind of file."""
+
+
+def name_file(text: str | None, file: Path | None) -> str | None:
+    """The text with the pipeline's file in its commands, ready to be run, instead of the word FILE."""
+    if text is None or file is None:
+        return text
+    return _COMMAND.sub(lambda found: found[1] + shlex.quote(str(file)), text)
+
+
+def fail(error: TailraceError, *, as_json: bool, debug: bool = False, file: Path | None = None) -> NoReturn:
     """Report the error and leave with its exit code: a panel on a terminal, text elsewhere, JSON on stdout if asked."""
+    error.message, error.fix = name_file(error.message, file) or "", name_file(error.fix, file)
     if debug:
         traceback.print_exception(error)
     if as_json:
-        # One line: those that `run` and `receive` print before it are lines, too.
+        # On one line, as the events that `run` and `receive` print before it.
         typer.echo(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
     else:
         print_error(error)
@@ -106,7 +108,7 @@ def to_dict(error: TailraceError) -> dict[str, Any]:
 
 
 def colored(text: str, color: str) -> str:
-    """The text in a color, unless NO_COLOR is set; a pipe gets none in any case."""
+    """The text in a color, unless NO_COLOR is set; typer leaves colors out where stdout is not a terminal."""
     return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
 
 
@@ -135,35 +137,41 @@ def _print_panel(error: TailraceError) -> None:
     Console(stderr=True).print(Panel(Group(*parts), title=title, title_align="left", border_style="red", expand=False))
 
 
-# Commands that are called wrongly: an unknown option, a missing argument, a value that is none.
-
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
-"""What all these are; typer has no public name for it."""
-_JSON = "tailrace.json"
+"""An unknown option, a missing argument, an invalid value; typer has no public name for it."""
 
 
 class Commands(TyperGroup):
-    """All commands. One that is called wrongly says so as JSON where the call asks for that, else as typer does."""
+    """All commands. An error of any of them ends in a report and its exit code.
+
+    A call that is wrong is reported as JSON where it asks for that, else as typer does.
+    """
 
     def make_context(self, info_name: str | None, args: list[str], *rest: Any, **extra: Any) -> Any:
-        as_json = "--json" in args
-        with _told(as_json=as_json):
+        as_json, debug = "--json" in args, "--debug" in args
+        try:
             context = super().make_context(info_name, args, *rest, **extra)
-        context.meta[_JSON] = as_json
+        except UsageError as error:
+            _refuse(error, as_json=as_json)
+        context.meta.update({_JSON: as_json, _DEBUG: debug})
         return context
 
     def invoke(self, ctx: Any) -> Any:
-        with _told(as_json=ctx.meta[_JSON]):
+        try:
             return super().invoke(ctx)
-
-
-@contextmanager
-def _told(*, as_json: bool) -> Iterator[None]:
-    try:
-        yield
-    except UsageError as error:
-        if not as_json:
+        except UsageError as error:
+            _refuse(error, as_json=ctx.meta[_JSON])
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        except (typer.Exit, typer.Abort):
             raise
-        command = error.ctx.command_path if error.ctx else "tailrace"
-        told = ConfigError(error.format_message(), fix=f"`{command} --help` shows what it takes")
-        fail(told, as_json=True, debug=False)
+        except Exception as error:  # noqa: BLE001 - the last place where it can be reported in a line
+            known = error if isinstance(error, TailraceError) else _unexpected(error)
+            fail(known, as_json=ctx.meta[_JSON], debug=ctx.meta[_DEBUG], file=ctx.meta.get(_FILE))
+
+
+def _refuse(error: typer.BadParameter, *, as_json: bool) -> NoReturn:
+    if not as_json:
+        raise error
+    command = error.ctx.command_path if error.ctx else "tailrace"
+    fail(ConfigError(error.format_message(), fix=f"`{command} --help` shows what it takes"), as_json=True)

@@ -1,4 +1,4 @@
-"""What commands show of a pipeline without changing it: check, status, tables, metrics."""
+"""Commands that show a pipeline without changing it: check, status, tables, metrics, version."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
 from pathlib import Path
@@ -17,7 +18,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import colored, print_json, print_result
+from tailrace.cli.error import colored, name_file, print_json, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.errors import ConfigError, Finding, UnavailableError
 
@@ -47,7 +48,8 @@ def check_pipeline(config: PipelineConfig) -> list[Finding]:
     return findings
 
 
-def print_findings(findings: list[Finding], *, as_json: bool) -> None:
+def print_findings(findings: list[Finding], file: Path, *, as_json: bool) -> None:
+    findings = [replace(finding, fix=name_file(finding.fix, file)) for finding in findings]
     if as_json:
         ok = not any(finding.level == "error" for finding in findings)
         print_json({"ok": ok, "findings": [finding.to_dict() for finding in findings]})
@@ -59,13 +61,16 @@ def print_findings(findings: list[Finding], *, as_json: bool) -> None:
             typer.echo("".join(f"        {line}\n" for line in f"fix: {finding.fix}".splitlines()), nl=False)
 
 
-def print_status(status: PipelineStatus, *, as_json: bool) -> None:
+def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
     from tailrace.cli.progress_view import draw
 
     if as_json:
-        print_json(status.to_dict())
+        values = status.to_dict()
+        for part in (*values["tables"], values["source"] or {}):
+            part.update(fix=name_file(part.get("fix"), file))
+        print_json(values)
     else:
-        make_console().print(draw(status))
+        make_console().print(draw(status, file))
 
 
 def read_states(config: PipelineConfig) -> dict[str, TableRecord]:
@@ -122,13 +127,13 @@ def _version(package: str) -> str | None:
 
 
 def make_console() -> Console:
-    """Rich on stdout. A pipe gets wide lines: nobody's terminal folds them there."""
+    """Rich on stdout. A pipe gets wide lines, because no terminal wraps them there."""
     from rich.console import Console
 
     return Console(file=sys.stdout, width=None if sys.stdout.isatty() else _PIPE_WIDTH, highlight=False)
 
 
-# The command `tailrace metrics`: figures for Prometheus, printed once or served.
+# The command `tailrace metrics`: printed once, or served.
 
 
 def print_metrics(file: Path) -> None:
@@ -141,9 +146,9 @@ def print_metrics(file: Path) -> None:
 def serve_metrics(file: Path, listen: str) -> None:
     """Answer `GET /metrics` until SIGINT or SIGTERM, whether or not the pipeline runs.
 
-    Raises ConfigError for an address that is none, UnavailableError for one that cannot be had.
+    Raises ConfigError for an invalid address, UnavailableError for one that cannot be listened on.
     """
-    from tailrace.source.rqlite.option import split_listen
+    from tailrace.option.value import split_listen
 
     try:
         host, port = split_listen(listen)
@@ -152,19 +157,21 @@ def serve_metrics(file: Path, listen: str) -> None:
     registry = _registry(file)
     from prometheus_client import make_wsgi_app
 
-    with until_signal() as told:
+    with until_signal() as stop:
         try:
             _Server.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
             server = make_server(host, port, make_wsgi_app(registry), _Server, _Request)
         except UnicodeError:
             raise ConfigError(f"--listen {listen} names no host", fix="write --listen 127.0.0.1:9187") from None
         except OSError as error:
-            raise UnavailableError(f"cannot listen on {listen}: {error.strerror}", fix="choose another one") from error
+            raise UnavailableError(
+                f"cannot listen on {listen}: {error.strerror}", fix="choose another address with --listen"
+            ) from error
         with server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
             typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
-            told.wait()
+            stop.wait()
             server.shutdown()
             thread.join()
 
@@ -173,33 +180,33 @@ class _Server(ThreadingMixIn, WSGIServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Nothing: somebody asked and went away, or was too slow."""
+        """Nothing: a client closed the connection or was too slow."""
 
 
 class _Request(WSGIRequestHandler):
     timeout = 30
 
-    def log_message(self, *told: object) -> None:
-        """Nothing: Prometheus asks every few seconds."""
+    def log_message(self, *parts: object) -> None:
+        """Nothing: Prometheus sends a request every few seconds."""
 
 
 def _registry(file: Path) -> CollectorRegistry:
-    """What reads the pipeline's state, and its queue if it has one, each time somebody asks."""
+    """Metrics that read the pipeline's state, and its queue if it has one, at each request."""
     try:
         from prometheus_client import CollectorRegistry
     except ImportError as error:
         raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
     from tailrace.cli.prometheus import PipelineMetrics
-    from tailrace.cli.queue import queue_folder, read_queue
+    from tailrace.cli.queue import has_queue, open_queue
     from tailrace.config.pipeline import load
     from tailrace.state.status import PipelineStatus
 
     config = load(file, connects=False)
-    folder = queue_folder(file) if config.destination.type == "webhook" else None
+    queue = open_queue(file, connects=False) if has_queue(config.destination.type) else None
 
     def read() -> StatusAndQueue:
         with config.store_address.open_reading() as store:
-            return PipelineStatus.read(store), read_queue(folder) if folder else None
+            return PipelineStatus.read(store), queue.status() if queue else None
 
     registry = CollectorRegistry()
     registry.register(PipelineMetrics(config.name, read))

@@ -1,9 +1,9 @@
-"""What operators ask of a pipeline: prepare, reset, resync, retry, pause, resume."""
+"""Commands that change a pipeline: prepare, reset, resync, pause, resume, retry, skip, warm."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -16,21 +16,9 @@ if TYPE_CHECKING:
     from tailrace.state.record import RequestKind
 
 
-@runtime_checkable
-class Preparable(Protocol):
-    """A source that follows better with something installed upstream."""
-
-    def setup_sql(self, *, remove: bool) -> str:
-        """The statements that install it, or remove it."""
-        ...
-
-    def set_up(self, *, remove: bool) -> str:
-        """Do it, and say what was done. A repeat changes nothing. Raises PreflightError without the right to."""
-        ...
-
-
 def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_json: bool) -> None:
     from tailrace.config.registry import open_source
+    from tailrace.source.capability import Preparable
 
     source = open_source(config)
     if not isinstance(source, Preparable):
@@ -48,7 +36,7 @@ def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_
 def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
     """Forget everything but the destination. Raises OwnedError while the pipeline runs, here or elsewhere.
 
-    A repeat, also of one that was broken off, ends in the same.
+    Repeating it, also after one that was interrupted, has the same result.
     """
     from tailrace.config.registry import open_source
     from tailrace.state import RunnerLock
@@ -58,12 +46,12 @@ def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
         open_source(config).reset()
         remove(Path(config.state) / "checkpoint")
         store.forget_pipeline()
-    done = "the next run copies every table anew; the destination keeps its rows until the new copies are complete"
+    done = "the next run copies every table again; the destination keeps its rows until the new copies are complete"
     print_result(done, {"done": done}, as_json=as_json)
 
 
 def warm_up(*, as_json: bool) -> None:
-    """Make the archive of classes with which Spark starts sooner. Raises PreflightError where that cannot be."""
+    """Make the archive of classes with which Spark starts faster. Raises PreflightError where it cannot be kept."""
     from tailrace.stream.class_archive import Archive
     from tailrace.stream.java import java_home
 
@@ -71,7 +59,7 @@ def warm_up(*, as_json: bool) -> None:
     if archive is None:
         java_home()
         raise PreflightError(
-            "there is no place to keep the archive", fix="set XDG_CACHE_HOME to a folder you may write to"
+            "there is no folder to keep the archive in", fix="set XDG_CACHE_HOME to a folder you may write to"
         )
     archive.make()
     size = archive.file.stat().st_size
@@ -79,7 +67,7 @@ def warm_up(*, as_json: bool) -> None:
     print_result(text, {"archive": str(archive.file), "bytes": size}, as_json=as_json)
 
 
-# What an operator asks of a runner, through the state store.
+# Requests of an operator to the runner, through the state store.
 
 _DOES: dict[str, str] = {
     "resync": "will be copied again; its old rows stay until the new copy is complete",
@@ -93,7 +81,7 @@ _DOES: dict[str, str] = {
 def ask(
     config: PipelineConfig, kind: RequestKind, table: str | None, *, argument: str | None = None, as_json: bool
 ) -> None:
-    """Record a request for a table, or for all of them, and say who will do it.
+    """Record a request for one table, or for all, and print which process will carry it out.
 
     Raises ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
     """

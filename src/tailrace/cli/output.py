@@ -1,4 +1,4 @@
-"""Standard output, and how a command ends when nobody takes what it says."""
+"""Standard output, and how a command ends when it cannot be written."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 class Output(io.FileIO):
-    """The bytes of standard output. The first write that fails ends the command, and what comes after it is dropped.
+    """The bytes of standard output. The first write that fails ends the command, and later ones are dropped.
 
-    A reader that has seen enough, as `head` has, is no error. By SystemExit, which no layer between takes for its own.
+    A reader that closes early, as `head` does, is not an error. Raises SystemExit, which no layer in between catches.
     """
 
     def __init__(self) -> None:
@@ -35,11 +35,12 @@ class Output(io.FileIO):
             raise SystemExit(UNREAD) from None
         except OSError as error:
             self._failed = True
-            told = UnavailableError(
-                f"the output cannot be written: {error.strerror}", fix="make room there, or send it elsewhere"
+            failure = UnavailableError(
+                f"the output cannot be written: {error.strerror}",
+                fix="free some space there, or write the output elsewhere",
             )
-            print_error(told)
-            raise SystemExit(told.exit_code) from None
+            print_error(failure)
+            raise SystemExit(failure.exit_code) from None
 
 
 def _escape(error: UnicodeError) -> tuple[str, int]:
@@ -51,7 +52,7 @@ codecs.register_error("tailrace.escape", _escape)
 
 
 def guard_output() -> None:
-    """From now on a standard output that fails ends the process with an exit code of ours instead of a traceback.
+    """From now on, a failing standard output ends the process with an exit code instead of a traceback.
 
     A character that its encoding lacks is escaped as in JSON.
     """

@@ -6,9 +6,11 @@ import json
 import socket
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tailrace.cli.error import name_file
 from tailrace.state import Owner, TableState
 from tailrace.state.status import PipelineStatus, TableStatus
 
@@ -21,7 +23,7 @@ _STYLES = {TableState.READY: "green", TableState.ERRORED: "bold red", TableState
 
 
 class ProgressView(Protocol):
-    """Shows one status after the other, from `with` to its end. `show` may be called as often as one likes."""
+    """Shows one status after the other within its `with` block. `show` may be called at any rate."""
 
     def show(self, status: PipelineStatus) -> None: ...
 
@@ -33,15 +35,16 @@ class ProgressView(Protocol):
 
 
 class LiveView:
-    """A table on the terminal that is drawn anew with every status."""
+    """A table on the terminal that is drawn again with every status."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, file: Path | None = None) -> None:
         self._console = console
+        self._file = file
         self._live: Live | None = None
 
     def show(self, status: PipelineStatus) -> None:
         if self._live:
-            self._live.update(draw(status), refresh=True)
+            self._live.update(draw(status, self._file), refresh=True)
 
     def __enter__(self) -> Self:
         from rich.live import Live
@@ -61,13 +64,19 @@ class LiveView:
 class LineView:
     """Lines for logs: one for each change of a table's state or pause, and one for the pipeline every few seconds.
 
-    `key=value` text, or JSON objects with `as_json`. Keys are stable; their order is, too.
+    `key=value` text, or JSON objects with `as_json`. Keys and their order are stable.
     """
 
     def __init__(
-        self, write: Callable[[str], None], *, as_json: bool = False, clock: Callable[[], float] = time.monotonic
+        self,
+        write: Callable[[str], None],
+        file: Path | None = None,
+        *,
+        as_json: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._write = write
+        self._file = file
         self._as_json = as_json
         self._clock = clock
         self._states: dict[str, tuple[TableState, bool]] = {}
@@ -78,7 +87,7 @@ class LineView:
             standing = (table.state, table.paused_at is not None)
             if self._states.get(table.name) != standing:
                 self._states[table.name] = standing
-                self._line(status, {"event": "table", **_table_values(table)})
+                self._line(status, {"event": "table", **_table_values(table, self._file)})
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
             self._line(status, {"event": "progress", **_values(status)})
@@ -97,14 +106,14 @@ class LineView:
         return None
 
 
-def _table_values(table: TableStatus) -> dict[str, object]:
+def _table_values(table: TableStatus, file: Path | None) -> dict[str, object]:
     return {
         "table": table.name,
         "state": str(table.state),
         "rows_copied": table.rows_copied,
         "changes_applied": table.changes_applied,
         "reason": table.reason,
-        "fix": table.fix,
+        "fix": name_file(table.fix, file),
         "next_try": table.next_try.isoformat(timespec="seconds") if table.next_try else None,
         "paused_at": table.paused_at.isoformat(timespec="seconds") if table.paused_at else None,
         "retry": table.retry,
@@ -135,8 +144,8 @@ def _plain(value: object) -> str:
     return json.dumps(text, ensure_ascii=False) if not text or set(text) & set(' ="\n\t') else text
 
 
-def draw(status: PipelineStatus) -> Group:
-    """The status as a table with a header, for a terminal of any width."""
+def draw(status: PipelineStatus, file: Path | None = None) -> Group:
+    """The status as a table with a header, for a terminal of any width. Fixes name the pipeline's file."""
     from rich.console import Group
     from rich.markup import escape
     from rich.table import Table
@@ -157,14 +166,15 @@ def draw(status: PipelineStatus) -> Group:
     for row in status.errored:
         parts.append(Text(f"{row.name}: {row.reason or 'no reason was recorded'}", "red"))
         if row.fix:
-            parts.append(Text(f"  fix: {row.fix}"))
+            parts.append(Text(f"  fix: {name_file(row.fix, file)}"))
         parts.append(Text(f"  {_next_try(row)}"))
         if row.letters:
-            parts.append(Text(f"  {row.letters} of its changes waiting: tailrace errors list FILE"))
+            waiting = f"{row.letters} of its changes waiting: tailrace errors list FILE"
+            parts.append(Text(f"  {name_file(waiting, file)}"))
     if status.source and status.source.error:
         parts.append(Text(f"source: {status.source.error}", "red"))
         if status.source.fix:
-            parts.append(Text(f"  fix: {status.source.fix}"))
+            parts.append(Text(f"  fix: {name_file(status.source.fix, file)}"))
     parts += [Text(f"asked for: {request}", "yellow") for request in status.requests]
     return Group(*parts)
 
@@ -172,7 +182,7 @@ def draw(status: PipelineStatus) -> Group:
 def _next_try(table: TableStatus) -> str:
     tried = f"it was tried {table.attempts} times" if table.attempts != 1 else "it was tried once"
     if table.next_try:
-        return f"{tried}, and will be again at {table.next_try:%H:%M:%S} UTC"
+        return f"{tried}; the next attempt is at {table.next_try:%H:%M:%S} UTC"
     return f"{tried}; only a new copy helps" if table.retry == "none" else f"{tried}, and waits for `tailrace retry`"
 
 

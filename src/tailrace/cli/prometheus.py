@@ -1,4 +1,4 @@
-"""How a pipeline stands, as metrics for Prometheus: names of tables, never a value of a row."""
+"""A pipeline's status as Prometheus metrics: names of tables, never a row value."""
 
 from __future__ import annotations
 
@@ -9,24 +9,25 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from tailrace.destination.capability import QueueStatus
 from tailrace.errors import TailraceError
 from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus
 
-StatusAndQueue = tuple[PipelineStatus, Mapping[str, Any] | None]
-"""How the pipeline stands, and what `tailrace queue status --json` prints where it has a queue."""
+StatusAndQueue = tuple[PipelineStatus, QueueStatus | None]
+"""Of the pipeline, and of its destination's queue where it has one."""
 
 
 @dataclass(frozen=True)
 class MetricSpec:
-    """One metric. `value` takes what it is about: the `Status`, a `TableStatus`, or a queue. None: not known."""
+    """One metric. `value` gets its subject: a `PipelineStatus`, a `TableStatus` or a `QueueStatus`. None: not known."""
 
     name: str
     meaning: str
     value: Callable[[Any], float | None]
 
     def of(self, subjects: Iterable[tuple[Mapping[str, str], Any]]) -> Iterator[Metric]:
-        """The family of what is known, each subject under its labels. Nothing where nothing is known."""
+        """The metric of every subject whose value is known, under its labels. Nothing where none is known."""
         known = [(labels, value) for labels, one in subjects if (value := self.value(one)) is not None]
         if known:
             kind = CounterMetricFamily if self.name.endswith("_total") else GaugeMetricFamily
@@ -69,18 +70,18 @@ TABLE: Final = (
 )
 STATE: Final = MetricSpec("tailrace_table_state", "1 for the state a table is in", lambda is_in: is_in)
 QUEUE: Final = (
-    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue["running"]),
-    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue["leader"]),
-    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue["pending"]),
-    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue["bytes"]),
-    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue["delivered"]),
-    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue["dropped"]),
-    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue["failures"]),
+    MetricSpec("tailrace_queue_running", "1 while a sender runs on this node", lambda queue: queue.running),
+    MetricSpec("tailrace_queue_leader", "1 while this node sends", lambda queue: queue.leader),
+    MetricSpec("tailrace_queue_pending", "Events that wait", lambda queue: queue.pending),
+    MetricSpec("tailrace_queue_bytes", "The size of the queue", lambda queue: queue.bytes),
+    MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue.delivered),
+    MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue.dropped),
+    MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue.failures),
 )
 
 
 class PipelineMetrics(Collector):
-    """Reads how the pipeline stands whenever somebody asks; that it cannot be read is a figure, too."""
+    """Reads the status at each request. That it cannot be read is a metric too: `tailrace_up` is 0."""
 
     def __init__(self, pipeline: str, read: Callable[[], StatusAndQueue]) -> None:
         self._own = {"pipeline": pipeline}
@@ -95,7 +96,7 @@ class PipelineMetrics(Collector):
         yield from UP.of([(self._own, True)])
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
-        # One that was made anew has its name beside the one that is gone, for a while; no line may be there twice.
+        # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
         by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
         tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
         for figure in TABLE:

@@ -1,4 +1,4 @@
-"""`tailrace run` and `tailrace receive`: services that end when a signal asks them to."""
+"""`tailrace run` and `tailrace receive`: services that run until a signal."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(
-    config: PipelineConfig, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+    config: PipelineConfig, file: Path, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
 ) -> None:
-    """Run until it is done (`once`), told to end, or every table has been ready for `seconds`.
+    """Run until it is done (`once`), a signal comes, or every table has been ready for `seconds`.
 
     Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
-    when nobody takes what it says: at a batch boundary, as after a signal.
+    when its output cannot be written: at a batch boundary, as after a signal.
     """
     from tailrace.stream.pipeline import Pipeline
 
@@ -41,7 +41,7 @@ def run_pipeline(
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
     with (
-        choose_view(plain=plain, as_json=as_json) as view,
+        choose_view(file, plain=plain, as_json=as_json) as view,
         drained_by_signals(pipeline.drain) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
@@ -67,15 +67,15 @@ def run_pipeline(
         raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
 
 
-def choose_view(*, plain: bool, as_json: bool) -> ProgressView:
-    """The live view on a terminal, lines elsewhere or when they are asked for."""
+def choose_view(file: Path, *, plain: bool, as_json: bool) -> ProgressView:
+    """The live view on a terminal; lines elsewhere, or with `plain` or `as_json`."""
     if as_json or plain or not sys.stdout.isatty():
-        return LineView(lambda line: print(line, flush=True), as_json=as_json)
-    return LiveView(make_console())
+        return LineView(lambda line: print(line, flush=True), file, as_json=as_json)
+    return LiveView(make_console(), file)
 
 
 class Deadline:
-    """Drains some seconds after `begin` was first called, unless the block has ended by then. None is for ever."""
+    """Drains so many seconds after the first call of `begin`, unless the block has ended by then. None: never."""
 
     def __init__(self, seconds: float | None, drain: Callable[[], None]) -> None:
         self._timer = None if seconds is None else threading.Timer(seconds, drain)
@@ -108,8 +108,8 @@ def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
         count += 1
         if count == 1:
             signalled.set()
-            typer.echo("finishing the batch in hand; once more stops at once", err=True)
-            # Not here: the interrupted code may hold a lock that draining needs.
+            typer.echo("finishing the current batch; a second signal stops at once", err=True)
+            # In a thread: the interrupted code may hold a lock that draining needs.
             threading.Thread(target=drain, name="drain", daemon=True).start()
         elif count == 2:
             raise KeyboardInterrupt
@@ -120,7 +120,7 @@ def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
     try:
         yield signalled
     except Exception:
-        # The second one may come within an answer of Spark; what cleans up behind it then fails in other ways.
+        # The second one may interrupt a call to Spark; the cleanup after it then fails in other ways.
         if count > 1:
             raise KeyboardInterrupt from None
         raise
@@ -133,26 +133,25 @@ def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
 
 
 def receive(file: Path, *, as_json: bool) -> None:
-    """Take in what is pushed to the source of a pipeline's file, in the foreground, until SIGINT or SIGTERM.
+    """Receive what is pushed to the source of a pipeline's file, in the foreground, until SIGINT or SIGTERM.
 
     A pipeline that runs at the same time leaves the receiving to this process, and takes it over when this one ends.
-    Says what it does whenever that changes: as lines, or as lines of JSON. Raises ConfigError for a source that
-    nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receiver.run` raises.
+    Prints its status whenever that changes: as lines, or as lines of JSON. Raises ConfigError for a source that
+    nothing is pushed to, OwnedError when the pipeline itself is receiving, and what `Receivable.receive_until` raises.
     """
     from tailrace.config.pipeline import load
-    from tailrace.source.rqlite.option import RqliteOptions
+    from tailrace.config.registry import open_source
+    from tailrace.source.capability import Receivable
 
-    source = load(file).source
-    if not isinstance(source, RqliteOptions):
+    config = load(file)
+    source = open_source(config)
+    if not isinstance(source, Receivable):
         raise ConfigError(
-            f"nothing is pushed to a source of type {source.type}",
+            f"nothing is pushed to a source of type {config.source.type}",
             fix="`tailrace run FILE` reads it; only `type: rqlite` has a receiver of its own",
         )
-    # After the check: who has no use for it need not have its packages.
-    from tailrace.source.rqlite.receiver import RqliteReceiver, RqliteReceiverOptions
-
     with until_signal() as stop:
-        RqliteReceiver(RqliteReceiverOptions.of(source), stop.is_set).run(_Report(as_json=as_json).show)
+        source.receive_until(stop.is_set, _Report(as_json=as_json).show)
 
 
 class _Report:
@@ -173,8 +172,8 @@ class _Report:
     def _describe(status: dict[str, Any]) -> str:
         parts = [f"{'receiving' if status['receiving'] else 'not receiving'} on {status['listen']}"]
         for service, one in status["services"].items():
-            told = [f"{one['received']} events", f"{one['duplicates']} repeated", f"at {one['mark']}"]
-            told += one["warnings"]
-            told += [f"STOPPED: {one['error']['message']}; fix: {one['error']['fix']}"] if one["error"] else []
-            parts.append(f"{service}: {', '.join(told)}")
+            facts = [f"{one['received']} events", f"{one['duplicates']} repeated", f"at {one['mark']}"]
+            facts += one["warnings"]
+            facts += [f"STOPPED: {one['error']['message']}; fix: {one['error']['fix']}"] if one["error"] else []
+            parts.append(f"{service}: {', '.join(facts)}")
         return "; ".join(parts)

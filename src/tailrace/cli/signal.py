@@ -1,4 +1,4 @@
-"""Commands that go on until somebody ends them."""
+"""Commands that run until a signal ends them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 @contextmanager
 def until_signal() -> Iterator[threading.Event]:
-    """An event that the first SIGINT or SIGTERM sets; the second does what it always does."""
+    """An event that the first SIGINT or SIGTERM sets; the second has its usual effect."""
     stop = threading.Event()
     numbers = (signal.SIGINT, signal.SIGTERM)
     before: dict[int, Any] = {}

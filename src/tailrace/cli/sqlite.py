@@ -1,4 +1,4 @@
-"""The commands `tailrace sqlite …`: capture for a whole SQLite file."""
+"""`tailrace sqlite`: capture for a whole SQLite file."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from typing import Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_result
 
-app = typer.Typer(name="sqlite", help="Capture the changes of an SQLite file, whoever writes it.", no_args_is_help=True)
+app = typer.Typer(
+    name="sqlite",
+    help="Capture the changes of an SQLite file, from every program that writes it.",
+    no_args_is_help=True,
+)
 
 SqliteFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite file.", show_default=False)]
 CaptureTable = Annotated[str, typer.Option("--table", help="The capture table.")]
@@ -18,7 +22,6 @@ _TABLE = "turso_cdc"
 
 
 @app.command(epilog="Example: tailrace sqlite enable app.db --mode full")
-@reported
 def enable(
     file: SqliteFile,
     mode: Annotated[str, typer.Option("--mode", help="id, before, after or full.")] = "full",
@@ -26,7 +29,7 @@ def enable(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Capture every change of the file by triggers. Run it again after DDL: it brings the triggers up to date."""
+    """Capture every change of the file with triggers. Run it again after DDL to bring the triggers up to date."""
     from tailrace.capture import trigger
     from tailrace.capture.replica import open_file
 
@@ -37,14 +40,13 @@ def enable(
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
-@reported
 def disable(
     file: SqliteFile,
-    drop: Annotated[bool, typer.Option("--drop", help="Drop the tape as well.")] = False,
+    drop: Annotated[bool, typer.Option("--drop", help="Also drop the captured changes.")] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Stop capturing the file. The tape stays readable unless it is dropped."""
+    """Stop capturing the file. The captured changes stay readable unless you drop them."""
     from tailrace.capture import trigger
     from tailrace.capture.replica import open_file
 
@@ -55,9 +57,8 @@ def disable(
 
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")
-@reported
 def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
-    """Show what captures the file by triggers, and what is on its tape."""
+    """Show whether triggers capture the file, and how many changes are captured."""
     from tailrace.capture import layout, trigger
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import Tape
@@ -90,17 +91,16 @@ def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False
 
 
 @app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")
-@reported
 def purge(
     file: SqliteFile,
     upto: Annotated[
-        int, typer.Option("--upto", min=0, help="The last change that every reader has.", show_default=False)
+        int, typer.Option("--upto", min=0, help="The last change that every reader has read.", show_default=False)
     ],
     table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Forget the changes before one. The numbers of changes go on as they were; they never start over."""
+    """Delete captured changes up to one. Later changes are numbered on from there; numbers never start over."""
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import purge as forget
 

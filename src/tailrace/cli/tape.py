@@ -1,4 +1,4 @@
-"""The commands `tailrace tape …`: replay, undo and look at the changes that were captured in a file."""
+"""`tailrace tape`: replay, undo and show the changes captured in a file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_json, print_result, reported
+from tailrace.cli.error import Debug, Json, print_json, print_result
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
 
 TapeFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
-TapeSource = Annotated[Path, typer.Argument(metavar="SRC", help="The file that has the tape.", show_default=False)]
-ReplicaFile = Annotated[Path, typer.Argument(metavar="DST", help="The file that follows it.", show_default=False)]
+TapeSource = Annotated[
+    Path, typer.Argument(metavar="SRC", help="The file with the captured changes.", show_default=False)
+]
+ReplicaFile = Annotated[Path, typer.Argument(metavar="DST", help="The file to bring up to date.", show_default=False)]
 CaptureTable = Annotated[str, typer.Option("--table", help="The capture table.")]
 
 _TABLE = "turso_cdc"
@@ -28,18 +30,17 @@ _SIGNS = {1: "+", 0: "~", -1: "-"}
 
 
 @app.command(epilog="Example: tailrace tape apply app.db replica.db")
-@reported
 def apply(
     source: TapeSource,
     destination: ReplicaFile,
     start: Annotated[
-        int | None, typer.Option("--from", min=0, help="The change whose effects an existing DST has; 0: none.")
+        int | None, typer.Option("--from", min=0, help="The last change that an existing DST contains; 0: none.")
     ] = None,
     table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Bring DST up to what SRC has committed. Repeating it goes on where it stopped; a missing DST is copied first."""
+    """Apply the changes of SRC to DST. A repeat continues where it stopped; a missing DST is copied first."""
     from tailrace.capture import replica
 
     done = replica.apply(source, destination, table=table, start=start)
@@ -50,16 +51,15 @@ def apply(
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")
-@reported
 def revert(
     file: TapeFile,
     to: Annotated[int | None, typer.Option("--to", min=0, help="Undo every change after this one.")] = None,
-    last: Annotated[int | None, typer.Option("--last", min=1, help="Undo so many transactions.")] = None,
+    last: Annotated[int | None, typer.Option("--last", min=1, help="Undo this many transactions.")] = None,
     table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Undo changes of the file, all in one transaction. What is undone stays on the tape, and the undoing joins it."""
+    """Undo changes of the file, all in one transaction. They stay on the tape, and so does the undo."""
     from tailrace.capture import replica
 
     if (to is None) == (last is None):
@@ -70,15 +70,14 @@ def revert(
 
 
 @app.command(epilog="Example: tailrace tape show app.db --after 1200")
-@reported
 def show(
     file: TapeFile,
-    after: Annotated[int, typer.Option("--after", min=0, help="Begin behind this change.")] = 0,
+    after: Annotated[int, typer.Option("--after", min=0, help="Start after this change.")] = 0,
     table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have the names they have now."""
+    """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have their current names."""
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import Tape
 

@@ -1,4 +1,4 @@
-"""`tailrace verify`: proof that the destination holds what the source holds."""
+"""`tailrace verify`: compare the destination with the source."""
 
 from __future__ import annotations
 
@@ -6,25 +6,24 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json, reported
+from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
     from tailrace.verify.comparison import Verdict
 
 
-@reported
 def verify(
     file: PipelineFile,
-    table: Annotated[str | None, typer.Option("--table", help="Only this one, as schema.table.")] = None,
-    keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys of a table are listed.")] = 20,
+    table: Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")] = None,
+    keys: Annotated[int, typer.Option("--keys", min=0, help="How many differing keys to list for each table.")] = 20,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Compare keys and row hashes of source and destination, and list keys that differ; exit code 8 if any do.
+    """Compare keys and row hashes of source and destination, and list the keys that differ. Exits with 8 if any do.
 
-    Run it when the pipeline has caught up: changes on their way are differences, too. Works with no Spark running.
-    Tables without a key, or kept with their history, cannot be compared, and are named.
+    Run it when the pipeline has caught up: changes that are not applied yet are differences too. Does not start Spark.
+    Tables without a key, or kept with their history, cannot be compared and are listed as skipped.
     """
     from tailrace.config.pipeline import load
     from tailrace.verify.comparison import verify as compare
@@ -36,7 +35,7 @@ def verify(
             _print(verdict)
     if not any(verdict.compared for verdict in verdicts):
         raise ConfigError(
-            "no table has a key by which its rows could be compared, and current rows", fix="give one of them a key"
+            "no table can be compared: each has no key, or is kept with its history", fix="give one of them a key"
         )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
@@ -48,7 +47,7 @@ def verify(
 def _print(verdict: Verdict) -> None:
     if not verdict.compared:
         skipped = colored("skipped", typer.colors.YELLOW)
-        typer.echo(f"{skipped} {verdict.table}: it has no key to go by, or is kept with its history")
+        typer.echo(f"{skipped} {verdict.table}: it has no key, or is kept with its history")
         return
     if verdict.equal:
         typer.echo(f"{colored('equal', typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")

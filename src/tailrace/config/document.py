@@ -20,7 +20,7 @@ KeyPath = tuple[str | int, ...]
 _REFERENCE = re.compile(r"\$?\$\{([^}\n]*)\}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # References may hold characters that mean something to YAML, `{` above all. While YAML reads the text they are moved,
-# one for one so that columns stay true, to a private plane of Unicode that nobody writes in.
+# one for one so that columns stay true, to a private plane of Unicode that no one writes in.
 _PLANE = 0xF0000
 _HIDDEN = re.compile(f"[{chr(_PLANE)}-{chr(_PLANE + 0xFFFD)}]")
 _SHOWN_PROBLEMS = 12
@@ -77,7 +77,7 @@ def parse(text: str, name: str) -> Document:
         loader = yaml.SafeLoader(_REFERENCE.sub(lambda found: _hide(found[0]), text))
         node = loader.get_single_node()
         lines: dict[KeyPath, int] = {}
-        duplicates = [Problem(path, "stands twice", "keep one of them") for path in _walk(node, (), lines)]
+        duplicates = [Problem(path, "is there twice", "keep one of them") for path in _walk(node, (), lines)]
         data = _show(loader.construct_document(node) if node is not None else None)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
@@ -131,7 +131,7 @@ def substitute(data: Any, environment: Mapping[str, str]) -> tuple[Any, list[Pro
 
 
 def _walk(node: Any, path: KeyPath, lines: dict[KeyPath, int], seen: tuple[Any, ...] = ()) -> Iterator[KeyPath]:
-    """Notes the line of every key below a node and yields the paths that stand twice."""
+    """Notes the line of every key below a node and yields the paths that are there twice."""
     if node is None or node in seen:
         return
     lines.setdefault(path, node.start_mark.line + 1)
@@ -162,5 +162,5 @@ def _show(value: Any) -> Any:
 
 
 def _without_values(problem: str) -> str:
-    """YAML's own words without the pieces of the file it quotes, which may be secret."""
+    """The message of the YAML parser without the pieces of the file it quotes, which may be secret."""
     return re.sub(r"'(?!<)[^']{2,}'", "…", _show(problem))

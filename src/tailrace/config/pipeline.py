@@ -1,4 +1,4 @@
-"""The pipeline's YAML file: reading it, checking it, and saying what is wrong with it.
+"""The pipeline's YAML file: reading it, checking it, and reporting what is wrong in it.
 
     name: shop
     source: {type: postgres, dsn: ${SHOP_DSN}, publication: shop}
@@ -71,7 +71,7 @@ class StateStoreOptions(Options):
         default=SCHEMA, alias="schema", min_length=1, max_length=63, description="postgres: made on first use"
     )
     lease: Duration = Field(
-        default=LEASE_SECONDS, gt=0, description="how long a runner that is not heard of keeps others out"
+        default=LEASE_SECONDS, gt=0, description="how long a runner that does not answer keeps others out"
     )
 
     @model_validator(mode="after")
@@ -129,7 +129,7 @@ class PipelineConfig(Options):
 def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
     """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
 
-    Who does not connect to anything (`connects=False`) needs no variable that only the source or destination uses.
+    A caller that connects to nothing (`connects=False`) needs no variable that only source or destination use.
     Raises ConfigError that lists what is wrong, by line and key, and never shows a value.
     """
     path = Path(path)
@@ -200,7 +200,7 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
 
 
 def _unhonoured(config: PipelineConfig) -> list[Problem]:
-    """Keys of tables that the pipeline's source would pass over without a word."""
+    """Keys of tables that the pipeline's source would silently ignore."""
     if isinstance(config.source, _AnyOptions):
         return []
     honoured: frozenset[str] = getattr(type(config.source), "table_keys", frozenset())

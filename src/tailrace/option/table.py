@@ -26,20 +26,20 @@ Pattern = Annotated[str, AfterValidator(_pattern)]
 
 
 class ErrorOptions(Options):
-    """What happens to a table that cannot go on. The others go on in any case."""
+    """What happens to a table in error. The others always go on."""
 
     retry: Literal["timed", "manual", "none"] = Field(
-        default="timed", description="try again by itself, when told to, or only with a new copy"
+        default="timed", description="retry automatically, on `tailrace retry`, or only with a new copy"
     )
-    attempts: int = Field(default=5, ge=1, description="how often it is tried before it waits for somebody")
-    backoff: Duration = Field(default=5.0, description="the wait before the first new attempt; doubles with each")
+    attempts: int = Field(default=5, ge=1, description="how many attempts before it waits for `tailrace retry`")
+    backoff: Duration = Field(default=5.0, description="the wait before the first retry; doubles with each")
     hold: Duration = Field(
         default=86_400.0, description="how long its part of the log is kept; after that it needs a new copy"
     )
 
 
 class FullDiffOptions(Options):
-    """When a table's keys and row hashes are compared with what is known of them: after so many polls, or by time."""
+    """When a table's keys and row hashes are compared with the last ones: after so many polls, or by time."""
 
     every_cycles: int | None = Field(default=None, ge=1, description="after this many polls of the table")
     every: Duration | None = Field(default=None, gt=0, description="when the last one is this long ago")
@@ -52,7 +52,7 @@ class FullDiffOptions(Options):
 
 
 class DeleteOptions(Options):
-    """How rows are found that are gone. Without any, polling does not see them go."""
+    """How deleted rows are found. Without any of these, polling does not see deletes."""
 
     soft: str | None = Field(default=None, description="the column that is not null in rows that count as deleted")
     full_diff: FullDiffOptions | None = Field(default=None, description="compare the whole table now and then")
@@ -87,7 +87,7 @@ class TableSettings(Options):
 
 
 SOURCE_KEYS: Final = frozenset({"updated_at", "created_at", "deletes", "columns", "mapping"})
-"""Keys of `TableSettings` that only some sources honour: those whose options name them in `table_keys`."""
+"""Keys of `TableSettings` that only some sources use: those whose options name them in `table_keys`."""
 
 
 def _named_in_full(settings: dict[str, TableSettings]) -> dict[str, TableSettings]:
@@ -97,17 +97,17 @@ def _named_in_full(settings: dict[str, TableSettings]) -> dict[str, TableSetting
 
 
 class TableOptions(Options):
-    """Which tables are followed. A table is, when an include pattern matches it and no exclude pattern does."""
+    """Which tables are followed: those that an include pattern matches and no exclude pattern does."""
 
     include: list[Pattern] = Field(default=["*.*"], min_length=1, description="patterns such as public.*")
-    exclude: list[Pattern] = Field(default=[], description="patterns taken out again")
-    defaults: TableSettings = Field(default_factory=TableSettings, description="what every table wants")
+    exclude: list[Pattern] = Field(default=[], description="patterns of tables to leave out")
+    defaults: TableSettings = Field(default_factory=TableSettings, description="settings of every table")
     settings: Annotated[dict[str, TableSettings], AfterValidator(_named_in_full)] = Field(
-        default={}, description="what single tables want differently"
+        default={}, description="settings of single tables, by name"
     )
 
     def settings_of(self, name: str) -> TableSettings:
-        """What holds for one table: its own keys where it has them, else the defaults."""
+        """The settings of one table: its own keys where it has them, else the defaults."""
         own = self.settings.get(name)
         return self.defaults if own is None else _merged(self.defaults, own)
 

@@ -1,8 +1,8 @@
 """What the options of sources, destinations and pipelines are made of.
 
 An options model is a pydantic model that subclasses `Options`: unknown keys are refused, the result is frozen,
-sizes and durations are read from human strings, paths are taken relative to the file they stand in, and secrets
-show themselves to nobody. Import-light: neither pyarrow nor a driver is loaded here.
+sizes and durations are read from human strings, paths are relative to the file they are in, and secrets are never
+shown. Import-light: neither pyarrow nor a driver is loaded here.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TypedOptions(Options):
 
 @dataclass(frozen=True)
 class OptionContext:
-    """Where options stand: the pipeline they belong to and the folder its relative paths start from."""
+    """The pipeline an option belongs to, and the folder its relative paths start from."""
 
     name: str
     folder: Path
@@ -209,3 +209,15 @@ FilePath = Annotated[Path, AfterValidator(resolve_path)]
 
 Location = Annotated[str, AfterValidator(_resolve_location)]
 """A local path, relative to the pipeline's file, or a URL such as s3://bucket/folder."""
+
+
+def split_listen(value: str) -> tuple[str, int]:
+    """Host and port of an address; an IPv6 host is in brackets. Raises ValueError for anything else."""
+    host, colon, port = value.rpartition(":")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("has an IPv6 address without brackets; write [::1]:8099")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError("must be host:port, such as 127.0.0.1:8099")
+    return host, int(port)

@@ -25,9 +25,8 @@ from tailrace.errors import ConfigError
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
-from tailrace.verify.destination import destination_rows, keeps_changes
+from tailrace.model.table_rows import Readable, RowBatches, TableRows
 from tailrace.verify.key_spill import DIGEST, RUN_ROWS, KeySpill, strides
-from tailrace.verify.source import RowBatches, source_rows
 
 KEYS_SHOWN = 20
 
@@ -78,39 +77,33 @@ def verify(
     that is not followed.
     """
     source, destination = open_source(config), open_destination(config)
-    if not _is_registered(source_rows, source):
+    if not isinstance(source, Readable):
         raise ConfigError(
-            f"a source of `type: {config.source.type}` cannot be read as a whole, so that nothing can be compared",
-            fix="register a function for it: tailrace.verify.source.source_rows.register",
+            f"a source of `type: {config.source.type}` cannot be read as a whole, so nothing can be compared",
+            fix="give its class the method `read_table`: `tailrace.model.table_rows.Readable` describes it",
         )
-    if not _is_registered(destination_rows, destination):
+    if not isinstance(destination, Readable):
         raise ConfigError(
-            f"a destination of `type: {config.destination.type}` cannot be read back, so that nothing can be compared",
-            fix="verify a pipeline whose destination has `type: delta` or `type: sqlite`",
+            f"a destination of `type: {config.destination.type}` cannot be read back, so nothing can be compared",
+            fix="verify a pipeline whose destination has `type: delta` or `type: sqlite`, or give a class of your own"
+            " the method `read_table`: `tailrace.model.table_rows.Readable` describes it",
         )
     tables = [table for table in source.tables() if only is None or str(table.table) == only]
     if not tables:
         raise ConfigError(f"the pipeline follows no table {only or ''}".rstrip(), fix="tailrace tables FILE lists them")
     for table in tables:
-        if keeps_changes(destination, table) and only is None:
+        there = destination.read_table(table) if table.key else None
+        here = source.read_table(table) if there is not None else None
+        if here is not None and there is not None:
+            yield _compare(table, here, there, shown, run_rows)
+        elif only is None:
             yield Verdict(str(table.table), 0, 0, 0, 0, 0, compared=False)
-            continue
-        if keeps_changes(destination, table):
+        else:
             raise ConfigError(
                 f"{table.table} has no key by which its rows could be compared, or is kept with its history",
                 fix="name another table with --table",
                 table=str(table.table),
             )
-        with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as folder:
-            kept = destination_rows(destination, table)
-            there = _pile(Path(folder) / "destination", table, map(_ordered, kept.rows), run_rows)
-            shaped = map(kept.shape, source_rows(source, table))
-            here = _pile(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
-            yield _compare(table, here, there, shown, run_rows)
-
-
-def _is_registered(read: Any, part: object) -> bool:
-    return read.dispatch(type(part)) is not read.dispatch(object)
 
 
 def _ordered(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -122,7 +115,15 @@ def _ordered(rows: pa.RecordBatch) -> pa.RecordBatch:
     return rows.set_column(at, EXACT, pa.array(texts, pa.string()))
 
 
-def _pile(folder: Path, table: TableSchema, rows: RowBatches, run_rows: int) -> KeySpill:
+def _compare(table: TableSchema, here: TableRows, there: TableRows, shown: int, run_rows: int) -> Verdict:
+    with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as folder:
+        destination = _spill(Path(folder) / "destination", table, map(_ordered, there.rows), run_rows)
+        shaped = map(there.shape, here.rows)
+        source = _spill(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
+        return _judge(table, source, destination, shown, run_rows)
+
+
+def _spill(folder: Path, table: TableSchema, rows: RowBatches, run_rows: int) -> KeySpill:
     folder.mkdir()
     spill: KeySpill | None = None
     for batch in rows:
@@ -135,7 +136,7 @@ def _pile(folder: Path, table: TableSchema, rows: RowBatches, run_rows: int) -> 
     return spill
 
 
-def _compare(table: TableSchema, source: KeySpill, destination: KeySpill, shown: int, run_rows: int) -> Verdict:
+def _judge(table: TableSchema, source: KeySpill, destination: KeySpill, shown: int, run_rows: int) -> Verdict:
     missing = extra = different = 0
     listed: list[tuple[str, ...]] = []
     for first, last in strides([source, destination], run_rows):

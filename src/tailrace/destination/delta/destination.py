@@ -22,12 +22,14 @@ from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit, reaching
 from tailrace.destination.delta.maintenance import Compaction, Vacuum
 from tailrace.destination.delta.projection import ColumnReading
+from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.model.change import EXACT, UNCHANGED, Changes
 from tailrace.model.collapse import Collapsed, any_exact, collapse, fit, slim
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import idle, matches
 from tailrace.system import failpoint
 
@@ -292,6 +294,9 @@ class DeltaDestination:
         with reaching(place, str(table.table)):
             DeltaSnapshot.load(place, str(table.table))
             place.remove()
+
+    def read_table(self, table: TableSchema) -> TableRows | None:
+        return None if self.keeps_history(table) else read_rows(self.place(table.table), table)
 
     def maintain(self, table: TableName) -> str | None:
         """Merge small files and delete unneeded ones, when that is due; reads only the table's log otherwise."""

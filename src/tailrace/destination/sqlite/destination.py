@@ -19,12 +19,14 @@ from tailrace.destination.sqlite.column import SqliteLayout
 from tailrace.destination.sqlite.evolution import plan, succeed
 from tailrace.destination.sqlite.merge import append, merge
 from tailrace.destination.sqlite.name import file_name, quote
+from tailrace.destination.sqlite.reader import read_rows
 from tailrace.destination.sqlite.replica_file import opened, reaching, transaction
 from tailrace.destination.sqlite.table import SqliteTarget, has_rows
 from tailrace.errors import Finding, OwnedError
 from tailrace.model.change import Changes
 from tailrace.model.collapse import Collapsed, collapse
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.table_rows import TableRows
 
 if TYPE_CHECKING:
     from tailrace.destination.sqlite.option import SqliteDestinationOptions
@@ -154,6 +156,9 @@ class SqliteDestination:
                 connection.execute(f"DROP TABLE IF EXISTS {quote(name)}")
             connection.execute(f"DROP TABLE IF EXISTS {quote(SHADOW + name)}")
             bookkeeping.forget(connection, table.table)
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return read_rows(self._file, table)
 
     def maintain(self, table: TableName) -> str | None:
         """Cut a write-ahead log that has grown large, and delete staged files that no batch will name."""

@@ -14,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
@@ -28,6 +28,7 @@ from tailrace.destination.webhook.batch_file import Piece, Stage, as_copied, mar
 from tailrace.destination.webhook.format.event import EVERY, Format, format_of
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
+from tailrace.destination.webhook.queue_view import WebhookQueue
 from tailrace.destination.webhook.sender.lock import is_claimed
 from tailrace.destination.webhook.sender.status import STATUS
 from tailrace.destination.webhook.setting import SenderOptions
@@ -140,6 +141,9 @@ class WebhookDestination:
             is_busy=partial(is_claimed, folder),
             shows_output=self.sender.shown_url == "stdout",
         )
+
+    def open_queue(self, pipeline: str) -> WebhookQueue:
+        return WebhookQueue(replace(self.sender, pipeline=pipeline), self.segment_bytes, self.max_bytes)
 
     def shutdown(self) -> None:
         pass

@@ -16,6 +16,7 @@ from tailrace import errors
 from tailrace.errors import Finding
 from tailrace.model.change import Changes, end_of
 from tailrace.model.schema import TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.poll.connector import ConnectorOptions, Polled, SourceConnector, connect
@@ -25,6 +26,7 @@ from tailrace.source.poll.follower import PollFollower
 from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.option import PollOptions
+from tailrace.source.poll.reader import read_rows
 from tailrace.source.poll.split import ChunkSplit, PollSplit, RefusedSplit, read_changes, read_chunk
 from tailrace.source.schema_log import SchemaFile
 from tailrace.source.source import PIPELINE
@@ -144,6 +146,9 @@ class PollSource:
         with self.connector(self.parallel).open() as session:
             found = [pa.RecordBatch.from_struct_array(page.rows) for page in session.fetch(polled, keys, table)]
         return pa.Table.from_batches(found, pa.schema(list(table.row_type)))
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
         """What is known of the tables is brought together, and what no step needs any more is deleted."""

@@ -20,6 +20,7 @@ from tailrace.errors import Finding, LostError, TailraceError
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.postgres import event_trigger, preflight
@@ -30,6 +31,7 @@ from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
 from tailrace.source.postgres.log_split import PostgresLogSplit, read_log
 from tailrace.source.postgres.offset import PostgresOffset, before
 from tailrace.source.postgres.option import PostgresOptions
+from tailrace.source.postgres.reader import read_rows
 from tailrace.source.postgres.receiver import STATUS, PostgresReceiverOptions
 from tailrace.source.postgres.slot import (
     create_publication,
@@ -191,6 +193,9 @@ class PostgresSource:
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         return fetch(self.dsn, table, keys)
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
         Cursor(self.journal, self.reader).advance(PostgresOffset.from_json(upto).low_water)

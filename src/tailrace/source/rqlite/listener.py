@@ -12,7 +12,7 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tailrace.errors import ConfigError, UnavailableError
-from tailrace.source.rqlite.option import split_listen
+from tailrace.option.value import split_listen
 
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""

@@ -8,25 +8,13 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.option.value import FilePath, Options, Secret, Size, TypedOptions
+from tailrace.option.value import FilePath, Options, Secret, Size, TypedOptions, split_listen
 from tailrace.source.option import JournalOptions
 
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
 
 MAX_BODY_BYTES = 32_000_000
-
-
-def split_listen(value: str) -> tuple[str, int]:
-    """Host and port of `listen`; an IPv6 host stands in brackets. Raises ValueError for anything else."""
-    host, colon, port = value.rpartition(":")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("has an IPv6 address without brackets; write [::1]:8099")
-    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-        raise ValueError("must be host:port, such as 127.0.0.1:8099")
-    return host, int(port)
 
 
 def is_loopback(host: str) -> bool:

@@ -21,10 +21,11 @@ from urllib.parse import unquote
 import uvicorn
 
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
+from tailrace.option.value import split_listen
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, CdcEndpoint, Limits
 from tailrace.source.rqlite.listener import HttpConnection, listening, secure
-from tailrace.source.rqlite.option import RqliteOptions, split_listen
+from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.request import folder_of
 from tailrace.system.atomic_file import make_folder, remove
 from tailrace.system.child_process import BUSY, write_status

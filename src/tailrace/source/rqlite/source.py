@@ -17,6 +17,7 @@ from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions, TableSettings
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.rqlite import catalog, preflight
@@ -27,7 +28,8 @@ from tailrace.source.rqlite.follower import RqliteFollower
 from tailrace.source.rqlite.log_split import RqliteLogSplit, read_log
 from tailrace.source.rqlite.option import SERVICE, ApiTlsOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
-from tailrace.source.rqlite.receiver import STATUS, RqliteReceiverOptions, is_receiving, remove_journal
+from tailrace.source.rqlite.reader import read_rows
+from tailrace.source.rqlite.receiver import STATUS, RqliteReceiver, RqliteReceiverOptions, is_receiving, remove_journal
 from tailrace.source.rqlite.request import folder_of
 from tailrace.source.schema_log import SchemaFile
 from tailrace.source.source import PIPELINE
@@ -147,6 +149,9 @@ class RqliteSource:
             patience_seconds=patience_seconds,
         )
 
+    def receive_until(self, should_stop: Callable[[], bool], on_status: Callable[[dict[str, Any]], None]) -> None:
+        RqliteReceiver(self.receiver, should_stop).run(on_status)
+
     def receiving(self) -> Child:
         return self.start_receiver()
 
@@ -177,6 +182,9 @@ class RqliteSource:
         if api is None:
             raise TableError("its rows cannot be asked for again", fix="give source.api", table=str(table.table))
         return fetch_by_key(api, table, keys)
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
         for service, raw in upto["services"].items():

@@ -17,6 +17,7 @@ from tailrace import errors
 from tailrace.errors import Finding, LostError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.schema_log import SchemaFile
@@ -28,6 +29,7 @@ from tailrace.source.slatedb.log_split import ExpirySplit, WalSplit, read_expire
 from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.offset import SlateDbOffset
 from tailrace.source.slatedb.option import SlateDbOptions
+from tailrace.source.slatedb.reader import read_rows
 from tailrace.source.slatedb.reader_pool import reader_pool
 from tailrace.source.slatedb.row import Partition, WalRows, build, look_up
 from tailrace.source.slatedb.table_mapping import TableMapping, read_mappings
@@ -160,6 +162,9 @@ class SlateDbSource:
         seq = batch[0].column("seq").to_numpy()
         changes = build(rule, table, WalRows(batch[0], seq, np.zeros(len(seq), np.int64)))
         return pa.Table.from_arrays(changes.row.flatten(), schema=table.arrow)
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
         """SlateDB forgets by itself; what is kept here goes. Expiries of a table that copies stay until it has them."""

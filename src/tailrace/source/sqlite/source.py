@@ -19,6 +19,7 @@ from tailrace.capture.layout import quoted
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
+from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.schema_log import SchemaFile
@@ -33,6 +34,7 @@ from tailrace.source.sqlite.log import TapeLog
 from tailrace.source.sqlite.log_split import SqliteLogSplit, read_log
 from tailrace.source.sqlite.offset import SqliteOffset, after_change
 from tailrace.source.sqlite.option import SqliteSourceOptions, TursoOptions
+from tailrace.source.sqlite.reader import read_rows
 from tailrace.system.atomic_file import make_folder, remove
 
 PURGE_SECONDS = 60.0
@@ -115,6 +117,9 @@ class SqliteSource:
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         return fetch_rows(self.engine, table, keys)
+
+    def read_table(self, table: TableSchema) -> TableRows:
+        return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
         """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""

@@ -1,0 +1,71 @@
+"""What some destinations can do beyond writing. A command asks for the capability, never for a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+
+@dataclass(frozen=True)
+class QueueStatus:
+    """How a queue stands. None: not known.
+
+    queue       where it is
+    running     a sender runs on this node
+    leader      and it is the one of all nodes that sends
+    node        the name of the node
+    pending     events that are not delivered
+    oldest      when the oldest of them was committed
+    bytes       the size of the queue on disk
+    delivered   events, since the sender started
+    dropped     events that were given up, since the sender started
+    failures    failed requests in a row
+    error, fix  what went wrong last, and what helps
+    """
+
+    queue: str
+    running: bool
+    leader: bool
+    node: str | None
+    pending: int | None
+    oldest: str | None
+    bytes: int
+    delivered: int | None
+    dropped: int | None
+    failures: int | None
+    error: str | None
+    fix: str | None
+
+
+class QueueView(Protocol):
+    """A destination's queue, as an operator sees it."""
+
+    @property
+    def place(self) -> str:
+        """Where the queue is."""
+        ...
+
+    def status(self) -> QueueStatus:
+        """How it stands, by its files alone: nothing is connected. Damage is part of the status."""
+        ...
+
+    def drain(self, should_stop: Callable[[], bool]) -> int:
+        """Send until nothing waits or it `should_stop`, and return how many events wait then.
+
+        Where a pipeline runs, its sender does it. Raises DamagedError when events cannot be read.
+        """
+        ...
+
+    def purge(self) -> None:
+        """Give up everything that waits. Raises OwnedError while a pipeline runs."""
+        ...
+
+
+@runtime_checkable
+class Queued(Protocol):
+    """A destination that sends from a queue: `tailrace queue` and `tailrace metrics` work with it."""
+
+    def open_queue(self, pipeline: str) -> QueueView:
+        """The queue of a pipeline. Nothing is opened yet, and no secret is needed to read its status."""
+        ...

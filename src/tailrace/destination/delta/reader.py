@@ -1,0 +1,63 @@
+"""The rows that a Delta table holds, for `tailrace verify`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from deltalake import DeltaTable
+from pyarrow.dataset import ParquetReadOptions
+
+from tailrace.destination.delta.column import delta_type, to_delta
+from tailrace.destination.delta.evolution import is_wider
+from tailrace.destination.delta.log import reaching
+from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.part import DELETED_AT
+from tailrace.model.change import EXACT
+from tailrace.model.schema import TableSchema
+from tailrace.model.table_rows import RowBatches, TableRows
+
+_READ_ROWS = 50_000
+
+
+def read_rows(place: TablePath, table: TableSchema) -> TableRows:
+    """The rows of the newest version of the table that are not marked as deleted; none where there is no table."""
+    options = dict(place.options) or None
+    types = {column.name: delta_type(column.type) for column in table.columns}
+    rows: RowBatches = iter(())
+    with reaching(place, str(table.table)):
+        if DeltaTable.is_deltatable(place.uri, storage_options=options):
+            dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset(
+                # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
+                parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
+            )
+            # A type that became narrower upstream stayed as it was; as the narrower one, values would look alike.
+            types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
+            rows = _reached(_read(dataset, types), place, str(table.table))
+
+    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
+        arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
+        return pa.RecordBatch.from_arrays([*arrays, batch.column(EXACT)], [*types, EXACT])
+
+    return TableRows(rows, shape)
+
+
+def _reached(rows: RowBatches, place: TablePath, table: str) -> RowBatches:
+    with reaching(place, table):
+        yield from rows
+
+
+def _read(dataset: Any, columns: Mapping[str, pa.DataType]) -> RowBatches:
+    for batch in dataset.to_batches(batch_size=_READ_ROWS, batch_readahead=2, fragment_readahead=1):
+        alive = batch
+        if DELETED_AT in batch.schema.names:
+            alive = batch.filter(pc.is_null(batch.column(DELETED_AT)))
+        names = [*columns, EXACT]
+        types = [*columns.values(), pa.string()]
+        arrays = [
+            alive.column(name).cast(kind) if name in alive.schema.names else pa.nulls(alive.num_rows, kind)
+            for name, kind in zip(names, types, strict=True)
+        ]
+        yield pa.RecordBatch.from_arrays(arrays, names)

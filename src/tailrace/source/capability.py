@@ -1,0 +1,32 @@
+"""What some sources can do beyond following. A command asks for the capability, never for a type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, runtime_checkable
+
+
+@runtime_checkable
+class Preparable(Protocol):
+    """A source that follows better with something installed upstream: `tailrace prepare` does it."""
+
+    def setup_sql(self, *, remove: bool) -> str:
+        """The statements that install it, or remove it."""
+        ...
+
+    def set_up(self, *, remove: bool) -> str:
+        """Do it, and say what was done. A repeat changes nothing. Raises PreflightError without the right to."""
+        ...
+
+
+@runtime_checkable
+class Receivable(Protocol):
+    """A source that an upstream pushes to: `tailrace receive` takes that in without the pipeline."""
+
+    def receive_until(self, should_stop: Callable[[], bool], on_status: Callable[[dict[str, Any]], None]) -> None:
+        """Receive in this process until it `should_stop`. `on_status` gets the status about once a second.
+
+        Raises OwnedError when another process receives, UnavailableError when the address is taken or the disk does
+        not answer, ConfigError when the certificate cannot be used.
+        """
+        ...
