@@ -44,7 +44,7 @@ def test_a_new_pipeline_and_one_that_goes_on_are_let_through(store: StateStore, 
 
 def test_a_checkpoint_that_is_gone_is_noticed(store: StateStore, checkpoint: Checkpoint) -> None:
     store.apply_batch(BatchRecord(0, {}))
-    with pytest.raises(LostError, match="is gone") as raised:
+    with pytest.raises(LostError, match="is missing") as raised:
         checkpoint.require(store)
     assert "tailrace reset FILE" in (raised.value.fix or "")
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_of_another_life_is_noticed_once_it_has_batches(store: Stat
     checkpoint.require(store)
     log(checkpoint, 0, done=False)
     store.forget_pipeline()
-    with pytest.raises(LostError, match="the store does not have"):
+    with pytest.raises(LostError, match="than the one in the store"):
         checkpoint.require(store)
 
 

@@ -31,7 +31,7 @@ _captures: weakref.WeakKeyDictionary[Any, ConnectionCapture] = weakref.WeakKeyDi
 
 
 def capture(connection: apsw.Connection, argument: str) -> None:
-    """Capture what this connection changes from now on. `argument` is `<mode>[,<table>]` or `off`, as in Turso's pragma.
+    """Capture what this connection changes from now on. `argument` is `<mode>[,<table>]` or `off`, as for Turso.
 
     A repeat with the same argument does nothing; another mode or table replaces the current one. Capture applies to
     this connection only and ends with it. If this raises, file and connection are unchanged. Raises ConfigError for a

@@ -226,7 +226,7 @@ def require_capturable(shape: TableShape) -> None:
     """Raise PreflightError for a table without a rowid, which changes need to identify their row."""
     if shape.without_rowid or not shape.rowid:
         raise PreflightError(
-            f"{shape.table} has no accessible rowid, and changes are recorded by rowid",
+            f"{shape.table} has no rowid, and changes are recorded by rowid",
             fix="create the table again without WITHOUT ROWID, and with at most two of the columns rowid, _rowid_, oid",
             table=shape.table,
         )
