@@ -66,7 +66,7 @@ def test_a_checkpoint_older_than_the_state_is_noticed(store: StateStore, checkpo
         store.apply_batch(BatchRecord(batch_id, {"at": batch_id * 10}))
     if again != "not yet":
         log(checkpoint, 1, done=again != "planned")
-    with pytest.raises(LostError, match="older than the state: batch 1 is not in it") as raised:
+    with pytest.raises(LostError, match="older than the state: it lacks batch 1") as raised:
         checkpoint.require(store)
     assert "tailrace reset FILE" in (raised.value.fix or "")
 

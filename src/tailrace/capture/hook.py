@@ -119,7 +119,7 @@ class ConnectionCapture:
             connection.execute(f"CREATE VIRTUAL TABLE temp.{VIRTUAL_TABLE} USING {MODULE}()")
             self.refresh()
             connection.set_commit_hook(self._guard, id=self)
-            connection.set_rollback_hook(self._forget_undone, id=self)
+            connection.set_rollback_hook(self._forget_rolled_back, id=self)
             connection.preupdate_hook(self._make_note(), id=self)
             self._statements = StatementWatch(connection, self)
         except BaseException:
@@ -277,7 +277,7 @@ class ConnectionCapture:
         """Check the schema again: a rollback of the transaction, or of a part of it, may have removed our triggers."""
         self._schema_version = None
 
-    def _forget_undone(self) -> None:
+    def _forget_rolled_back(self) -> None:
         self.forget()
         self.undo()
 

@@ -89,9 +89,9 @@ class TapeReplay:
             count = self._connection.execute(sql, values).rowcount
         except sqlite3.IntegrityError:
             # Leave out SQLite's message: it usually names columns only, but that of a CHECK may contain anything.
-            raise _astray("a row cannot be written: it violates a constraint", table) from None
+            raise _mismatch("a row cannot be written: it violates a constraint", table) from None
         if count != 1:
-            raise _astray("the row of a change does not exist", table)
+            raise _mismatch("the row of a change does not exist", table)
 
     def _change_schema(self, before: RecordRow | None, after: RecordRow | None, statement: str | None) -> None:
         entry = after or before
@@ -125,7 +125,7 @@ def _bind(values: tuple[Value, ...]) -> tuple[list[str], list[Any]]:
     return holders, bound
 
 
-def _astray(message: str, table: str) -> TableError:
+def _mismatch(message: str, table: str) -> TableError:
     return TableError(
         f"{message}: this database is not in the state that the tape expects",
         fix="start again from a new copy; make sure that nothing else writes to this database",
@@ -167,12 +167,12 @@ def require_revertible(before: RecordRow | None, after: RecordRow | None) -> Non
     if before is None or before[0] != "table":
         return
     if after is None:
-        raise _gone(f"the rows of {before[1]!s} were dropped with the table")
+        raise _irreversible(f"the rows of {before[1]!s} were dropped with the table")
     if len(column_names(str(after[SQL]))) < len(column_names(str(before[SQL]))):
-        raise _gone(f"a column of {before[1]!s} was dropped with its values")
+        raise _irreversible(f"a column of {before[1]!s} was dropped with its values")
 
 
-def _gone(what: str) -> LostError:
+def _irreversible(what: str) -> LostError:
     return LostError(f"this schema change cannot be undone: {what}", fix="restore the file from a backup")
 
 

@@ -56,7 +56,7 @@ class Journal:
             if lock is not None:
                 os.close(lock)
             if isinstance(error, OSError):
-                raise _unopened(folder, error) from error
+                raise _cannot_open(folder, error) from error
             raise
 
     @classmethod
@@ -74,7 +74,7 @@ class Journal:
         try:
             lock = _lock(folder)
         except OSError as error:
-            raise _unopened(folder, error) from error
+            raise _cannot_open(folder, error) from error
         try:
             yield
             remove(folder, last=_LOCK)  # the lock goes last, so that no writer opens a journal that is being removed
@@ -92,7 +92,7 @@ class Journal:
         return JournalReader(path)
 
 
-def _unopened(folder: Path, error: OSError) -> UnavailableError:
+def _cannot_open(folder: Path, error: OSError) -> UnavailableError:
     return UnavailableError(
         f"journal {folder} cannot be opened: {error.strerror}",
         fix="check that its disk is mounted, writable and not full",

@@ -86,7 +86,7 @@ def recover(path: Path, origin: Position) -> Recovered:
         # neighbour to compare with, so the end of the lost range is unknown.
         found.damage.append(Damage(names[-1], 0, found.state.tail, found.state.tail))
     for name in {damage.segment for damage in found.damage} & found.segments.keys():
-        _set_aside(path, name)
+        _quarantine(path, name)
     return found
 
 
@@ -145,7 +145,7 @@ def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -
     found.state = index.state if torn == size else index.state_before(torn)
 
 
-def _set_aside(path: Path, name: str) -> None:
+def _quarantine(path: Path, name: str) -> None:
     """Copy the damaged file to quarantine, because retention will remove the original."""
     folder = path / _QUARANTINE
     folder.mkdir(exist_ok=True)

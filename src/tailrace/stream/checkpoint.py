@@ -34,7 +34,7 @@ class Checkpoint:
         The destination would then take new batches for repeats, or repeats for new batches.
         """
         mark, epoch = self.folder / _MARK, store.pipeline().epoch
-        self._forget_empty()
+        self._remove_empty()
         fix = "restore it from a backup, or start again: tailrace reset FILE, then tailrace run FILE"
         belongs_to = mark.read_text() if mark.exists() else None
         if not (self.folder / "offsets").is_dir():
@@ -64,7 +64,7 @@ class Checkpoint:
         atomic_file.replace_durably(mark, os.fsencode(name))
         return before
 
-    def _forget_empty(self) -> None:
+    def _remove_empty(self) -> None:
         # After a power cut an entry may exist without its bytes, which Spark cannot read. Its batch was not started or
         # not reported, because `sync` runs before that, so the entry can be removed.
         for pattern in (_OWN, "offsets/[0-9]*", "commits/[0-9]*"):

@@ -26,7 +26,7 @@ _SECONDS = 300.0
 _SILENT = "-Xlog:disable"
 # The suffix of a link next to an archive, which points to the Spark that the archive belongs to.
 _OWNER = ".owner"
-_AS_BEFORE = "none needed: Spark starts without the archive"
+_NO_FIX = "none needed: Spark starts without the archive"
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Archive:
                 link.symlink_to(Path(pyspark.__file__).parent)
                 link.replace(self.file.with_suffix(_OWNER))
                 self._make(Path(folder))
-            self._forget_others()
+            self._remove_stale()
         except OSError as error:
             raise PreflightError(
                 f"cannot write to {self.file.parent}: {error.strerror}",
@@ -100,7 +100,7 @@ class Archive:
         options = f"{base} -XX:ArchiveClassesAtExit={folder / 'spark'} {_SILENT}"
         self._run([sys.executable, "-m", REHEARSAL, str(folder), options.strip()])
         if not (folder / "spark").exists():
-            raise PreflightError(f"{self.java} created no class archive", fix=_AS_BEFORE)
+            raise PreflightError(f"{self.java} created no class archive", fix=_NO_FIX)
         (folder / "spark").replace(self.file)
 
     def _run(self, command: list[str]) -> None:
@@ -112,9 +112,9 @@ class Archive:
                 f"{Path(command[0]).name} did not end within {_SECONDS:g} s", fix="try again"
             ) from error
         if done.returncode:
-            raise PreflightError(f"{Path(command[0]).name} ended with code {done.returncode}", fix=_AS_BEFORE)
+            raise PreflightError(f"{Path(command[0]).name} ended with code {done.returncode}", fix=_NO_FIX)
 
-    def _forget_others(self) -> None:
+    def _remove_stale(self) -> None:
         """Remove archives whose Spark no longer exists. Archives of this user's other environments stay."""
         package = Path(pyspark.__file__).parent
         for old in self.file.parent.glob("spark-*.jsa"):

@@ -56,7 +56,7 @@ class ProgressRecorder:
         self.last_batch = last.id if last else -1
         self._first_batch = self.last_batch + 1
         self._failed_in: dict[str, int] = {}
-        self._standing: Mapping[str, TableProgress] = _by_id(source.progress(dict(last.offset)) if last else [])
+        self._progress: Mapping[str, TableProgress] = _by_id(source.progress(dict(last.offset)) if last else [])
 
     @property
     def unconfirmed(self) -> bool:
@@ -66,9 +66,9 @@ class ProgressRecorder:
 
     def is_stopped(self, upstream_id: str) -> bool:
         """Whether a batch has been committed that was planned after the table's last failure and leaves it out."""
-        standing = self._standing.get(upstream_id)
-        heard = self.last_batch > self._failed_in.get(upstream_id, -1)
-        return heard and standing is not None and standing.phase == "stopped"
+        progress = self._progress.get(upstream_id)
+        is_known = self.last_batch > self._failed_in.get(upstream_id, -1)
+        return is_known and progress is not None and progress.phase == "stopped"
 
     def has_freed(self) -> bool:
         """Whether a table that the last batch left out may continue, because it is retried or was resumed."""
@@ -81,7 +81,7 @@ class ProgressRecorder:
         """Add the current tables to the store, and remove those that went away while the pipeline was stopped."""
         wanted = {table.upstream_id for table in tables}
         for known in self._store.tables():
-            if known.upstream_id not in wanted and known.upstream_id not in self._standing:
+            if known.upstream_id not in wanted and known.upstream_id not in self._progress:
                 self._store.forget_table(known.upstream_id)
         for table in tables:
             self._store.add_table(table.upstream_id, str(table.table))
@@ -89,9 +89,9 @@ class ProgressRecorder:
     @property
     def level(self) -> Position | None:
         """The position that every table reached with the last batch; None while some tables lag."""
-        if not self._standing or any(table.phase != "ready" for table in self._standing.values()):
+        if not self._progress or any(table.phase != "ready" for table in self._progress.values()):
             return None
-        return min(table.position for table in self._standing.values())
+        return min(table.position for table in self._progress.values())
 
     def require_owner(self) -> None:
         """Raise OwnedError when another runner has taken over the pipeline."""
@@ -167,8 +167,8 @@ class ProgressRecorder:
 
     def _reached(self, upstream_id: str) -> str | None:
         """The position of the table after the previous batch."""
-        standing = self._standing.get(upstream_id)
-        return str(standing.position) if standing is not None else None
+        progress = self._progress.get(upstream_id)
+        return str(progress.position) if progress is not None else None
 
     def committed(self, batch_id: int, offset: Offset, seconds: float) -> None:
         """Record the batch and let the upstream discard it. A repeat for the same batch does nothing."""
@@ -178,11 +178,11 @@ class ProgressRecorder:
             known_results = batch_id in self._results
             results = self._results.get(batch_id, [])
         by_id = {result.upstream_id: result for result in results}
-        standing = _by_id(self._source.progress(offset))
-        known = self._table_records(standing)
+        progress = _by_id(self._source.progress(offset))
+        known = self._table_records(progress)
         begun = {request.id for request in self._store.open_requests() if request.kind == "resync"}
-        begun &= {table.request for table in standing.values()}
-        recopied = {each for each, now in standing.items() if self._needs_recopy(now, begun)}
+        begun &= {table.request for table in progress.values()}
+        recopied = {each for each, now in progress.items() if self._needs_recopy(now, begun)}
         failed = {result.upstream_id for result in results if result.error is not None}
         # Tables whose failure this offset does not reflect yet: they failed in this batch or before a restart. The next
         # offset stops them at the position where they resume, so this one must not advance them. A new copy clears an
@@ -190,7 +190,7 @@ class ProgressRecorder:
         # without a copied chunk cannot have failed.
         unplanned = {
             each
-            for each, now in standing.items()
+            for each, now in progress.items()
             if each in known
             and known[each].state is TableState.ERRORED
             and now.phase != "stopped"
@@ -206,7 +206,7 @@ class ProgressRecorder:
                 asked=each in recopied and now.request in begun and now.phase != "stopped",
                 failed=each in unplanned,
             )
-            for each, now in standing.items()
+            for each, now in progress.items()
             # A table that stays ready has the position of the batch, so nothing needs to be written for it.
             if each in known
             and not (now.phase == "ready" and known[each].state is TableState.READY and each not in by_id)
@@ -214,42 +214,42 @@ class ProgressRecorder:
         record = BatchRecord(
             batch_id,
             offset,
-            _furthest(standing),
+            _furthest(progress),
             rows=sum(result.copied + result.changes for result in results),
             seconds=seconds,
             at=self._clock(),
         )
         self._store.apply_batch(record, updates)
-        self._resolve_letters(standing)
-        for gone in self._standing.keys() - standing.keys():
+        self._resolve_letters(progress)
+        for gone in self._progress.keys() - progress.keys():
             self._store.forget_table(gone)
         # If the table is in error, keep its request open: the next batch shows whether the copy continued.
-        for request in begun - {standing[each].request for each in unplanned}:
+        for request in begun - {progress[each].request for each in unplanned}:
             self._store.finish_request(request, "the copy has begun")
-        self._standing = standing
-        self._show_transient_states(standing)
-        if batch_id % PRUNE_BATCHES == 0 and standing and not unplanned:
-            self._prune(min(table.position for table in standing.values()))
+        self._progress = progress
+        self._show_transient_states(progress)
+        if batch_id % PRUNE_BATCHES == 0 and progress and not unplanned:
+            self._prune(min(table.position for table in progress.values()))
         if not unplanned:
             self._source.release(offset)
         self.last_batch = batch_id
         with self._lock:
             self._results = {later: results for later, results in self._results.items() if later > batch_id}
 
-    def _resolve_letters(self, standing: Mapping[str, TableProgress]) -> None:
+    def _resolve_letters(self, progress: Mapping[str, TableProgress]) -> None:
         """Mark waiting dead letters as resolved if their table has passed their position without an error."""
         for letter in self._store.dead_letters(status="waiting"):
-            now = standing.get(letter.upstream_id)
+            now = progress.get(letter.upstream_id)
             table = self._store.table(letter.upstream_id)
             if now is None or table is None or table.state is TableState.ERRORED:
                 continue
             if now.phase in ("catchup", "ready") and str(now.position) >= letter.position:
                 self._store.settle_dead_letter(letter.id, "resolved")
 
-    def _table_records(self, standing: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
+    def _table_records(self, progress: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
         """The records of the tables. Adds records for new tables and renames those of renamed ones."""
         known = {table.upstream_id: table for table in self._store.tables()}
-        for upstream_id in standing:
+        for upstream_id in progress:
             schema = self._store.schema_at(upstream_id)
             if schema is not None and (upstream_id not in known or known[upstream_id].name != str(schema.table)):
                 known[upstream_id] = self._store.add_table(upstream_id, str(schema.table))
@@ -257,17 +257,17 @@ class ProgressRecorder:
 
     def _needs_recopy(self, now: TableProgress, begun: set[int]) -> bool:
         """Whether a new copy of the table began with this batch, or is about to begin."""
-        before = self._standing.get(now.upstream_id)
+        before = self._progress.get(now.upstream_id)
         if now.request in begun:
             return True
         return before is not None and (
             before.copy != now.copy or (now.phase == "init" and before.phase not in ("init", "stopped"))
         )
 
-    def _show_transient_states(self, standing: Mapping[str, TableProgress]) -> None:
+    def _show_transient_states(self, progress: Mapping[str, TableProgress]) -> None:
         """Between its copy and the log a table waits, then catches up. The status shows this; the store does not keep
         it."""
-        for upstream_id, now in standing.items():
+        for upstream_id, now in progress.items():
             state = None
             if now.phase == "catchup":
                 state = TableState.CATCHUP if now.catching_up else TableState.SYNC_WAIT
@@ -291,7 +291,7 @@ class ProgressRecorder:
         reported = self._source.status()
         passed = reported.get("passed")
         # Only if it refers to the last recorded batch: that batch may not be recorded yet, or no longer be the last.
-        if passed is not None and passed != self._passed and passed[0] == _furthest(self._standing):
+        if passed is not None and passed != self._passed and passed[0] == _furthest(self._progress):
             self._store.pass_over(passed[1])
             self._passed = passed
         status = SourceStatus.of(reported)
@@ -308,12 +308,12 @@ class ProgressRecorder:
         return self._previous
 
 
-def _by_id(standing: Sequence[TableProgress]) -> dict[str, TableProgress]:
-    return {table.upstream_id: table for table in standing}
+def _by_id(progress: Sequence[TableProgress]) -> dict[str, TableProgress]:
+    return {table.upstream_id: table for table in progress}
 
 
-def _furthest(standing: Mapping[str, TableProgress]) -> str | None:
-    return str(max(table.position for table in standing.values())) if standing else None
+def _furthest(progress: Mapping[str, TableProgress]) -> str | None:
+    return str(max(table.position for table in progress.values())) if progress else None
 
 
 def _update(

@@ -74,12 +74,12 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _interrupt_kept():
+    with _keep_interrupt_handler():
         return builder.create()
 
 
 @contextmanager
-def _interrupt_kept() -> Iterator[None]:
+def _keep_interrupt_handler() -> Iterator[None]:
     """Restore the SIGINT handler: PySpark replaces it when a session starts, but the caller has already set one."""
     handler = signal.getsignal(signal.SIGINT)
     try:

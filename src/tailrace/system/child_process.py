@@ -52,7 +52,7 @@ class Child:
         self._name = name
         self._is_busy = is_busy
         self._shows_output = shows_output
-        self._looked = time.monotonic() + patience_seconds
+        self._checked_at = time.monotonic() + patience_seconds
         self._process: subprocess.Popen[str] | None = None
         if not patience_seconds:
             self._take_over()
@@ -69,14 +69,14 @@ class Child:
         if code is None:
             return
         if code == BUSY:
-            if time.monotonic() - self._looked > TAKE_OVER_SECONDS:
+            if time.monotonic() - self._checked_at > TAKE_OVER_SECONDS:
                 self._take_over()
             return
         self.stop()
         status = read_status(self._folder, self._name)
         # Ignore a status file that the previous process left.
         error = status.get("error") if self._process is not None and status.get("pid") == self._process.pid else None
-        self._process, self._looked = None, time.monotonic()
+        self._process, self._checked_at = None, time.monotonic()
         if error:
             raise revive(error)
         raise UnavailableError(
@@ -107,7 +107,7 @@ class Child:
         return self._folder / f"{self._name}.log.1"
 
     def _take_over(self) -> None:
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         if self._is_busy():
             return
         try:
