@@ -128,8 +128,8 @@ def test_a_file_that_is_no_database_is_called_damaged(tmp_path: Path) -> None:
 def test_reading_the_state_loads_neither_arrow_nor_a_driver(store: StateStore, tmp_path: Path) -> None:
     store.add_table("1", "public.a")
     code = (
-        "import sys; from tailrace.state.status import Status; from tailrace.state import StateStore\n"
-        "Status.read(StateStore.open_reading(sys.argv[1])).to_dict()\n"
+        "import sys; from tailrace.state.status import PipelineStatus; from tailrace.state import StateStore\n"
+        "PipelineStatus.read(StateStore.open_reading(sys.argv[1])).to_dict()\n"
         "print({'pyarrow', 'psycopg', 'pydantic', 'pyspark'} & set(sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)

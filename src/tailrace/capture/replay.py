@@ -105,6 +105,8 @@ class TapeReplay:
         try:
             alter(self._connection, before, after, statement)
         except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise  # a full disk or a lock says nothing about the schema
             raise SchemaChangedError(
                 f"a schema change cannot be applied here: {error}",
                 fix="Turso does not record RENAME on the tape; after one, start again from a new copy",

@@ -29,6 +29,8 @@ from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quiet
 from tailrace.system.failpoint import reach
 
 POLL_SECONDS = 0.02
+IDLE_SECONDS = 0.25
+"""How often an idle stream reads directives: Spark asks a hundred times a second, and the store may be a server."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,15 @@ class LogPartition(InputPartition):
                 yield log_row(split.only(tables), number, lane)
 
 
+@dataclass(frozen=True)
+class _Idle:
+    """A look for changes that found none: where the stream stood, and the directives it went by."""
+
+    offset: Offset
+    directives: TableDirectives
+    read_at: float
+
+
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """Spark's calls, passed to the follower (driver) or the source (executors)."""
 
@@ -93,9 +104,10 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
         self._target: Offset | None = None
         self._store: StateStore | None = None
+        self._idle: _Idle | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"feed": self.feed, "_follower": None, "_target": None, "_store": None}
+        return {"feed": self.feed, "_follower": None, "_target": None, "_store": None, "_idle": None}
 
     @property
     def follower(self) -> Follower:
@@ -125,13 +137,27 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         while True:
             if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
                 return start
-            end = self.follower.latest(start, self.feed.limit, self._directives())
+            found = self._directives(start)
+            end = self.follower.latest(start, self.feed.limit, found[0])
+            self._idle = _Idle(start, *found) if end == start else None
             if end != start or self._target is None or self.follower.done(start, self._target):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
 
-    def _directives(self) -> TableDirectives:
+    def _directives(self, start: Offset) -> tuple[TableDirectives, float]:
+        """What errors and operators ask for, and when that was read.
+
+        Directives of a moment ago serve only while the stream stands where it stood: an error is recorded by a batch,
+        and after a batch it stands elsewhere. A table that has just failed must never be read on.
+        """
+        idle = self._idle
+        if idle is not None and idle.offset == start and time.monotonic() - idle.read_at < IDLE_SECONDS:
+            return idle.directives, idle.read_at
+        read_at = time.monotonic()
+        return self._read_directives(), read_at
+
+    def _read_directives(self) -> TableDirectives:
         store = self._open_store()
         if store is None:
             return TableDirectives()

@@ -233,7 +233,8 @@ def test_a_snapshot_outlives_the_slot_it_came_from(database: PostgresDatabase) -
     database.run("CREATE TABLE t (id int)")
     round_ = PostgresSnapshot(database.dsn)
     try:
-        assert database.rows("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)]
+        # The server drops it when it notices that the connection is gone.
+        wait_until(lambda: database.rows("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)])
         with closing(database.connect(autocommit=False)) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{round_.snapshot}'".encode())

@@ -7,6 +7,7 @@ protocol, ADBC for bulk results as Arrow.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from collections.abc import Generator, Iterator, Mapping
@@ -69,24 +70,26 @@ def translate(error: Exception, doing: str) -> TailraceError:
     """The one table from a driver's error to what tailrace does about it."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split())
-    if state in {"28P01", "28000"} or any(sign in text for sign in _REFUSED) or lacks("role", text):
+    # Where there is a state it decides. Without one only the text is left, but never a name that it quotes.
+    signs = "" if state else _QUOTED.sub('""', text)
+    if state in {"28P01", "28000"} or any(sign in signs for sign in _REFUSED) or lacks("role", signs):
         return PreflightError(
             f"Postgres refused the login while {doing}: {text}",
             fix="check user and password in the dsn (an environment variable can hold them) and pg_hba.conf",
         )
-    if state == "3D000" or lacks("database", text):
+    if state == "3D000" or lacks("database", signs):
         return PreflightError(f"the database does not exist, while {doing}: {text}", fix="correct the dsn's database")
-    if state == "55006" or "is active for PID" in text:
+    if state == "55006" or "is active for PID" in signs:
         return OwnedError(
             f"the replication slot is in use, while {doing}: {text}",
             fix="stop the other reader, or give this pipeline a slot of its own with source.slot",
         )
-    if state == "42501" or "permission denied" in text or "must be superuser" in text:
+    if state == "42501" or "permission denied" in signs or "must be superuser" in signs:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
     if lacks("publication", text):
         # The log is decoded by the catalog of its time; whether there is one by now is another question.
         return UnavailableError(f"there was no publication, while {doing}: {text}", fix="tailrace check FILE")
-    if state == "22P05" or "has no equivalent in encoding" in text:
+    if state == "22P05" or "has no equivalent in encoding" in signs:
         return TailraceError(
             f"a text of the database has no form in UTF-8, while {doing}: {text}",
             fix="mend the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
@@ -96,20 +99,21 @@ def translate(error: Exception, doing: str) -> TailraceError:
             f"the database holds bytes that are not UTF-8 in a name, while {doing}: {text}",
             fix="rename that table or column upstream",
         )
-    if any(sign in text for sign in _UNFIT):
+    if any(sign in signs for sign in _UNFIT):
         return PreflightError(
             f"the dsn's settings do not fit the server, while {doing}: {text}",
             fix="correct sslmode, the other TLS options and `options` in the dsn",
         )
-    if fix := relief(state, text):
+    if fix := relief(state, signs):
         return UnavailableError(f"Postgres cannot serve now, while {doing}: {text}", fix=fix)
     is_down = isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError)
-    if is_down or (state or "")[:2] in _PASSING or _looks_down(text):
+    if is_down or (state or "")[:2] in _PASSING or _looks_down(signs):
         fix = "start the server, or correct host and port in the dsn"
         return UnavailableError(f"Postgres does not answer, while {doing}: {text}", fix=fix)
     return TailraceError(f"Postgres failed while {doing}: {text}")
 
 
+_QUOTED = re.compile(r'"[^"]*"')
 _ADBC = "[libpq]"
 """What breaks off while batches come is an error of Arrow; this in its text shows that the driver is behind it."""
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in")

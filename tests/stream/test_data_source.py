@@ -1,0 +1,75 @@
+"""What a stream asks its state store for, and when."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, Offset, TableDirectives
+from tailrace.source.sqlite.source import SqliteSource
+from tailrace.stream import data_source
+from tailrace.stream.data_source import BlockReader, Feed
+
+LIMIT = Limit(1, 1)
+
+
+class Scripted:
+    """A follower that finds something only where the test says so, and remembers what it was asked to do."""
+
+    def __init__(self) -> None:
+        self.seen: list[TableDirectives] = []
+        self.next: Offset | None = None
+
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        self.seen.append(directives)
+        return self.next or start
+
+    def stop(self) -> None:
+        pass
+
+
+class CountingReader(BlockReader):
+    reads = 0
+
+    def _read_directives(self) -> TableDirectives:
+        self.reads += 1
+        return super()._read_directives()
+
+
+@pytest.fixture
+def reader() -> Iterator[CountingReader]:
+    source = SqliteSource("p", path="", folder="", tables_wanted=TableOptions())
+    made = CountingReader(Feed(source, LIMIT, lanes=1))
+    made._follower = Scripted()  # type: ignore[assignment]
+    yield made
+    made.stop()
+
+
+def latest(reader: BlockReader, start: Offset) -> Any:
+    return reader.latestOffset(start, reader.getDefaultReadLimit())
+
+
+def test_an_idle_stream_does_not_ask_its_store_again_and_again(reader: CountingReader) -> None:
+    for _ in range(100):
+        assert latest(reader, {"log": 1}) == {"log": 1}
+    assert reader.reads < 100
+
+
+def test_directives_are_read_again_after_a_while(reader: CountingReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data_source, "IDLE_SECONDS", 0.0)
+    for _ in range(3):
+        latest(reader, {"log": 1})
+    assert reader.reads == 3
+
+
+def test_after_a_batch_directives_are_read_before_anything_else_is_planned(reader: CountingReader) -> None:
+    follower: Any = reader.follower
+    latest(reader, {"log": 1})
+    follower.next = {"log": 2}
+    assert latest(reader, {"log": 1}) == {"log": 2}
+    before = reader.reads
+    latest(reader, {"log": 2})
+    assert reader.reads == before + 1
