@@ -1,1 +1,1 @@
-"""The benchmark: `python -m bench`. What it measures and how is told in docs/benchmark.md."""
+"""The benchmark: `python -m bench`. docs/benchmark.md describes what it measures and how."""

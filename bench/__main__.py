@@ -15,11 +15,11 @@ from bench.server import Server
 from bench.workload import Size
 
 PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
-"""Those of the pipeline from Postgres to Delta."""
+"""The parts that measure the pipeline from Postgres to Delta."""
 ALONE = ("capture", "queue", "slatedb")
-"""Those that need neither; each is a module of its own with a function `measure`."""
+"""Parts that need neither Postgres nor Spark; each is a module with a function `measure`."""
 ON_REQUEST = ("poll", "webhook", "peers")
-"""The same, but only when they are named: they need extras, minutes, or the package index."""
+"""Modules of the same form that run only when they are named: they need extras, minutes, or the package index."""
 
 
 def main() -> None:
@@ -45,7 +45,7 @@ def _measure(only: set[str], size: Size, server: Server, runner: Runner, folder:
     def stage(database: str, size: Size, tables: int = 1) -> Stage:
         return Stage(server, runner, folder, report, size, database, tables)
 
-    # Python workers, their imports and Spark's classes are loaded before anything is timed.
+    # Start Python workers and load their imports and Spark's classes before anything is timed.
     stage("warmup", Size.scaled(0.005)).copy(aim=None)
     shop = stage("shop", size)
     shop.copy(0.6 if "copy" in only else None)
@@ -64,13 +64,15 @@ def _measure(only: set[str], size: Size, server: Server, runner: Runner, folder:
 
 def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0, help="0.1 for a quick look; small runs are all start-up")
+    parser.add_argument(
+        "--scale", type=float, default=1.0, help="0.1 for a quick run; a small run measures mostly start-up"
+    )
     parser.add_argument(
         "--only", type=_parts, default=(*PARTS, *ALONE), help=f"some of {','.join((*PARTS, *ALONE, *ON_REQUEST))}"
     )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
-    parser.add_argument("--folder", type=Path, help="where the server and the lake go meanwhile")
-    parser.add_argument("--keep", action="store_true", help="leave that folder behind")
+    parser.add_argument("--folder", type=Path, help="where to put the server and the lake during the run")
+    parser.add_argument("--keep", action="store_true", help="do not delete that folder at the end")
     parser.add_argument("--conf", type=_setting, action="append", default=[], help="a Spark setting, key=value")
     return parser.parse_args()
 

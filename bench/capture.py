@@ -1,4 +1,4 @@
-"""What capturing changes costs the application that writes an SQLite file, and how fast they are read back."""
+"""Measures what change capture costs an application that writes an SQLite file, and how fast changes are read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _INSERT = "INSERT INTO t (name, price, body) VALUES (?, ?, ?)"
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """Bulk inserts in one transaction without capture, with the hooks and with the triggers; then decoding records."""
+    """Time bulk inserts in one transaction without capture, with hooks and with triggers; then decoding records."""
     count = int(ROWS * scale)
     bare = _rate(folder / "bare.db", _stdlib, count, lambda connection: None)
     triggers = _rate(folder / "trigger.db", _stdlib, count, lambda connection: enable(connection, "full"))

@@ -1,4 +1,4 @@
-"""Looking at the lake from outside: is it the source's equal, and when could a change be read there?"""
+"""Inspects the lake from outside: whether it equals the source, and when a change became readable."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bench.workload import KEY
 
 
 def require_equal(dsn: str, lake: Path, tables: list[str]) -> int:
-    """Compare every value of the tables at both ends; returns the number of rows. Raises AssertionError."""
+    """Compare every value of the tables on both sides; returns the number of rows. Raises AssertionError."""
     return sum(_require_equal(dsn, lake / "public" / table, table) for table in tables)
 
 
@@ -43,10 +43,10 @@ def _as(values: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
 
 
 def first_seen(table: Path, wanted: Mapping[int, int], column: str, since: float) -> dict[int, float]:
-    """For keys of the table, the time from which on a reader saw their wanted value in `column`, if after `since`.
+    """For each key, the time when its wanted value in `column` became readable, if that was after `since`.
 
-    A commit can be read once its log entry is there, and the entry's time says when that was; looking afterwards
-    costs the pipeline nothing.
+    A commit is readable once its log entry exists, and the entry's time says when that was. So this can run
+    afterwards, when it costs the pipeline nothing.
     """
     seen: dict[int, float] = {}
     for at, files in _commits(table, since):

@@ -1,4 +1,4 @@
-"""What is measured: each part on its own data, against PostgreSQL's own programs in the same minute."""
+"""The measured parts: each runs on its own data and is compared with PostgreSQL's own programs in the same minute."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Stage:
         }
 
     def once(self, part: str) -> Run:
-        """Run the pipeline to the end, say what it used, and compare the lake with the source."""
+        """Run the pipeline to the end, report what it used, and compare the lake with the source."""
         postmaster = self.server.postgres.pid
         assert postmaster is not None
         before = cpu_seconds(postmaster)
@@ -80,7 +80,7 @@ class Stage:
             note(f"  batch {batch.id} at {batch.at - run.started_at:.2f} s: {took}")
 
     def follow(self, part: str, change: Callable[[], int]) -> tuple[Run, int, float]:
-        """Load changes while nothing runs, then time `pg_recvlogical` before and after the pipeline."""
+        """Make changes while the pipeline is stopped, then time `pg_recvlogical` before and after the pipeline."""
         slots = [self.server.create_slot(self.connection) for _ in range(2)]
         changes = change()
         first = self.server.receive(self.connection, slots[0])
@@ -98,7 +98,7 @@ class Stage:
         report.add(part, "the same without start-up", raw / steady)
 
     def copy(self, aim: float | None = 0.6) -> Run:
-        """The initial copy of everything."""
+        """Measure the initial copy of all tables."""
         first = self._copy_out()
         run = self.once("copy")
         raw = mean([first, self._copy_out()])
@@ -120,7 +120,7 @@ class Stage:
         self.report_rate("small", run, changes, raw, unit="tx", against="pg_recvlogical", aim=1.5)
 
     def spread(self, one: Run) -> None:
-        """The changes of `one`, over many tables."""
+        """Measure the same changes as in `one`, spread over many tables."""
         run, changes, _ = self.follow("tables", self.shop.change)
         self.report.add("tables", f"{self.tables} tables", changes / run.seconds, "changes/s")
         self.report.add("tables", "cost against one table", run.seconds / one.seconds, "", 1.3, "most")
@@ -128,7 +128,7 @@ class Stage:
         self.report.add("tables", "the same without start-up", steady[0] / steady[1])
 
     def trickle(self) -> None:
-        """Ten updates a second of rows anywhere in the table, each timed from its commit until it can be read."""
+        """Measure ten updates a second of rows across the table, each from its commit until it can be read."""
         table = self.lake / "public" / self.shop.tables[0]
         self.runner.start(self.pipeline)
         stride = self.shop.rows // 997
@@ -171,7 +171,7 @@ class Stage:
         )
 
     def large(self) -> None:
-        """One transaction of millions of rows."""
+        """Measure one transaction of millions of rows."""
         with Peak(self.runner.pid) as peak:
             run, changes, raw = self.follow("large", self.shop.insert_at_once)
         for name, size in sorted(peak.processes.items(), key=lambda item: -item[1]):

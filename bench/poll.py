@@ -1,6 +1,6 @@
-"""What polling costs the database: a cold table of 5 million rows copied, polled while idle, changed, and compared.
+"""Measures what polling costs: a cold table of 5 million rows is copied, polled while idle, changed, and compared.
 
-`python -m bench --only poll`. No Spark: the source is read by as many threads as there are cores, and thrown away.
+`python -m bench --only poll`. Without Spark: one thread per core reads the source and discards the rows.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INSERT INTO orders SELECT i, i % 100000, i * 1.25 % 1000000, 'shipped', md5(i::t
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """Fill a table, then go through what a pipeline does with it in its life."""
+    """Fill a table, then time each thing that a pipeline does with it."""
     rows = int(ROWS * scale)
     with Server(folder) as server:
         with server.create_database("polled") as connection:
@@ -64,11 +64,11 @@ def measure(report: Report, folder: Path, scale: float) -> None:
             interval_seconds=1e-9,
             idle_interval_seconds=1e-9,
         )
-        _Life(source, server, report, rows).lead()
+        _PolledTable(source, server, report, rows).measure()
 
 
-class _Life:
-    """One table, from its copy on."""
+class _PolledTable:
+    """One polled table, from its copy on."""
 
     def __init__(self, source: PollSource, server: Server, report: Report, rows: int) -> None:
         self.source, self.server, self.report, self.rows = source, server, report, rows
@@ -76,8 +76,8 @@ class _Life:
         self.follower: PollFollower = source.follow(self.versions)
         self.offset: Offset = self.follower.start()
 
-    def lead(self) -> None:
-        self._note("copy of a cold table", self._run(changes=self.rows), self.rows)
+    def measure(self) -> None:
+        self._report("copy of a cold table", self._run(changes=self.rows), self.rows)
         started = time.monotonic()
         for _ in range(IDLE_POLLS):
             assert self.follower.latest(self.offset, LIMIT, TableDirectives()) == self.offset
@@ -87,29 +87,29 @@ class _Life:
         changed = self.rows // 10
         with self.server.postgres.connect("polled") as connection:
             connection.execute(f"UPDATE orders SET state = 'back', updated_at = now() WHERE id <= {changed}".encode())
-        self._note("poll of a tenth of the rows", self._run(changes=changed), changed)
+        self._report("poll of a tenth of the rows", self._run(changes=changed), changed)
         for name in ("full diff, polled rows among it", "full diff of an unchanged table"):
-            self._due()
-            self._note(name, self._run(changes=0), self.rows)
+            self._make_diff_due()
+            self._report(name, self._run(changes=0), self.rows)
             assert self._known_keys() == self.rows
         self.follower.stop()
 
-    def _due(self) -> None:
-        """Let the next full diff be due: its clock says a day has gone by."""
+    def _make_diff_due(self) -> None:
+        """Make the next full diff due, by a schedule that says the last one was long ago."""
         self.follower.stop()
         schedule = Path(self.source.folder) / "schedule.json"
         schedule.write_text(json.dumps({each: {"polls": 0, "diffed": 0.0} for each in self.offset["tables"]}))
         self.follower = self.source.follow(self.versions)
 
     def _known_keys(self) -> int:
-        """How many keys the last full diff has written down."""
+        """How many keys the last full diff has stored."""
         [(table, entry)] = PollOffset.from_json(self.offset).tables.items()
         bases = KeySnapshot.of(self.source.folder, table).bases(entry.base)
         assert bases is not None
         return sum(base.read().num_rows for base in bases)
 
     def _run(self, *, changes: int) -> float:
-        """Seconds until there is nothing more to read, which must have been so many changes."""
+        """Read to the end and return the seconds. Asserts that this gave `changes` changes."""
         started = time.monotonic()
         given = 0
         while (end := self.follower.latest(self.offset, LIMIT, TableDirectives())) != self.offset:
@@ -123,10 +123,10 @@ class _Life:
         return seconds
 
     def _drain(self, split: Split) -> int:
-        """One task: an errand puts what it found aside, and it is read from there."""
+        """Do one task: a scan stores its result first, and the changes are read from there."""
         found = split.run(self.source.read) if isinstance(split, ScanSplit) else split
         return sum(len(changes) for changes in self.source.read(found))
 
-    def _note(self, name: str, seconds: float, rows: int) -> None:
+    def _report(self, name: str, seconds: float, rows: int) -> None:
         self.report.add("poll", name, seconds, "s")
         self.report.add("poll", f"{name}, speed", rows / seconds, "rows/s")

@@ -1,4 +1,4 @@
-"""What a tree of processes uses, read from /proc: memory and CPU time, Python and Java apart."""
+"""Memory and CPU time of a process tree, read from /proc, separately for Python and Java."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Usage:
-    """A number for the Python processes and one for the Java ones (or PostgreSQL's) of a tree."""
+    """One number for the Python processes of a tree and one for the others (Java or PostgreSQL)."""
 
     python: float
     other: float
@@ -30,7 +30,7 @@ def tree(root: int) -> list[int]:
 
 
 def cpu_seconds(root: int) -> Usage:
-    """CPU time so far. That of ended children is Python's: Java starts nothing else here."""
+    """CPU time so far. That of ended children counts as Python's, because Java starts no other programs here."""
     python = other = 0.0
     for pid in tree(root):
         if not (fields := stat(pid)):
@@ -45,7 +45,7 @@ def cpu_seconds(root: int) -> Usage:
 
 
 def memory_bytes(root: int) -> dict[int, int]:
-    """Memory in use by process; what processes share is divided among them."""
+    """Memory in use, by process; shared memory is divided among its processes."""
     used: dict[int, int] = {}
     for pid in tree(root):
         try:
@@ -58,7 +58,7 @@ def memory_bytes(root: int) -> dict[int, int]:
 
 
 class Peak:
-    """The most memory a tree used while the block ran, and which Python processes it was."""
+    """The peak memory of a tree during the block, and the Python processes that used it."""
 
     def __init__(self, root: int) -> None:
         self.root = root

@@ -1,6 +1,6 @@
-"""The durable queue: events per second in batches and one by one, against the bare disk; and what comes in over HTTP.
+"""Measures the durable queue against the bare disk, in batches and one by one; and the rqlite endpoint over HTTP.
 
-`python -m bench --only queue`. No Spark, nothing is sent: what is measured is how fast events become safe.
+`python -m bench --only queue`. Without Spark, and nothing is sent: it measures how fast events become durable.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ EVENT = '{"op":"UPDATE","table":"orders","new_row_id":%d,"old_row_id":%d,"after"
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """Fill two queues, read one back, and write the same bytes to a bare file with as many syncs."""
+    """Fill two queues, read one back, and write the same bytes to a plain file with the same number of syncs."""
     events, singles = max(BATCH_EVENTS, int(EVENTS * scale)), max(100, int(SINGLE_EVENTS * scale))
     batches = _fill(folder / "batches", events, BATCH_EVENTS)
     one_by_one = _fill(folder / "single", singles, 1)
@@ -50,7 +50,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
 
 
 def _report_endpoint(report: Report, folder: Path, scale: float) -> None:
-    """The endpoint for rqlite, posted to by one client that waits for each answer, as a node does."""
+    """Measure the endpoint for rqlite, with one client that waits for each answer, as a node does."""
     options = RqliteReceiverOptions.of(
         RqliteOptions.model_validate(
             {"type": "rqlite", "listen": f"127.0.0.1:{_free_port()}", "journal": {"path": str(folder)}}
@@ -78,7 +78,7 @@ def _report_endpoint(report: Report, folder: Path, scale: float) -> None:
 
 
 def _body(first: int, count: int) -> bytes:
-    """What a node posts for so many inserts, an entry each."""
+    """The body that a node posts for `count` inserts, each in its own entry."""
     payload = [
         {
             "index": number + 1,

@@ -1,4 +1,4 @@
-"""The figures, the aim of each, and whether it was met."""
+"""The report of a run: figures, their aims, and whether each aim was met."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Figure:
-    """One measured number. `aim` is the least, or with `sense` "most" the greatest, that is wanted."""
+    """One measured number. `aim` is the lowest acceptable value or, with `sense` "most", the highest."""
 
     part: str
     name: str
@@ -30,7 +30,7 @@ class Figure:
 
 
 class Report:
-    """Figures as they come, on the screen; all of them at the end as a table and as JSON."""
+    """Prints figures as they are measured, and all of them at the end as a table and as JSON."""
 
     def __init__(self) -> None:
         self.figures: list[Figure] = []
@@ -69,7 +69,7 @@ def _line(figure: Figure) -> str:
 
 
 def machine() -> str:
-    """What the figures were measured on."""
+    """A description of this machine."""
     names = [
         line.partition(":")[2].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""The pipeline in a process of its own, so that its memory and CPU time are its own, with one warm Spark session."""
+"""Runs pipelines in a separate process with one warm Spark session, so that memory and CPU time can be measured."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """What Spark said of one batch; `at` is when it began to look for something to do."""
+    """What Spark reported for one batch; `at` is when Spark began to ask for new offsets."""
 
     id: int
     at: float
@@ -29,7 +29,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class Run:
-    """One `Pipeline.run`. `seconds` go from the start of the query to its end."""
+    """One `Pipeline.run`. `seconds` is the time from the start of the query to its end."""
 
     called_at: float
     started_at: float
@@ -43,12 +43,12 @@ class Run:
 
     @property
     def startup_seconds(self) -> float:
-        """Until Spark asked for the first batch: what a query costs before it does anything."""
+        """The time until Spark asked for the first batch: the fixed cost of a query."""
         return (self.batches[0].at if self.batches else self.ended_at) - self.started_at
 
 
 class Runner:
-    """The process, from outside. It ends with its owner."""
+    """The owner's side of the process, which ends with its owner."""
 
     def __init__(self, folder: Path, conf: dict[str, str]) -> None:
         context = multiprocessing.get_context("spawn")
@@ -66,7 +66,7 @@ class Runner:
         return self._process.pid
 
     def once(self, pipeline: dict[str, Any]) -> Run:
-        """Run a pipeline up to the source's position now."""
+        """Run a pipeline up to the source's current position."""
         before = cpu_seconds(self.pid)
         run: Run = self._ask("once", pipeline)
         used = cpu_seconds(self.pid) - before
@@ -100,15 +100,15 @@ class Runner:
 
 
 def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
-    """The process. Answers each command until its owner goes away."""
+    """The process itself. Answers commands until its owner ends."""
     from tailrace.stream import pipeline as module
     from tailrace.stream.spark_session import build_session
 
-    witness = _Witness()
+    witness = _ProgressListener()
     session = build_session("bench", MASTER, {"spark.local.dir": folder, **conf})
 
     def build_watched(*given: Any) -> Any:
-        """A session tells its own listeners only, and every run has one."""
+        """Add a listener to each session: a session calls only its own listeners, and every run has a new one."""
         built = build_session(*given)
         witness.listen(built)
         return built
@@ -134,7 +134,7 @@ def _serve(commands: Connection, folder: str, conf: dict[str, str]) -> None:
 
 
 class _Running:
-    def __init__(self, options: dict[str, Any], witness: _Witness, *, once: bool) -> None:
+    def __init__(self, options: dict[str, Any], witness: _ProgressListener, *, once: bool) -> None:
         from tailrace.stream.pipeline import Pipeline
 
         witness.batches = []
@@ -160,8 +160,8 @@ class _Running:
         return Run(self.called_at, self.witness.started_at, self.ended_at, list(self.witness.batches))
 
 
-class _Witness:
-    """Keeps what Spark says of the query. Called by Spark itself, so that it costs one call a batch."""
+class _ProgressListener:
+    """Keeps what Spark reports about the query. Spark calls it directly, so it costs one call per batch."""
 
     def __init__(self) -> None:
         self.started_at = 0.0

@@ -1,4 +1,4 @@
-"""The private server, and how fast PostgreSQL's own programs read it over TCP."""
+"""A private server, and how fast PostgreSQL's own programs read from it over TCP."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import psycopg
 from tailrace.demo.server import EmbeddedPostgres
 
 PUBLICATION = "bench"
-# Durable as it comes; large enough that neither checkpoints nor reads from disk come in between.
+# The default durability; large enough that neither checkpoints nor disk reads disturb a measurement.
 SETTINGS = {
     "shared_buffers": "512MB",
     "max_wal_size": "8GB",
@@ -21,7 +21,7 @@ SETTINGS = {
 
 
 class Server:
-    """A server of its own in a folder, with the programs that came with it."""
+    """A private server in a folder, with the client programs of its installation."""
 
     def __init__(self, folder: Path) -> None:
         self.postgres = EmbeddedPostgres(folder / "postgres", fast=False, settings=SETTINGS)
@@ -35,7 +35,7 @@ class Server:
         self.postgres.stop()
 
     def create_database(self, name: str) -> psycopg.Connection:
-        """A database in which every table is published. Returns a connection in autocommit."""
+        """Create a database in which every table is published. Returns a connection in autocommit."""
         with self.postgres.connect() as connection:
             connection.execute(f"CREATE DATABASE {name}")
         connection = self.postgres.connect(name)
@@ -43,7 +43,7 @@ class Server:
         return connection
 
     def copy_out(self, database: str, table: str) -> float:
-        """Seconds that `psql` takes to throw a table away in binary form."""
+        """The seconds that `psql` takes to read a table in binary form and discard it."""
         command = [str(self.postgres.bin_dir / "psql"), self.postgres.dsn(database), "--no-psqlrc", "--quiet"]
         return _timed([*command, "--command", f"COPY {table} TO STDOUT (FORMAT binary)"])
 
@@ -54,10 +54,10 @@ class Server:
         return name
 
     def receive(self, connection: psycopg.Connection, slot: str) -> float:
-        """Seconds that `pg_recvlogical` takes to throw away what waits in a slot. The slot is dropped."""
+        """The seconds that `pg_recvlogical` takes to read a slot to its end and discard the changes. Drops the slot."""
         row = connection.execute("SELECT pg_current_wal_lsn()::text").fetchone()
         assert row is not None
-        # Something behind the end, so that the server says at once that the end is reached.
+        # A message after the end position, so that the server reports at once that the end is reached.
         connection.execute("SELECT pg_logical_emit_message(true, 'bench', 'end')")
         command = [
             str(self.postgres.bin_dir / "pg_recvlogical"),

@@ -1,4 +1,4 @@
-"""SlateDB's WAL through the source, against a bare loop over `SlateDbWalReader`: rows per second, and how far behind.
+"""Compares the SlateDB source with a plain loop over `SlateDbWalReader`: rows per second, and latency.
 
 `python -m bench --only slatedb`. Needs the extra `slatedb`; no Spark.
 """
@@ -39,7 +39,7 @@ TRIES = 3
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """Fill a database, read its log both ways in turn, then follow its end both ways."""
+    """Fill a database, read its log in both ways, alternating, then follow new writes in both ways."""
     (folder / "store").mkdir(parents=True)
     database = SlateDbDatabase("bench", ObjectStore("local", str(folder / "store")))
     source = SlateDbSource("bench", database, TableOptions(), str(folder / "state"), poll_seconds=0.0)
@@ -52,7 +52,7 @@ def measure(report: Report, folder: Path, scale: float) -> None:
         ours.append(_timed(lambda: _count(source, splits), rows))
     before = _cpu_seconds()
     shared = [_timed(lambda: _in_threads(source, splits), rows) for _ in range(TRIES)]
-    # What further processes used counts once they have ended.
+    # The CPU time of child processes is counted only once they have ended.
     reader_pool().close()
     cores = (_cpu_seconds() - before) / sum(shared)
     report.add("slatedb", "bare SlateDbWalReader loop", rows / min(bare), "rows/s")
@@ -77,7 +77,7 @@ async def _fill(database: SlateDbDatabase, rows: int) -> None:
         handle = await db.write(batch)
     if handle is not None:
         await handle.await_durable()
-    # No flush at the end: the log stays whole.
+    # Close without a flush of the memtable, so that the WAL stays complete.
     await db.shutdown_with_options(api.CloseOptions(flush_type=api.FlushType.WAL))
 
 
@@ -105,7 +105,7 @@ def _count(source: SlateDbSource, splits: list[WalSplit]) -> int:
 
 
 def _in_threads(source: SlateDbSource, splits: list[WalSplit]) -> int:
-    """As a lane of the pipeline does it."""
+    """Read the splits in several threads, as a lane of the pipeline does."""
     with ThreadPoolExecutor(2) as pool:
         return sum(pool.map(lambda split: _count(source, [split]), splits))
 
@@ -124,7 +124,7 @@ def _timed(work: Callable[[], int], rows: int) -> float:
 
 
 def _report_tail(report: Report, source: SlateDbSource) -> None:
-    """One row at a time, each with the time it was written; how old it is when a reader has it in hand."""
+    """Write one row at a time, with the time of the write, and report its age when a reader receives it."""
     bare = _tail(source.database, _bare_tail)
     ours = _tail(source.database, lambda database, seen: _source_tail(source, seen))
     for name, ages in (("bare loop", bare), ("source", ours)):
@@ -141,7 +141,7 @@ def _tail(database: SlateDbDatabase, follow: Callable[[SlateDbDatabase, Seen], N
     ready = threading.Event()
 
     def seen(value: bytes) -> bool:
-        """True when it was the last one."""
+        """Record the age of a row; True for the last row."""
         ready.set()
         if value:
             ages.append(time.time() - float(value))
@@ -202,7 +202,7 @@ def _source_tail(source: SlateDbSource, seen: Seen) -> None:
 
 
 def _report_lookup(report: Report, source: SlateDbSource, rows: int) -> None:
-    """Rows by key, as merge operands and expiries need them: neighbours, and keys all over the table."""
+    """Measure lookups by key, which merge operands and expiries need: for adjacent keys and for scattered keys."""
     run(_flush(source.database), "flushing")
     for name, step in (("neighbours", 1), ("far apart", max(1, rows // LOOKUPS))):
         keys = [b"key%012d" % number for number in range(0, rows, step)[:LOOKUPS]]

@@ -1,4 +1,4 @@
-"""How long after its commit in Postgres a change reaches a webhook endpoint, and how fast a backlog does.
+"""Measures how long a change takes from its commit in Postgres to a webhook endpoint, and how fast a backlog is sent.
 
 `python -m bench --only webhook`. Needs the extras `embedded` and `webhook`.
 """
@@ -27,7 +27,7 @@ WAIT_SECONDS = 300.0
 
 
 def measure(report: Report, folder: Path, scale: float) -> None:
-    """Copy a table to the endpoint, then update single rows of it and watch them arrive."""
+    """Copy a table to the endpoint, then update single rows and time their arrival."""
     rows, updates = max(1000, int(BACKLOG * scale)), max(20, int(UPDATES * scale))
     with (
         EmbeddedPostgres(folder / "webhook" / "postgres") as server,
@@ -61,7 +61,7 @@ def _running(folder: Path, dsn: str, url: str) -> Iterator[None]:
 
 
 def _settle(connection: psycopg.Connection, endpoint: WebhookEndpoint) -> None:
-    """Wait until the copy has been sent, and a first change after it."""
+    """Wait until the copy and a first change after it have been sent."""
     connection.execute("UPDATE orders SET total = -1 WHERE id = 1")
     wait_until(lambda: _has(endpoint, 1, -1), WAIT_SECONDS)
 

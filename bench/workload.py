@@ -1,4 +1,4 @@
-"""The shop whose orders are copied and followed: one table of ten columns, or the same rows spread over several."""
+"""The benchmark's data: orders of a shop, in one table of ten columns or spread over several tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FROM generate_series({first}::bigint, {last}) i
 _KEYS = "WHERE id = ANY (ARRAY(SELECT {first} + k::bigint * {stride} FROM generate_series(0, {size} - 1) k))"
 _UPDATE = "UPDATE {table} SET status = 'lost', total = total + 1, updated_at = clock_timestamp() " + _KEYS
 _DELETE = "DELETE FROM {table} " + _KEYS
-# One row per transaction, as fast as the server can: a client would be the bottleneck.
+# One row per transaction, in a loop on the server, because a client would be the bottleneck.
 _SINGLES = """
 DO $$ BEGIN FOR n IN 0..{count} - 1 LOOP
     UPDATE {table} SET items = n, updated_at = clock_timestamp() WHERE id = 3 + n::bigint * {stride};
@@ -33,7 +33,7 @@ END LOOP; END $$
 
 @dataclass(frozen=True)
 class Size:
-    """How much of everything: the issue's numbers times `scale`."""
+    """The amount of data of each kind. `scaled` multiplies the defaults."""
 
     rows: int = 2_000_000
     inserts: int = 500_000
@@ -74,7 +74,7 @@ class Shop:
         self._next = self.rows + 1
 
     def fill(self) -> None:
-        """The tables with their first rows, at rest: no checkpoint or vacuum of theirs is still to come."""
+        """Create the tables with their first rows, and finish checkpoint and vacuum, so that neither disturbs a run."""
         create_shop(self.connection)
         for table in self.tables:
             if table != _TEMPLATE:
@@ -86,7 +86,7 @@ class Shop:
         self.connection.execute("CHECKPOINT")
 
     def change(self) -> int:
-        """Inserts, updates and deletes in transactions of one statement each, by turns. Returns how many changes."""
+        """Run inserts, updates and deletes in turn, one statement per transaction. Returns the number of changes."""
         done = 0
         for statement in self._statements():
             done += self.connection.execute(statement).rowcount
@@ -109,7 +109,7 @@ class Shop:
                 yield _DELETE.format(table=table, first=first + updates_of_table, stride=stride, size=size)
 
     def change_singly(self) -> int:
-        """Transactions of one update each."""
+        """Run transactions of one update each."""
         count = self.size.singles
         stride = max(1, self.rows // count)
         self.connection.execute("SET synchronous_commit = off")
@@ -118,7 +118,7 @@ class Shop:
         return count
 
     def insert_at_once(self) -> int:
-        """One transaction of very many rows."""
+        """Insert very many rows in one transaction."""
         count = self.size.large
         last = self._next + count - 1
         self.connection.execute(_ROWS.format(table=self.tables[0], first=self._next, last=last))

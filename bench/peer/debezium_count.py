@@ -1,6 +1,6 @@
-"""Debezium's embedded engine: changes as JSON, counted and thrown away. Runs in an environment of its own.
+"""Runs Debezium's embedded engine, which reads changes as JSON, and counts them. Needs its own environment.
 
-`copy` is its snapshot; it leaves slot and offsets behind, from which `stream` goes on.
+`copy` is Debezium's snapshot; `stream` continues from the slot and the offsets that it leaves.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def properties(asked: dict[str, Any]) -> dict[str, str]:
         "tombstones.on.delete": "false",
         "key.converter.schemas.enable": "false",
         "value.converter.schemas.enable": "false",
-        # Larger than the defaults, with which it is slower.
+        # Larger than the defaults, which are slower.
         "max.batch.size": "16384",
         "max.queue.size": "65536",
         "snapshot.fetch.size": "16384",

@@ -1,4 +1,4 @@
-"""dlt: a table of Postgres to a Delta table through connectorx, its quickest way. Runs in an environment of its own."""
+"""Copies a Postgres table to a Delta table with dlt, through connectorx, its fastest way. Needs its own environment."""
 
 from __future__ import annotations
 

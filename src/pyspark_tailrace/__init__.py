@@ -1,7 +1,7 @@
-"""Found by Spark itself: any session with tailrace installed has `spark.readStream.format("tailrace")`.
+"""Registers `spark.readStream.format("tailrace")` in every Spark session where tailrace is installed.
 
-Spark imports every module called `pyspark_…` when a session first meets a Python data source, so nothing heavy is
-imported here before the source is used.
+Spark imports every module called `pyspark_…` when a session first uses a Python data source. So this module imports
+nothing heavy until a stream is opened.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ class DefaultSource(DataSource):
     """The changes of a pipeline's source.
 
     Options: `config`, the path of the pipeline's YAML file; `table`, e.g. `public.orders`, for that table's typed
-    columns (without it every change comes as JSON); `reader`, a name under which the journal remembers how far this
-    stream has come, when several streams read the same pipeline.
+    columns (without it every change comes as JSON); `reader`, the name of this stream's cursor in the journal, needed
+    when several streams read the same pipeline.
     """
 
     @classmethod

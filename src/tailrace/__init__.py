@@ -1,6 +1,6 @@
-"""tailrace: follow a database, keep a lake up to date.
+"""tailrace: change data capture from a database into a lake, on Spark.
 
-`Pipeline` is what most programs need; it is imported when it is asked for, because Spark comes with it.
+Most programs need only `Pipeline`. The public names are imported on first use, because `Pipeline` imports Spark.
 """
 
 from __future__ import annotations

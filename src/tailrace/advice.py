@@ -1,6 +1,6 @@
-"""What each kind of error means for whoever runs a pipeline: what stops, what is tried again, and what helps.
+"""Advice for operators, by kind of error: what stops, what is retried, and what to do.
 
-`docs/errors.md` is this table for people. A kind that is not listed has the advice of its nearest ancestor.
+`docs/errors.md` prints this table. A kind that is not listed has the advice of its nearest ancestor.
 """
 
 from __future__ import annotations
@@ -28,10 +28,12 @@ Retry = Literal["timed", "manual", "none"]
 
 @dataclass(frozen=True)
 class Advice:
-    """`stops` says how far an error reaches. `retry` is how what it stopped may come back: by itself after a while,
-    when somebody asks for it, or not without a new copy (of a table) or a new start (of a pipeline).
+    """What an error of one kind stops, how that is retried, and what the operator should do.
 
-    `anew`: a table comes back with a new copy, and at once.
+    `stops`: the whole pipeline, or only the table that the error concerns.
+    `retry`: `timed` is retried automatically after a delay, `manual` when an operator asks for it. `none` is never
+    retried: a table needs a new copy, a pipeline a new start.
+    `recopies`: the table is copied again, without delay.
     """
 
     stops: Literal["pipeline", "table"]
@@ -41,31 +43,35 @@ class Advice:
 
 
 ADVICE: Mapping[type[TailraceError], Advice] = {
-    TailraceError: Advice("pipeline", "manual", "Not foreseen: read the message, and the log with --debug."),
-    ConfigError: Advice("pipeline", "manual", "Mend the pipeline's file or the command's arguments."),
+    TailraceError: Advice("pipeline", "manual", "An unexpected error: read the message, and the log with --debug."),
+    ConfigError: Advice("pipeline", "manual", "Correct the pipeline file or the command's arguments."),
     PreflightError: Advice("pipeline", "manual", "Run the SQL that `tailrace check FILE` prints, then start again."),
     UnavailableError: Advice(
-        "pipeline", "timed", "Nothing to do: it goes on once the server, disk or network is back."
+        "pipeline", "timed", "Nothing to do: the pipeline continues once the server, disk or network is back."
     ),
-    OwnedError: Advice("pipeline", "manual", "Stop the other runner, or let it run and stop this one."),
+    OwnedError: Advice("pipeline", "manual", "Stop the other runner, or keep it and stop this one."),
     LostError: Advice(
-        "pipeline", "none", "Bring back what was lost, or `tailrace reset FILE` and copy every table anew."
+        "pipeline",
+        "none",
+        "Restore what was lost. If you cannot, run `tailrace reset FILE`: the next run copies every table again.",
     ),
     DamagedError: Advice(
-        "pipeline", "none", "Restore the file from a backup, or `tailrace reset FILE` and copy every table anew."
+        "pipeline",
+        "none",
+        "Restore the file from a backup, or run `tailrace reset FILE`: the next run copies every table again.",
     ),
-    TableError: Advice("table", "timed", "Follow the fix in the message; the table goes on where it stopped."),
+    TableError: Advice("table", "timed", "Follow the fix in the message; the table continues where it stopped."),
     SchemaChangedError: Advice(
         "table",
         "manual",
-        "Set `schema_changes` for the table and `tailrace retry FILE TABLE`, or `tailrace resync FILE TABLE`.",
+        "Set `schema_changes` for the table and run `tailrace retry FILE TABLE`, or run `tailrace resync FILE TABLE`.",
     ),
     UnfitError: Advice(
         "table",
         "timed",
-        "Mend the value upstream and `tailrace resync FILE TABLE`, or pass over it: `tailrace errors skip FILE ID`.",
+        "Fix the value upstream and run `tailrace resync FILE TABLE`, or skip it: `tailrace errors skip FILE ID`.",
     ),
-    StaleCopyError: Advice("table", "timed", "Nothing to do: the copy begins again by itself.", recopies=True),
+    StaleCopyError: Advice("table", "timed", "Nothing to do: the copy restarts automatically.", recopies=True),
 }
 
 

@@ -1,16 +1,16 @@
-"""Every error tailrace raises on purpose, and what each one asks of its reader.
+"""Every error that tailrace raises on purpose, as one tree.
 
     TailraceError                    anything below; carries what, where, why and the fix
     ├── ConfigError                  the YAML file or a command's argument is wrong
     ├── PreflightError               the upstream or the destination is not set up for this pipeline
     ├── UnavailableError             something is down or out of reach now: retried with backoff
     ├── OwnedError                   another runner owns the pipeline or its slot
-    ├── LostError                    the upstream or the journal no longer holds what is still needed
+    ├── LostError                    the upstream or the journal no longer holds changes that are still needed
     ├── DamagedError                 stored bytes fail their checksum; they are never served
-    └── TableError                   one table cannot go on; every other table does
+    └── TableError                   one table stops; every other table continues
         ├── SchemaChangedError       the table's columns are not those of the stored version
-        ├── UnfitError               a value that the destination's type cannot hold
-        └── StaleCopyError           the table changed under its copy, which begins again by itself
+        ├── UnfitError               the destination's type cannot hold a value
+        └── StaleCopyError           the table changed during its copy, which restarts automatically
 
 Messages never contain row values or secrets.
 """
@@ -24,13 +24,13 @@ from typing import ClassVar, Literal
 
 
 class TailraceError(Exception):
-    """What happened (`message`), where (`table`, `position`) and the command or SQL that mends it (`fix`)."""
+    """What happened (`message`), where (`table`, `position`) and the command or SQL that fixes it (`fix`)."""
 
     exit_code: ClassVar[int] = 1
     retried: ClassVar[bool] = False
 
     raw: bytes | None = None
-    """The change that could not be read, as its upstream sent it, for the dead letter. Never in a message."""
+    """The bytes of the unreadable change, as the upstream sent them. For the dead letter; never in a message."""
 
     def __init__(
         self, message: str, *, fix: str | None = None, table: str | None = None, position: str | None = None
@@ -47,9 +47,9 @@ class TailraceError(Exception):
         return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
 
     def describe(self) -> dict[str, str | None]:
-        """The error as JSON values, for another process; `revive` makes it an error again.
+        """The error as JSON values, to send to another process, where `revive` rebuilds it.
 
-        A kind of error that is not defined here goes as its nearest ancestor that is: the other side knows no others.
+        `kind` names the nearest class that this module defines: the other process may not know a plug-in's classes.
         """
         return {
             "kind": next(kind.__name__ for kind in type(self).__mro__ if kind.__module__ == __name__),
@@ -65,32 +65,32 @@ class TailraceError(Exception):
 
 
 class ConfigError(TailraceError):
-    """The configuration cannot be understood. Nothing was touched."""
+    """The configuration is not valid. Nothing was changed."""
 
     exit_code = 2
 
 
 class PreflightError(TailraceError):
-    """The upstream or the destination lacks what the pipeline needs. Nothing was made."""
+    """The upstream or the destination lacks something that the pipeline needs. Nothing was created."""
 
     exit_code = 3
 
 
 class UnavailableError(TailraceError):
-    """A server, disk or network does not answer now. The caller backs off and tries again."""
+    """A server, disk or network does not answer now. The caller retries with backoff."""
 
     exit_code = 4
     retried = True
 
 
 class OwnedError(TailraceError):
-    """Somebody else runs this pipeline or reads its slot. This runner must not go on."""
+    """Another process runs this pipeline or reads its slot. This runner must stop."""
 
     exit_code = 5
 
 
 class LostError(TailraceError):
-    """Changes that are still needed are gone. Going on would lose rows, so nothing moves."""
+    """Changes that are still needed are gone. The pipeline stops, because continuing would lose rows."""
 
     exit_code = 6
 
@@ -102,7 +102,7 @@ class DamagedError(TailraceError):
 
 
 class TableError(TailraceError):
-    """One table is stopped at its position; the others go on."""
+    """One table stops at its position; the others continue."""
 
     exit_code = 8
 
@@ -116,11 +116,11 @@ class UnfitError(TableError):
 
 
 class StaleCopyError(TableError):
-    """What was copied so far and what is left do not belong together any more."""
+    """The rows copied so far and those still to be copied no longer belong to the same table or schema."""
 
 
 def revive(described: Mapping[str, str | None]) -> TailraceError:
-    """The error behind what `describe` gave; a plain TailraceError where its kind is not known here."""
+    """Rebuild the error that `describe` described. An unknown kind becomes a plain TailraceError."""
     kind = globals().get(described["kind"] or "")
     if not (isinstance(kind, type) and issubclass(kind, TailraceError)):
         kind = TailraceError
@@ -137,7 +137,7 @@ def revive(described: Mapping[str, str | None]) -> TailraceError:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `tailrace check`: what was looked at, whether it will do, and the SQL or command that mends it."""
+    """One line of `tailrace check`: what was checked, the result, and the SQL or command that fixes it."""
 
     level: Literal["ok", "warning", "error"]
     subject: str
@@ -149,7 +149,7 @@ class Finding:
 
 
 def require(findings: Sequence[Finding]) -> None:
-    """Raises PreflightError that lists every error among the findings, with all their fixes."""
+    """Raise a PreflightError that lists every error among the findings, with all their fixes."""
     bad = [finding for finding in findings if finding.level == "error"]
     if bad:
         fixes = "\n       ".join(finding.fix for finding in bad if finding.fix)

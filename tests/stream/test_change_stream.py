@@ -74,7 +74,7 @@ def test_a_change_that_does_not_fit_the_columns_of_a_stream_is_not_mended_by_a_r
 def test_a_stream_cannot_move_the_place_of_the_pipeline_itself(tmp_path: Path) -> None:
     file = tmp_path / "shop.yaml"
     file.write_text("name: shop\nsource: {type: sqlite, path: shop.db}\ndestination: {type: delta, path: lake}\n")
-    with pytest.raises(ConfigError, match="the pipeline itself keeps its place"):
+    with pytest.raises(ConfigError, match="the pipeline itself uses the reader name"):
         StreamRequest.of({"config": str(file), "reader": "pipeline"})
 
 

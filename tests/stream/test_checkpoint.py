@@ -44,7 +44,7 @@ def test_a_new_pipeline_and_one_that_goes_on_are_let_through(store: StateStore, 
 
 def test_a_checkpoint_that_is_gone_is_noticed(store: StateStore, checkpoint: Checkpoint) -> None:
     store.apply_batch(BatchRecord(0, {}))
-    with pytest.raises(LostError, match="is gone") as raised:
+    with pytest.raises(LostError, match="is missing") as raised:
         checkpoint.require(store)
     assert "tailrace reset FILE" in (raised.value.fix or "")
 
@@ -55,7 +55,7 @@ def test_a_checkpoint_of_another_life_is_noticed_once_it_has_batches(store: Stat
     checkpoint.require(store)
     log(checkpoint, 0, done=False)
     store.forget_pipeline()
-    with pytest.raises(LostError, match="the store does not have"):
+    with pytest.raises(LostError, match="than the one in the store"):
         checkpoint.require(store)
 
 
@@ -66,7 +66,7 @@ def test_a_checkpoint_older_than_the_state_is_noticed(store: StateStore, checkpo
         store.apply_batch(BatchRecord(batch_id, {"at": batch_id * 10}))
     if again != "not yet":
         log(checkpoint, 1, done=again != "planned")
-    with pytest.raises(LostError, match="older than the state: batch 1 is not in it") as raised:
+    with pytest.raises(LostError, match="older than the state: it lacks batch 1") as raised:
         checkpoint.require(store)
     assert "tailrace reset FILE" in (raised.value.fix or "")
 

@@ -70,7 +70,7 @@ def test_a_full_disk_is_something_to_try_again_and_says_where_to_make_room(text:
     found = recognise(RuntimeError(text))
     assert isinstance(found, UnavailableError)
     assert "a disk is full" in found.message
-    assert "make room" in (found.fix or "")
+    assert "free space" in (found.fix or "")
 
 
 def test_an_error_of_ours_about_a_full_disk_is_told_as_it_is() -> None:

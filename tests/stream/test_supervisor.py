@@ -113,7 +113,7 @@ def test_the_log_of_a_table_in_error_is_let_go_when_its_policy_says_so(scene: Sc
         scene.supervisor.poll()
         table = scene.table()
         assert (table.state, table.resume, table.retry) == (TableState.ERRORED, None, "none")
-        assert table.reason == "no; its part of the log was let go because it was held as long as its policy says"
+        assert table.reason == "no; its part of the log was discarded because its hold time has passed"
         assert table.fix == "tailrace resync FILE public.a"
 
 
@@ -126,7 +126,7 @@ def test_a_full_journal_lets_go_of_tables_that_stand_still_and_of_no_other(scene
     for upstream_id, reason in (("1", "no"), ("2", "it was paused")):
         table = scene.table(upstream_id)
         assert (table.state, table.resume, table.retry) == (TableState.ERRORED, None, "none")
-        assert table.reason == f"{reason}; its part of the log was let go because the journal is full"
+        assert table.reason == f"{reason}; its part of the log was discarded because the journal is full"
     assert scene.state("3") is TableState.READY
 
 
@@ -139,15 +139,15 @@ def test_a_pause_and_its_end_are_done_and_told(scene: Scene) -> None:
 
 
 def test_a_retry_is_told_whether_there_was_anything_to_retry(scene: Scene) -> None:
-    assert scene.ask("retry") == "it is not in error"
+    assert scene.ask("retry") == "the table is not in error"
     scene.fail(retry="manual")
-    assert scene.ask("retry") == "tried again"
+    assert scene.ask("retry") == "retried"
     assert scene.state() is TableState.FINISHED_COPY
-    assert scene.ask("retry", "public.gone") == "the pipeline has no such table any more"
+    assert scene.ask("retry", "public.gone") == "the pipeline no longer has this table"
 
 
 def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
-    assert scene.ask("skip") == "no change of it waits to be skipped"
+    assert scene.ask("skip") == "the table has no change to skip"
     scene.fail(retry="manual")
     first, second, third = (
         scene.store.put_dead_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id
@@ -156,7 +156,7 @@ def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
     assert scene.ask("skip", argument=str(second)) == "skipped 1"
     assert scene.state() is TableState.FINISHED_COPY
     assert scene.store.skips() == {"1": [f"{7:032}"]}
-    assert scene.ask("skip", argument=str(second)) == "no change of it waits to be skipped"
+    assert scene.ask("skip", argument=str(second)) == "the table has no change to skip"
     assert scene.ask("skip") == "skipped 2"
     assert [letter.id for letter in scene.store.dead_letters(status="skipped")] == [first, second, third]
 
@@ -198,7 +198,7 @@ def test_a_resync_is_left_to_the_follower(scene: Scene) -> None:
 
 def test_a_resync_of_a_table_that_is_gone_is_answered(scene: Scene) -> None:
     scene.store.forget_table("1")
-    assert scene.ask("resync") == "the pipeline has no such table any more"
+    assert scene.ask("resync") == "the pipeline no longer has this table"
     assert scene.store.open_requests() == []
 
 

@@ -40,12 +40,12 @@ def test_every_place_a_server_can_be_is_taken(dsn: str) -> None:
 @pytest.mark.parametrize(
     ("state", "text", "advice"),
     [
-        ("53100", "could not extend file", "make room"),
+        ("53100", "could not extend file", "free space"),
         ("53200", "out of memory", "memory"),
         ("53300", "too many connections for role", "max_connections"),
         ("53400", "all replication slots are in use", "max_replication_slots"),
         ("55P03", "canceling statement due to lock timeout", "pg_stat_activity"),
-        ("53000", "insufficient resources", "relieve"),
+        ("53000", "insufficient resources", "reduce the load"),
         ("57014", "canceling statement due to statement timeout", "statement_timeout"),
         (None, "FATAL: sorry, too many clients already", "max_connections"),
     ],

@@ -1,6 +1,6 @@
-"""Change capture for SQLite files, in the tables and with the semantics of Turso's, and the tape it makes.
+"""Change capture for SQLite files, with the tables and semantics of Turso's CDC, and readers for the resulting tape.
 
-`capture` is for one apsw connection, `enable` for every writer of a file. See docs/sqlite.md.
+`capture` covers one apsw connection, `enable` every writer of a file. See docs/sqlite.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One change as the tape has it, and what it asks of a database: to be applied, or to be undone."""
+"""One change as stored on the tape, and the operation that applies it to a database or undoes it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Insert:
 
 @dataclass(frozen=True)
 class Update:
-    """`changed` says for each column of `row` whether it is to be written; None: all of them."""
+    """Write a row again. `changed` says for each column of `row` whether to write it; None means all."""
 
     table: str
     id: int
@@ -39,7 +39,8 @@ class Delete:
 
 @dataclass(frozen=True)
 class Schema:
-    """A row of sqlite_schema (type, name, tbl_name, rootpage, sql) comes, goes or changes, by `statement` if known."""
+    """A row of sqlite_schema (type, name, tbl_name, rootpage, sql) is added, removed or changed, by `statement`, if
+    that is known."""
 
     before: RecordRow | None
     after: RecordRow | None
@@ -48,7 +49,7 @@ class Schema:
 
 @dataclass(frozen=True)
 class Commit:
-    """The end of a transaction; nothing to do to the data."""
+    """The end of a transaction. It does not change data."""
 
 
 Operation = Insert | Update | Delete | Schema | Commit
@@ -56,7 +57,7 @@ Operation = Insert | Update | Delete | Schema | Commit
 
 @dataclass(frozen=True)
 class CapturedChange:
-    """A row of the capture table, its images as records. `txn_id` is None where the capture knows no transactions."""
+    """A row of the capture table, with its images as records. `txn_id` is None if the tape has no transaction ids."""
 
     change_id: int
     change_time: int | None
@@ -73,8 +74,8 @@ class CapturedChange:
         return self.table == SCHEMA_TABLE
 
     def normal(self) -> CapturedChange:
-        """The same change without two habits of Turso: the new row of a changed key lies in `before`; an upsert that
-        updates has its new row in `before` too, and the old one nowhere."""
+        """The same change in standard form. Turso differs in two cases: when a key changes, it stores the new row in
+        `before`; and when an upsert updates a row, it stores the new row in `before` too, and the old row nowhere."""
         if self.type == INSERT and self.after is None and self.before is not None:
             return replace(self, before=None, after=self.before)
         if self.type == UPDATE and self.updates is None and self.before is not None and self.before == self.after:
@@ -82,7 +83,7 @@ class CapturedChange:
         return self
 
     def reversed(self) -> CapturedChange:
-        """The change that undoes this one. Raises PreflightError if the tape does not hold what there was before."""
+        """The change that undoes this one. Raises PreflightError if the tape does not hold the old row."""
         match self.type:
             case layout.COMMIT:
                 return self
@@ -96,9 +97,9 @@ class CapturedChange:
         return replace(self, before=self.after, after=self.before, updates=updates)
 
     def into_apply(self) -> Operation:
-        """What this change asks of a database that does not have it yet.
+        """The operation that applies this change to a database.
 
-        Raises PreflightError if the mode of the capture left out what is needed, DamagedError for a bad record.
+        Raises PreflightError if the capture mode left out an image that is needed, DamagedError for a bad record.
         """
         if self.type == COMMIT:
             return Commit()
@@ -108,7 +109,7 @@ class CapturedChange:
                 raise self._lacking("after")
             return Schema(before, after, self._statement())
         if self.table is None or not isinstance(self.id, int):
-            raise DamagedError("a change without its row's place", position=str(self.change_id))
+            raise DamagedError("a change has no rowid", position=str(self.change_id))
         if self.type == DELETE:
             return Delete(self.table, self.id)
         after = self.row("after")
@@ -119,11 +120,11 @@ class CapturedChange:
         return Update(self.table, self.id, after, self._changed(len(after)))
 
     def into_revert(self) -> Operation:
-        """What undoes this change in a database that has it. Raises as `into_apply` and `reversed` do."""
+        """The operation that undoes this change in a database. Raises as `into_apply` and `reversed` do."""
         return self.reversed().into_apply()
 
     def row(self, image: str) -> RecordRow | None:
-        """The values of `before`, `after` or `updates`. Raises DamagedError for bytes that are no record."""
+        """The values of `before`, `after` or `updates`. Raises DamagedError for bytes that are not a record."""
         record: bytes | None = getattr(self, image)
         if record is None:
             return None
@@ -160,7 +161,7 @@ def compare_images(before: bytes | None, after: bytes | None) -> bytes | None:
 
 
 def describe_update(old: list[RecordPart], new: list[RecordPart]) -> tuple[bytes, bytes, bytes]:
-    """The three records of an update: before, after, and `updates`: which columns differ, then their new values."""
+    """The three records of an update: before, after, and updates (which columns differ, then their new values)."""
     known = [*old, *[_UNKNOWN] * (len(new) - len(old))]
     differs = [a != b for a, b in zip(known, new, strict=False)]
     flags = [(8 + differ, b"") for differ in differs]

@@ -1,8 +1,8 @@
-"""What a transaction has changed so far, in order, until it is written to the tape.
+"""A buffer for the changes of an open transaction, in order, until they are written to the tape.
 
-Changes lie as they were seen. Where many of one kind in one table follow each other they are a run: its values lie
-flat, row after row, which costs the application least, and a run that gets long is turned into records at once, while
-it is still in the processor's cache. Small transactions never load what that needs.
+Many consecutive changes of one kind in one table form a run. A run keeps its values in one flat list, row after row,
+which costs the application least. A run that gets long is encoded as records right away, while it is still in the
+processor's cache. Small transactions never import the modules that this needs.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ if TYPE_CHECKING:
     from tailrace.capture.record_encode import Records
 
 STREAK = 32
-"""Changes of one kind in one table after which a run begins."""
+"""A run begins after this number of consecutive changes of one kind in one table."""
 LONG = 4096
-"""Changes after which a run is turned into records."""
+"""A run of this length is encoded as records at once."""
 WORTH = 512
-"""Changes from which on it is worth it, when the transaction ends."""
+"""At the end of a transaction, shorter runs are not worth encoding together."""
 
 Savepoint = tuple[int, int]
 RecordImage = bytes | None
 ChangeColumns = tuple[
     Iterable[int], Iterable[str], Iterable[int], Iterable[RecordImage], Iterable[RecordImage], Iterable[RecordImage]
 ]
-"""Types, tables, rowids, and the records before, after and updates. What is the same for all may not end."""
+"""Types, tables, rowids, and the records before, after and updates. A constant column may be an endless iterable."""
 
 
 class LooseChanges(list[tuple[int, str, int, Sequence[Any] | None, Sequence[Any] | None]]):
-    """Changes of any kind: type, table, rowid, the old values, the new ones."""
+    """Changes of any kind, each as type, table, rowid, old values and new values."""
 
     def cut(self, length: int) -> None:
         del self[length:]
@@ -62,7 +62,7 @@ def _describe(old: Sequence[Any] | None, new: Sequence[Any] | None) -> tuple[Rec
 
 
 class ChangeRun:
-    """Changes of one kind in one table. `old` and `new` are empty where the mode does not keep them."""
+    """Consecutive changes of one kind in one table. `old` and `new` are empty if the mode does not keep them."""
 
     __slots__ = ("inserts", "kind", "new", "old", "rowids", "table")
 
@@ -113,7 +113,7 @@ class ChangeRun:
 
 
 class ChangeBatch:
-    """A run as records, in the same order."""
+    """A run encoded as records, in the same order."""
 
     def __init__(self, run: ChangeRun, images: tuple[Records | None, Records | None, Records | None]) -> None:
         self.kind, self.table, self.rowids = run.kind, run.table, run.rowids
@@ -133,7 +133,7 @@ class ChangeBatch:
 
 
 class SingleChange:
-    """One change whose records are there already."""
+    """One change that is already encoded as records."""
 
     def __init__(self, kind: int, table: str, rowid: int, images: tuple[RecordImage, RecordImage, RecordImage]) -> None:
         before, after, updates = images
@@ -154,7 +154,7 @@ BufferedChange = LooseChanges | ChangeRun | ChangeBatch | SingleChange
 
 
 class ChangeBuffer:
-    """The changes of one transaction. `run` is the one that the next change may go on with."""
+    """The changes of one transaction. `run` is the run that the next change may extend."""
 
     def __init__(self, *, keeps_new: bool) -> None:
         self.entries: list[BufferedChange] = []
@@ -179,7 +179,7 @@ class ChangeBuffer:
                     self.entries.append(self._loose)
                 self._loose.append((kind, table, rowid, old, new))
                 if len(self._loose) >= LONG:
-                    # The records of one entry are in memory together.
+                    # Start a new entry: all records of one entry are in memory at the same time.
                     self._loose = None
                 return
             self.close()
@@ -194,18 +194,18 @@ class ChangeBuffer:
         self.entries.append(single)
 
     def close(self) -> None:
-        """End what is being added to: what follows begins anew, and a run that is long becomes records."""
+        """Close the current entry, so that the next change starts a new one. A long run is encoded as records."""
         run, self.run, self._loose = self.run, self._none, None
         if run is not self._none:
             self.entries[-1] = _shorten(run)
 
     def mark(self) -> Savepoint:
-        """Where the notes end now."""
+        """The current end of the buffer, to `cut` back to."""
         entries = self.entries
         return (len(entries), len(entries[-1])) if entries else (0, 0)
 
     def cut(self, mark: Savepoint) -> None:
-        """Forget what was noted after that mark."""
+        """Drop the changes that were added after that mark."""
         count, length = mark
         self.run, self._loose, self._streak = self._none, None, 0
         del self.entries[count:]
@@ -217,7 +217,7 @@ class ChangeBuffer:
 
 
 def _shorten(run: ChangeRun) -> ChangeRun | ChangeBatch:
-    """The run as records, if it is long enough to be worth it and nothing about it is unusual."""
+    """The run encoded as records; the run itself if it is short or its rows are very wide or long."""
     if len(run) < WORTH:
         return run
     from tailrace.capture.record_encode import describe_updates, encode_columns

@@ -1,7 +1,7 @@
-"""Declared column types: their affinity in SQLite, their Arrow type here, and cells as an Arrow column.
+"""Maps declared SQLite column types to affinities and Arrow types, and decoded cells to Arrow columns.
 
-SQLite lets any value stand in any column. A value that the column's Arrow type cannot hold is never altered: the column
-is null there and the value's exact text comes back beside it, for a change's `exact`.
+SQLite allows any value in any column. A value that the column's Arrow type cannot hold is never altered: the column is
+null there, and the value's exact text is returned separately, for a change's `exact`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Affinity(Enum):
 
 
 def affinity_of(declared: str) -> Affinity:
-    """SQLite's own rules, in their order."""
+    """The affinity of a declared type, by SQLite's rules, applied in SQLite's order."""
     name = declared.upper()
     if "INT" in name:
         return Affinity.INTEGER
@@ -44,7 +44,7 @@ def affinity_of(declared: str) -> Affinity:
 
 
 def arrow_type(declared: str) -> pa.DataType:
-    """The Arrow type a column of this declared type is kept as."""
+    """The Arrow type for a column of this declared type."""
     match affinity_of(declared):
         case Affinity.INTEGER:
             return pa.int64()
@@ -53,7 +53,7 @@ def arrow_type(declared: str) -> pa.DataType:
         case Affinity.TEXT:
             return pa.string()
         case Affinity.BLOB:
-            # A column without a type says nothing; text is what most of them hold.
+            # Most columns without a declared type hold text.
             return pa.binary() if declared else pa.string()
         case Affinity.NUMERIC:
             name = declared.upper()
@@ -63,9 +63,9 @@ def arrow_type(declared: str) -> pa.DataType:
 
 
 class DecodedColumn(NamedTuple):
-    """A typed column. `unfit` holds, where the type cannot hold the value, its exact text; None if all fit.
+    """A typed column. `unfit` holds the exact text of values that the type cannot hold; None if all values fit.
 
-    There the array is null. Blobs, and text that is not UTF-8, are written as SQLite writes them: X'00FF'.
+    The array is null for those values. In `unfit`, blobs and text that is not UTF-8 have SQLite's notation: X'00FF'.
     """
 
     array: pa.Array[Any]
@@ -73,9 +73,9 @@ class DecodedColumn(NamedTuple):
 
 
 def read_column(cells: RecordCells, type_: pa.DataType, initial: pa.Scalar[Any] | None = None) -> DecodedColumn:
-    """The cells as `type_` (int64, float64, string or binary); absent ones hold `initial`, as rows before ADD COLUMN.
+    """The cells as `type_` (int64, float64, string or binary). Absent cells, of rows before ADD COLUMN, hold `initial`.
 
-    Raises TypeError for another type.
+    Raises TypeError for any other type.
     """
     if pa.types.is_int64(type_):
         values, fits = _integers(cells)
@@ -87,7 +87,7 @@ def read_column(cells: RecordCells, type_: pa.DataType, initial: pa.Scalar[Any] 
         fits = cells.are(CellKind.BLOB)
         values = cells.octets if cells.octets is not None else pa.nulls(len(fits), type_)
     else:
-        raise TypeError(f"no SQLite column is kept as {type_}")
+        raise TypeError(f"SQLite columns are never stored as {type_}")
     array = values if fits.all() else pc.if_else(pa.array(fits), values, pa.scalar(None, type_))
     if initial is not None and (absent := cells.are(CellKind.ABSENT)).any():
         array = pc.if_else(pa.array(absent), initial.cast(type_), array)
@@ -122,7 +122,7 @@ def _texts(cells: RecordCells) -> tuple[pa.Array[Any], _Mask]:
     try:
         texts.validate(full=True)
     except pa.ArrowInvalid:
-        # One by one only in a batch that does hold a text that is not UTF-8.
+        # Check each value only if the batch has text that is not UTF-8.
         fits = fits & np.array([_is_utf8(value) for value in octets.to_pylist()], bool)
         texts = pc.if_else(pa.array(fits), octets, pa.scalar(b"", pa.binary())).view(pa.string())
     return texts, fits
@@ -137,7 +137,7 @@ def _is_utf8(octets: bytes) -> bool:
 
 
 def _exact_texts(cells: RecordCells, unfit: _Mask) -> pa.Array[Any]:
-    """The text of the values at `unfit`, null elsewhere. These are the exceptions, so a loop over them will do."""
+    """The text of the values at `unfit`, null elsewhere. Such values are rare, so a loop is fast enough."""
     rows = np.flatnonzero(unfit)
     texts: list[str | None] = [None] * len(unfit)
     for row, value in zip(rows.tolist(), cells.take(rows).to_list(), strict=True):
@@ -146,7 +146,7 @@ def _exact_texts(cells: RecordCells, unfit: _Mask) -> pa.Array[Any]:
 
 
 def exact_text(value: object) -> str:
-    """A value as text that says it exactly: numbers in digits, text as it is, bytes as X'00FF'."""
+    """A value as exact text: numbers in digits, text as it is, bytes as X'00FF'."""
     if isinstance(value, str):
         raw = value.encode("utf-8", "surrogateescape")
         return value if _is_utf8(raw) else f"X'{raw.hex().upper()}'"

@@ -1,7 +1,8 @@
-"""DDL on a captured connection: met as it begins, written down as it ends, committed with what it did.
+"""Capture DDL on a connection: detect it before it runs, record it when it ends, in the same transaction.
 
-SQLite's hooks do not see changes of sqlite_schema. A statement is met before it runs (apsw's execution trace) and
-again when the cursor's `execute` returns; in between it runs in a savepoint, so that its rows are in its transaction.
+SQLite's hooks do not see changes of sqlite_schema. So a statement is intercepted before it runs (by apsw's execution
+trace) and again when the cursor's `execute` returns. In between it runs in a savepoint, so that the rows that record it
+are in the same transaction.
 """
 
 from __future__ import annotations
@@ -27,32 +28,32 @@ _INSERT = re.compile(
 )
 _SAVEPOINT = "tailrace_ddl"
 _MANY = 1000
-"""Rows from which on two statements of DDL cost less than a savepoint for each row."""
+"""From this number of rows on, two DDL statements cost less than a savepoint for each row."""
 
 
 class Listener(Protocol):
     def refresh(self) -> None:
-        """A statement is about to run."""
+        """Called before a statement runs."""
         ...
 
     def enlisted(self, table: str) -> AbstractContextManager[None]:
-        """Many rows are about to be inserted into this table, in the transaction that is open."""
+        """Called before many rows are inserted into this table in the open transaction."""
         ...
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
-        """These changes of the schema were made just now, in the transaction that is open."""
+        """Called after these schema changes were made in the open transaction."""
         ...
 
 
 class StatementWatch:
-    """Watches the statements of one connection until `stop`. The application's own trace keeps being called."""
+    """Watches the statements of one connection until `stop`. The application's own trace is still called."""
 
     def __init__(self, connection: apsw.Connection, listener: Listener) -> None:
         self._connection = weakref.ref(connection)
         self._listener = listener
         self._pending: tuple[str, dict[int, SchemaRow]] | None = None
         self._depth = 0
-        self._resting = False
+        self._suspended = False
         self._asking: apsw.Cursor | None = None
         self._trace_before = connection.exec_trace
         self._factory_before = connection.cursor_factory
@@ -63,15 +64,16 @@ class StatementWatch:
         if (connection := self._connection()) is not None:
             connection.exec_trace = self._trace_before
             connection.cursor_factory = self._factory_before
-        # Cursors and a trace of the application may still call us.
-        self._resting = True
+        # Existing cursors, or a trace of the application, may still call this object.
+        self._suspended = True
 
     @contextmanager
     def untraced(self, sql: str, rows: object) -> Iterator[None]:
-        """For a statement that is no DDL, run for each of these rows: only the application's own trace is called."""
-        if self._pending is not None and not self._resting:
+        """For a statement that is not DDL and runs once per row: during the block only the application's trace is
+        called."""
+        if self._pending is not None and not self._suspended:
             self._finish()
-        if not self._resting:
+        if not self._suspended:
             self._attach()
             self._refresh()
         connection = self._open()
@@ -84,56 +86,56 @@ class StatementWatch:
             connection.exec_trace = traced
 
     def _enlisted(self, sql: str, rows: object) -> AbstractContextManager[None]:
-        # Rows that are not made yet could, while being made, end the transaction; so could a trace.
+        # Only for rows that exist already: a generator, like a trace, may run code that ends the transaction.
         is_long = isinstance(rows, list | tuple) and len(rows) >= _MANY
-        if not is_long or self._resting or self._trace_before is not None or not self._open().in_transaction:
+        if not is_long or self._suspended or self._trace_before is not None or not self._open().in_transaction:
             return nullcontext()
         if (match := _INSERT.match(sql)) is None or ";" in sql.rstrip("; \n"):
             return nullcontext()
         return self._listener.enlisted(match[1] or match[2])
 
     @contextmanager
-    def rest(self) -> Iterator[None]:
-        """For statements of our own: nobody is told of them."""
+    def suspend(self) -> Iterator[None]:
+        """For our own statements: the listener and the application's trace are not called."""
         connection = self._open()
-        traced, rested = connection.exec_trace, self._resting
-        connection.exec_trace, self._resting = None, True
+        traced, suspended = connection.exec_trace, self._suspended
+        connection.exec_trace, self._suspended = None, True
         try:
             yield
         finally:
-            connection.exec_trace, self._resting = traced, rested
+            connection.exec_trace, self._suspended = traced, suspended
 
     @property
-    def is_resting(self) -> bool:
-        return self._resting
+    def is_suspended(self) -> bool:
+        return self._suspended
 
     def enter(self, cursor: apsw.Cursor, sql: object) -> None:
-        """`execute` of a cursor is about to begin. Raises PreflightError for DDL that the cursor hides from us."""
-        if not self._resting:
+        """Called before a cursor's `execute`. Raises PreflightError for DDL that this object would not see."""
+        if not self._suspended:
             if cursor.exec_trace is not None and any(map(_DDL.match, str(sql).split(";"))):
                 raise PreflightError(
-                    "a cursor with a trace of its own hides a statement that changes the schema",
-                    fix="run it on a cursor without one, or set the trace on the connection",
+                    "a statement that changes the schema runs on a cursor with its own trace, so it cannot be captured",
+                    fix="run it on a cursor without a trace, or set the trace on the connection",
                 )
             self._attach()
         self._depth += 1
 
     def _attach(self) -> None:
-        """The application may have set a trace since, or make the rows of an `executemany` as it runs."""
+        """Install our trace again: the application may have set its own, even while `executemany` asks it for rows."""
         connection = self._open()
         if (trace := connection.exec_trace) != self._trace:
             self._trace_before = trace
             connection.exec_trace = self._trace
 
     def leave(self, *, failed: bool) -> None:
-        """`execute` of a cursor is about to return or raise. Raises what kept the DDL from being captured."""
+        """Called before a cursor's `execute` returns or raises. Raises the error if DDL could not be captured."""
         self._depth -= 1
-        if self._pending is not None and not self._resting:
+        if self._pending is not None and not self._suspended:
             self._abandon() if failed else self._finish()
 
     def _trace(self, cursor: apsw.Cursor, sql: str, bindings: Any) -> bool:
-        # The application's own trace may call the one that it found, which is this one.
-        if self._resting or cursor is self._asking:
+        # The application's trace may call the trace that was installed before it, which is this one.
+        if self._suspended or cursor is self._asking:
             return True
         if self._pending is not None:
             self._finish()
@@ -155,31 +157,31 @@ class StatementWatch:
             self._asking = asking
 
     def _refresh(self) -> None:
-        self._resting = True
+        self._suspended = True
         try:
             self._listener.refresh()
         finally:
-            self._resting = False
+            self._suspended = False
 
     def _begin(self, sql: str) -> None:
         if not self._depth:
             raise PreflightError(
-                "a statement that changes the schema cannot be captured from here",
-                fix="run it alone, on a cursor made after capture began",
+                "a statement that changes the schema cannot be captured on this cursor",
+                fix="run it alone, on a cursor that was created after capture began",
             )
         connection = self._open()
-        self._resting = True
+        self._suspended = True
         try:
             connection.execute(f"SAVEPOINT {_SAVEPOINT}")
             self._pending = (sql.strip().rstrip(";").rstrip(), read_schema(connection))
         finally:
-            self._resting = False
+            self._suspended = False
 
     def _finish(self) -> None:
         assert self._pending is not None
         statement, before = self._pending
         connection = self._open()
-        self._resting = True
+        self._suspended = True
         try:
             self._listener.note_schema(compare(before, read_schema(connection), statement))
             connection.execute(f"RELEASE {_SAVEPOINT}")
@@ -188,17 +190,17 @@ class StatementWatch:
             self._abandon()
             raise
         finally:
-            self._resting = False
+            self._suspended = False
 
     def _abandon(self) -> None:
         self._pending = None
         connection = self._open()
         if connection.in_transaction:
-            self._resting = True
+            self._suspended = True
             try:
                 connection.execute(f"ROLLBACK TO {_SAVEPOINT}; RELEASE {_SAVEPOINT}")
             finally:
-                self._resting = False
+                self._suspended = False
 
     def _open(self) -> apsw.Connection:
         connection = self._connection()
@@ -207,10 +209,10 @@ class StatementWatch:
 
 
 def _watching_class(factory: Any, watch: StatementWatch) -> Any:
-    """A cursor class, derived from the one the application uses, that tells `watch` when `execute` ends."""
+    """A subclass of the application's cursor class that calls `watch` before and after `execute`."""
     if not isinstance(factory, type):
         raise PreflightError(
-            "the connection's cursor_factory is not a class, so DDL could not be captured",
+            "the connection's cursor_factory is not a class, so DDL cannot be captured",
             fix="set connection.cursor_factory to a subclass of apsw.Cursor",
         )
 
@@ -219,9 +221,9 @@ def _watching_class(factory: Any, watch: StatementWatch) -> Any:
             return _run(watch, self, super().execute, args, kwargs)
 
         def executemany(self, *args: Any, **kwargs: Any) -> Any:
-            if watch.is_resting:
+            if watch.is_suspended:
                 return super().executemany(*args, **kwargs)
-            # The trace is called for every row; it is only there to meet DDL.
+            # apsw calls the trace for every row, but it is only needed to detect DDL.
             if args and isinstance(args[0], str) and not _MAYBE_DDL.search(args[0]):
                 rows = args[1] if len(args) > 1 else kwargs.get("sequenceofbindings")
                 with watch.untraced(args[0], rows):

@@ -1,9 +1,9 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Capture for one apsw connection: what this connection commits is on the tape, in the same transaction.
+"""Capture for one apsw connection: what it commits is on the tape, written in the same transaction.
 
-The preupdate hook notes every row; a virtual table of our own, enlisted in each writing transaction by temporary
-triggers that never fire, is told by SQLite of savepoints and asked to bring its rows in just before the commit.
-That is how FTS keeps its index, and it is the one place where SQLite lets a commit be added to.
+The preupdate hook records every row. Our own virtual table takes part in each writing transaction; temporary triggers
+that never fire enlist it. SQLite notifies it of savepoints and calls it just before the commit, when it writes the
+recorded rows. FTS maintains its index in the same way; SQLite offers no other place to add to a commit.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _captures: weakref.WeakKeyDictionary[Any, ConnectionCapture] = weakref.WeakKeyDi
 
 
 def capture(connection: apsw.Connection, argument: str) -> None:
-    """Capture what this connection changes from now on. `argument` is the pragma's: `<mode>[,<table>]` or `off`.
+    """Capture what this connection changes from now on. `argument` is `<mode>[,<table>]` or `off`, as for Turso.
 
-    Asking again for the same changes nothing, for another mode or table switches. It holds for this connection
-    alone and ends with it. All or nothing: if it raises, file and connection are as they were. Raises ConfigError
-    for a wrong argument or a connection that is not apsw's, PreflightError for what cannot be captured.
+    A repeat with the same argument does nothing; another mode or table replaces the current one. Capture applies to
+    this connection only and ends with it. If this raises, file and connection are unchanged. Raises ConfigError for a
+    wrong argument or a connection that is not apsw's, PreflightError for a file or table that cannot be captured.
     """
     mode = parse_mode(argument)
     _require_apsw(connection)
@@ -60,7 +60,7 @@ def capture(connection: apsw.Connection, argument: str) -> None:
 
 
 def captured(connection: apsw.Connection) -> CaptureState:
-    """What `capture` was asked for on this connection: (mode, table, version), or ('off', None, None)."""
+    """The capture that is active on this connection: (mode, table, version), or ('off', None, None)."""
     running = _captures.get(connection)
     return OFF if running is None else CaptureState(running.mode.name, running.mode.table, running.version)
 
@@ -74,13 +74,13 @@ def _require_apsw(connection: object) -> None:
         ) from None
     if not isinstance(connection, apsw.Connection):
         raise ConfigError(
-            f"a connection of {type(connection).__module__} has no hooks to capture with",
+            f"a connection of {type(connection).__module__} has no hooks for capture",
             fix="use an apsw.Connection, or capture every writer of the file: tailrace sqlite enable FILE",
         )
 
 
 class ConnectionCapture:
-    """The capture of one connection: the rows of the transaction under way, and how they reach the tape."""
+    """The capture of one connection: collects the rows of the open transaction and writes them to the tape."""
 
     def __init__(self, connection: apsw.Connection, mode: Mode) -> None:
         self.mode = mode
@@ -97,12 +97,12 @@ class ConnectionCapture:
         self._failure: TailraceError | None = None
 
     def prepare(self) -> None:
-        """Look at what could refuse, and make the tables, in one transaction."""
+        """Check that the file can be captured and create the capture tables, in one transaction."""
         connection = self.connection
         with layout.transaction(connection):
             if (triggers := layout.trigger_capture(connection)) is not None:
                 raise PreflightError(
-                    f"triggers capture this file already ({triggers}); every change would be kept twice",
+                    f"triggers capture this file already ({triggers}); every change would be recorded twice",
                     fix="tailrace sqlite disable FILE",
                 )
             self.version = layout.ensure(connection, self.mode.table)
@@ -119,7 +119,7 @@ class ConnectionCapture:
             connection.execute(f"CREATE VIRTUAL TABLE temp.{VIRTUAL_TABLE} USING {MODULE}()")
             self.refresh()
             connection.set_commit_hook(self._guard, id=self)
-            connection.set_rollback_hook(self._forget_undone, id=self)
+            connection.set_rollback_hook(self._forget_rolled_back, id=self)
             connection.preupdate_hook(self._make_note(), id=self)
             self._statements = StatementWatch(connection, self)
         except BaseException:
@@ -127,7 +127,7 @@ class ConnectionCapture:
             raise
 
     def stop(self) -> None:
-        """Leave nothing of the capture on the connection; the tables in the file stay."""
+        """Remove the capture from the connection; the tables in the file stay."""
         connection = self.connection
         if connection.in_transaction:
             raise PreflightError("the connection has an open transaction", fix="commit or roll back first")
@@ -149,7 +149,10 @@ class ConnectionCapture:
         return connection
 
     def refresh(self) -> None:
-        """Have every table, also one that another connection made, enlist us. Called before each statement; cheap."""
+        """Create the enlisting triggers that are missing, also for tables that another connection created.
+
+        Called before each statement; cheap if the schema has not changed.
+        """
         connection = self.connection
         version = next(connection.execute("PRAGMA main.schema_version"))[0]
         if version == self._schema_version:
@@ -166,8 +169,8 @@ class ConnectionCapture:
                 hookable.append(table)
         for (table,) in connection.execute(_SHADOWS):
             self._refused[table] = PreflightError(
-                "what a virtual table keeps cannot be captured",
-                fix="write it on another connection, or capture the ordinary tables: tailrace sqlite enable FILE",
+                "the contents of a virtual table cannot be captured",
+                fix="write to it on another connection, or capture the ordinary tables: tailrace sqlite enable FILE",
                 table=table,
             )
         self._triggers.create(connection, hookable)
@@ -175,20 +178,20 @@ class ConnectionCapture:
 
     @contextmanager
     def enlisted(self, table: str) -> Iterator[None]:
-        """For many inserts into one table in the open transaction: enlist once, not with every one of them."""
+        """For many inserts into one table in the open transaction: enlist once, not with each insert."""
         assert self._statements is not None
-        with self._statements.rest():
+        with self._statements.suspend():
             self.connection.execute(ENLIST)
             self._schema_version = None
             self._triggers.drop(self.connection, table, "INSERT")
         try:
             yield
         finally:
-            with self._statements.rest():
+            with self._statements.suspend():
                 self.refresh()
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
-        """DDL was run in the open transaction. A table that is new is captured from here on, with what it holds."""
+        """Record DDL of the open transaction. A new table is captured from now on, with the rows it already has."""
         if not changes:
             return
         self.connection.execute(ENLIST)
@@ -206,7 +209,7 @@ class ConnectionCapture:
         self._wanted.update(dict.fromkeys(("sqlite_stat1", "sqlite_stat4", "sqlite_sequence"), False))
 
     def _note_rows(self, table: str) -> None:
-        # CREATE TABLE … AS SELECT fills the table unseen by the hook.
+        # The hook does not see the rows that CREATE TABLE … AS SELECT inserts.
         if table not in layout.list_tables(self.connection):
             return
         shape = layout.read_table_shape(self.connection, table)
@@ -216,7 +219,7 @@ class ConnectionCapture:
             self.notes.add(INSERT, table, rowid, None, row if self.mode.has_after else None)
 
     def _make_note(self) -> Callable[[apsw.PreUpdate], None]:
-        """The hook itself, called once for every row: everything it needs is at hand."""
+        """The preupdate hook. It is called for every row, so everything it needs is in local variables."""
         import apsw
 
         notes, add, wanted, refused = self.notes, self.notes.add, self._wanted, self._refused
@@ -228,7 +231,7 @@ class ConnectionCapture:
             run = notes.run
             try:
                 if table == run.inserts and update.opcode == inserted and update.database_name == "main":
-                    # As the one before it, which was wanted.
+                    # The same table and operation as the previous row, so the checks below have already passed.
                     run.new += update.new  # type: ignore[arg-type]
                     rowids = run.rowids
                     rowids.append(update.rowid_new)
@@ -246,7 +249,7 @@ class ConnectionCapture:
                 if update.blob_write >= 0:
                     raise PreflightError(
                         "a blob was written in place, which cannot be captured",
-                        fix="roll back, and write it by UPDATE",
+                        fix="roll back, and write the blob with UPDATE",
                         table=table,
                     )
                 before = update.old if keeps_before else None
@@ -259,41 +262,41 @@ class ConnectionCapture:
                 else:
                     add(DELETE, table, update.rowid, before, None)
                     add(INSERT, table, update.rowid_new, None, after)
-            except Exception as error:  # noqa: BLE001 - whatever it is, the transaction must not commit without this row
+            except Exception as error:  # noqa: BLE001 - after any error the transaction must not commit without this row
                 self._failure = _explain(error, table)
                 raise self._failure from None
 
         return note
 
     def forget(self) -> None:
-        """The transaction is over."""
+        """Drop the recorded changes; the transaction has ended."""
         self.notes.clear()
         self._first, self._synced, self._failure = None, 0, None
 
     def undo(self) -> None:
-        """The transaction was rolled back, or a part of it, and with it perhaps triggers of ours."""
+        """Check the schema again: a rollback of the transaction, or of a part of it, may have removed our triggers."""
         self._schema_version = None
 
-    def _forget_undone(self) -> None:
+    def _forget_rolled_back(self) -> None:
         self.forget()
         self.undo()
 
     def sync(self) -> None:
-        """Put the transaction's rows on the tape. SQLite asks before each commit; a commit that failed asks again."""
+        """Write the transaction's rows to the tape. SQLite calls this before each commit, also when one is retried."""
         if self._failure is not None:
             raise self._failure
         self.notes.close()
         if self.notes.entries or self._first is not None:
             assert self._statements is not None
             is_long = any(isinstance(entry, ChangeBatch) for entry in self.notes.entries)
-            with self._statements.rest(), self._unhooked() if is_long else nullcontext():
+            with self._statements.suspend(), self._unhooked() if is_long else nullcontext():
                 self._write()
         self._synced = len(self.notes)
 
     def _write(self) -> None:
         writer = TapeWriter(self.connection, self.mode.table, self.version)
         if self._first is not None:
-            # A commit that met a lock: the rows are there from that attempt, but may not be all.
+            # An earlier commit failed on a lock. Its rows are on the tape, but more changes may have come after them.
             writer.erase(self._first)
         if self.notes.entries:
             self._first = self._first or writer.next_id()
@@ -301,14 +304,14 @@ class ConnectionCapture:
 
     @contextmanager
     def _unhooked(self) -> Iterator[None]:
-        """Many rows go to the tape quicker when the hook does not look at each of them."""
+        """Remove the hook during the block: writing many rows to the tape is faster without a call for each."""
         connection = self.connection
         sql = (
             "SELECT 1 FROM (SELECT type, tbl_name FROM main.sqlite_schema UNION ALL "
             "SELECT type, tbl_name FROM temp.sqlite_schema) WHERE type = 'trigger' AND tbl_name = ? COLLATE NOCASE"
         )
         if connection.execute(sql, (self.mode.table,)).fetchone():
-            # A trigger on the tape may touch a table that the hook refuses.
+            # Keep the hook: a trigger on the tape may write to a table that cannot be captured, which the hook refuses.
             yield
             return
         connection.preupdate_hook(None, id=self)
@@ -323,12 +326,12 @@ class ConnectionCapture:
         return before, after, change.updates if self.mode.has_updates else None
 
     def _guard(self) -> bool:
-        """Whether to turn the commit into a rollback: it would leave changes behind that are not on the tape."""
+        """Whether to turn the commit into a rollback, because some of its changes are not on the tape."""
         return self._failure is not None or self._synced != len(self.notes)
 
 
 def require_hookable(shape: layout.TableShape) -> None:
-    """Raises PreflightError for a table that the hook cannot read in full."""
+    """Raise PreflightError for a table whose rows the hook cannot read completely."""
     layout.require_capturable(shape)
     if shape.generated:
         raise PreflightError(

@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""The tables a capture fills, as Turso lays them out, and the tables of a file that can be captured.
+"""The capture tables, in Turso's layout, and the tables of a file that can be captured.
 
 turso_cdc           one row per change; a custom name is possible
-turso_cdc_version   which layout each of them has: v1, without transactions, or v2
+turso_cdc_version   the layout of each capture table: v1, without transactions, or v2
 """
 
 from __future__ import annotations
@@ -54,26 +54,26 @@ _PLAIN, _GENERATED_VIRTUAL, _GENERATED_STORED = 0, 2, 3
 
 
 class CaptureConnection(Protocol):
-    """What stdlib sqlite3, apsw and pyturso have in common, as far as it is needed here."""
+    """The methods that capture needs and that stdlib sqlite3, apsw and pyturso have in common."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
 
 
 def quoted(name: str) -> str:
-    """A name as it stands in SQL, whatever it holds."""
+    """A name, quoted for SQL. Any characters are allowed."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def literal(text: str) -> str:
-    """A text as it stands in SQL. Raises ConfigError for a NUL, which no SQL text can hold."""
+    """A text as an SQL literal. Raises ConfigError for a NUL, which SQL text cannot contain."""
     if "\0" in text:
-        raise ConfigError("a table name holds a NUL", fix="rename the table")
+        raise ConfigError("a table name contains a NUL character", fix="rename the table")
     return "'" + text.replace("'", "''") + "'"
 
 
 @contextmanager
 def transaction(connection: CaptureConnection, begin: str = "BEGIN IMMEDIATE") -> Iterator[None]:
-    """All or nothing. Raises PreflightError where a transaction is open already: it is not ours to end."""
+    """Run the block in a transaction. Raises PreflightError if one is open already, since only its owner may end it."""
     if getattr(connection, "in_transaction", False):
         raise PreflightError("the connection has an open transaction", fix="commit or roll back first")
     connection.execute(begin)
@@ -92,10 +92,10 @@ def has_table(connection: CaptureConnection, table: str) -> bool:
 
 
 def ensure(connection: CaptureConnection, table: str) -> str:
-    """Make the capture table and its version row where they are missing; the version it has. Repeating it is harmless.
+    """Create the capture table and its version row if they are missing, and return the version. Safe to repeat.
 
-    Called inside the caller's transaction. A table that was there without a version row is v1. Raises PreflightError
-    for a version this release does not know and for a table of that name that is no capture table.
+    Called inside the caller's transaction. An existing table without a version row is v1. Raises PreflightError for a
+    version that this release does not know, and for a table of that name that is not a capture table.
     """
     existed = has_table(connection, table)
     connection.execute(
@@ -115,7 +115,8 @@ def _spelled(name: str) -> str:
 
 
 def read_version(connection: CaptureConnection, table: str) -> str:
-    """The layout of a capture table that exists; v1 where no row says otherwise. Raises PreflightError."""
+    """The version of a capture table; v1 if it has no version row. Raises PreflightError if it does not exist, has an
+    unknown version or is not a capture table."""
     if not has_table(connection, table):
         raise PreflightError(f"there is no capture table {table}", fix="tailrace sqlite enable FILE", table=table)
     row = None
@@ -125,14 +126,14 @@ def read_version(connection: CaptureConnection, table: str) -> str:
     if version not in COLUMNS:
         raise PreflightError(
             f"capture table {table} has version {version!r}, which this release does not know",
-            fix="use a newer tailrace, or a capture table of another name",
+            fix="use a newer tailrace, or a capture table with another name",
             table=table,
         )
     found = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
     if missing := [name for name in COLUMNS[version] if name not in found]:
         raise PreflightError(
             f"{table} is not a capture table of version {version}: it lacks {', '.join(missing)}",
-            fix="name another one: full,TABLE",
+            fix="use another table name: full,TABLE",
             table=table,
         )
     return version
@@ -140,7 +141,7 @@ def read_version(connection: CaptureConnection, table: str) -> str:
 
 @dataclass(frozen=True)
 class Field:
-    """A stored column of a table. `default` is the SQL of its default, None without one."""
+    """A stored column of a table. `default` is the SQL of its default value, None without one."""
 
     name: str
     declared: str
@@ -150,7 +151,7 @@ class Field:
 
 @dataclass(frozen=True)
 class TableShape:
-    """A table as its records have it: the stored columns in order, and a name by which SQL reaches the rowid."""
+    """The layout of a table's records: the stored columns in order, and the name of its rowid in SQL."""
 
     table: str
     fields: tuple[Field, ...]
@@ -160,10 +161,10 @@ class TableShape:
 
 
 def read_table_shape(connection: CaptureConnection, table: str) -> TableShape:
-    """How the table is laid out now. Raises PreflightError if there is none of that name."""
+    """The current layout of a table. Raises PreflightError if it does not exist."""
     rows = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
     if not rows:
-        raise PreflightError(f"there is no table {table}", fix="look at the file's tables", table=table)
+        raise PreflightError(f"there is no table {table}", fix="check the table's name", table=table)
     fields = tuple(
         Field(str(name), str(declared or ""), default, int(key))
         for _, name, declared, _, default, key, hidden in rows
@@ -176,7 +177,7 @@ def read_table_shape(connection: CaptureConnection, table: str) -> TableShape:
 
 
 def rowid_name(columns: Iterable[str]) -> str:
-    """A name by which SQL reaches the rowid of a table with these columns; empty where they take all of them."""
+    """The name of the rowid in a table with these columns; empty if columns use all of its names."""
     taken = {name.lower() for name in columns}
     return next((name for name in _ROWID_NAMES if name not in taken), "")
 
@@ -188,21 +189,21 @@ def _lacks_rowid(connection: CaptureConnection, table: str, rowid: str) -> bool:
 
 
 def list_tables(connection: CaptureConnection) -> list[str]:
-    """The application's ordinary tables: no views, no virtual or shadow tables, nothing that captures keep."""
+    """The application's ordinary tables: no views, no virtual or shadow tables, no tables of captures."""
     sql = "SELECT name FROM pragma_table_list WHERE schema = 'main' AND type = 'table' ORDER BY name"
     own = own_tables(connection)
     return [name for (name,) in connection.execute(sql).fetchall() if not is_internal(name) and name not in own]
 
 
 def own_tables(connection: CaptureConnection) -> set[str]:
-    """The tables that captures keep in this file."""
+    """The tables that belong to captures of this file."""
     tapes = _tapes(connection)
     sides = (side for tape in tapes for side in side_tables(tape))
     return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *tapes, *sides}
 
 
 def trigger_tapes(connection: CaptureConnection) -> list[str]:
-    """The capture tables that triggers fill, or filled until they were stopped."""
+    """The capture tables that triggers write, or wrote until they were disabled."""
     return [tape for tape in _tapes(connection) if has_table(connection, side_tables(tape)[0])]
 
 
@@ -213,7 +214,7 @@ def _tapes(connection: CaptureConnection) -> list[str]:
 
 
 def side_tables(table: str) -> tuple[str, str, str]:
-    """What capture by triggers keeps beside the capture table: images, rows being replaced, the schema last seen."""
+    """The other tables of capture by triggers: row images, rows being replaced, and the last known schema."""
     return f"{table}_image", f"{table}_replaced", f"{table}_schema"
 
 
@@ -222,24 +223,24 @@ def is_internal(name: str) -> bool:
 
 
 def require_capturable(shape: TableShape) -> None:
-    """Raises PreflightError for a table whose rows have no rowid that a change could name."""
+    """Raise PreflightError for a table without a rowid, which changes need to identify their row."""
     if shape.without_rowid or not shape.rowid:
         raise PreflightError(
-            f"{shape.table} has no rowid, and changes are kept by rowid",
-            fix="make the table again without WITHOUT ROWID and without columns named rowid, _rowid_ and oid at once",
+            f"{shape.table} has no rowid, and changes are recorded by rowid",
+            fix="create the table again without WITHOUT ROWID, and with at most two of the columns rowid, _rowid_, oid",
             table=shape.table,
         )
 
 
 def trigger_capture(connection: CaptureConnection) -> Mode | None:
-    """The capture by triggers that this file has; None without one."""
+    """The mode of this file's capture by triggers; None if there is none."""
     if not has_table(connection, CAPTURE_TABLE):
         return None
     row = connection.execute(f"SELECT mode, table_name FROM {CAPTURE_TABLE}").fetchone()
     return None if row is None else Mode(str(row[0]), str(row[1]))
 
 
-# What a capture keeps of each change, in the argument form of Turso's pragma: `<mode>[,<table>]`.
+# Capture modes, in the form of the argument of Turso's pragma: `<mode>[,<table>]`.
 
 DEFAULT_TABLE = "turso_cdc"
 MODES = ("id", "before", "after", "full")
@@ -247,7 +248,8 @@ MODES = ("id", "before", "after", "full")
 
 @dataclass(frozen=True)
 class Mode:
-    """id: which row; before, after: that image as well; full: both and which columns an update changed."""
+    """What is recorded of a change. id: the rowid; before, after: that image too; full: both images, and which columns
+    an update changed."""
 
     name: str
     table: str
@@ -269,7 +271,7 @@ class Mode:
 
 
 class CaptureState(NamedTuple):
-    """What the pragma reads back: ('full', 'turso_cdc', 'v2'), or ('off', None, None)."""
+    """What Turso's pragma returns: ('full', 'turso_cdc', 'v2'), or ('off', None, None)."""
 
     mode: str
     table: str | None
@@ -283,14 +285,16 @@ OFF = CaptureState("off", None, None)
 
 
 def parse_mode(argument: str) -> Mode | None:
-    """The mode that `<mode>[,<table>]` asks for; None for `off`. Raises ConfigError for anything else."""
+    """Parse `<mode>[,<table>]`; None for `off`. Raises ConfigError for anything else."""
     name, _, table = (part.strip() for part in argument.partition(","))
     if name == "off":
         return None
     if name not in MODES:
         raise ConfigError(
-            f"unknown capture mode {name!r}", fix=f"use one of {', '.join(MODES)}, off; then optionally ,TABLE"
+            f"unknown capture mode {name!r}", fix=f"use one of {', '.join(MODES)}, off, and optionally ,TABLE after it"
         )
     if table.lower().startswith("sqlite_"):
-        raise ConfigError(f"{table} cannot be a capture table", fix="names that begin with sqlite_ are SQLite's own")
+        raise ConfigError(
+            f"{table} cannot be a capture table", fix="use another name: SQLite reserves names that begin with sqlite_"
+        )
     return Mode(name, table or DEFAULT_TABLE)

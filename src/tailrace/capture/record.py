@@ -1,7 +1,7 @@
-"""SQLite's record format: the bytes a row is stored as, and the bytes of a change's images.
+"""SQLite's record format, in which SQLite stores rows and the tape stores the images of a change.
 
-A record is a header (its own size, then one serial type per value, all varints) and the values behind it. This is
-for single records; `cell.decode_records` reads many at once.
+A record is a header (its own size, then one serial type per value, all varints) followed by the values. This module
+handles single records; `record_decode.decode_records` reads many at once.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ SURROGATE = "surrogateescape"
 
 
 class MalformedRecordError(ValueError):
-    """Bytes that are not one whole record. The message never quotes them."""
+    """The bytes are not one complete record. The message never quotes them."""
 
 
 def split(values: Sequence[Value]) -> list[tuple[int, bytes]]:
-    """Each value's serial type and body. Two values are stored alike if and only if these are equal."""
+    """Each value's serial type and body. Two values have the same stored form if and only if these are equal."""
     return list(map(_part, values))
 
 
 def join(parts: Iterable[tuple[int, bytes]]) -> bytes:
-    """The record of what `split` gave."""
+    """The record made of the parts that `split` returns."""
     header = bytearray(1)
     bodies = []
     for serial, body in parts:
@@ -42,22 +42,22 @@ def join(parts: Iterable[tuple[int, bytes]]) -> bytes:
     if len(header) < 128:
         header[0] = len(header)
         return b"".join((header, *bodies))
-    # The size counts its own varint, whose length may grow by counting it.
+    # The header size includes its own varint, whose length depends on that size.
     serials = header[1:]
     size = next(n for width in range(2, 10) if len(_varint(n := len(serials) + width)) == width)
     return b"".join((_varint(size), serials, *bodies))
 
 
 def encode(values: Sequence[Value]) -> bytes:
-    """The record of these values, the smallest one SQLite itself would write. NaN becomes null, as in SQLite.
+    """The record of these values, in the smallest form, as SQLite writes it. NaN becomes null, as in SQLite.
 
-    Text may hold surrogates from `decode`: bytes that are not UTF-8 survive a round trip.
+    Text may contain surrogates from `decode`, so that bytes that are not UTF-8 survive a round trip.
     """
     return join(map(_part, values))
 
 
 def decode(record: bytes) -> tuple[Value, ...]:
-    """The values of one record. Raises MalformedRecordError for anything but a whole record."""
+    """The values of one record. Raises MalformedRecordError for anything but one complete record."""
     size, at = _read_varint(record, 0)
     if size > len(record) or size < at:
         raise MalformedRecordError("the record's header goes beyond its end")
@@ -77,7 +77,7 @@ def decode(record: bytes) -> tuple[Value, ...]:
 
 
 def _part(value: Value) -> tuple[int, bytes]:
-    # Of all that capture does for a row, this is most: the order is that of what is common.
+    # Capture spends most of its time here, so the most common types are tested first.
     if value is None:
         return _NULL
     if isinstance(value, str):
@@ -93,10 +93,10 @@ def _part(value: Value) -> tuple[int, bytes]:
 
 
 def _integer_part(value: int) -> tuple[int, bytes]:
-    # The sign takes a bit of its own, and -2**n needs no more of them than 2**n - 1.
+    # One bit is for the sign, and -2**n needs no more bits than 2**n - 1.
     bits = (value if value >= 0 else ~value).bit_length() + 1
     if bits > 64:
-        raise OverflowError("SQLite holds integers of up to 64 bits")
+        raise OverflowError("SQLite integers have at most 64 bits")
     serial = _SERIALS[(bits + 7) >> 3]
     return serial, value.to_bytes(SIZES[serial], "big", signed=True)
 
@@ -115,7 +115,7 @@ def _varint(value: int) -> bytes:
 
 
 _SERIALS = (0, 1, 2, 3, 4, 5, 5, 6, 6)
-"""By the bytes an integer needs, the serial type that has as many or the next more."""
+"""For each number of bytes, the serial type of the smallest integer with at least as many."""
 
 _NULL = (0, b"")
 _SMALL = tuple(
@@ -153,7 +153,7 @@ def _value(serial: int, raw: bytes) -> Value:
     return raw.decode("utf-8", SURROGATE) if serial % 2 else raw
 
 
-# Turso's two SQL helpers for looking at records, here for any file and for every value.
+# Turso's two SQL functions for inspecting records, available here for any file and any value.
 
 
 def table_columns_json_array(connection: CaptureConnection, table: str) -> str:
@@ -163,16 +163,16 @@ def table_columns_json_array(connection: CaptureConnection, table: str) -> str:
 
 
 def bin_record_json_object(columns: str, record: bytes | None) -> str | None:
-    """A record as a JSON object under the names of `columns`, a JSON array; None for none.
+    """A record as a JSON object whose names are in `columns`, a JSON array; None if there is no record.
 
-    Bytes are hex digits, as SQLite's hex() prints them; numbers that JSON lacks are text. A record may be shorter than
-    `columns`. Raises MalformedRecordError for bytes that are no record or hold more values.
+    Bytes become hex digits, as SQLite's hex() prints them; numbers that JSON cannot express become text. A record may
+    have fewer values than `columns`. Raises MalformedRecordError for bytes that are not a record or have more values.
     """
     if record is None:
         return None
     names, values = json.loads(columns), decode(record)
     if len(values) > len(names):
-        raise ValueError(f"a record of {len(values)} values for {len(names)} columns")
+        raise ValueError(f"the record has {len(values)} values for {len(names)} columns")
     held = {name: _plain(value) for name, value in zip(names, values, strict=False)}
     return json.dumps(held, ensure_ascii=False, separators=(",", ":"))
 

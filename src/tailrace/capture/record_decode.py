@@ -1,7 +1,7 @@
-"""Many SQLite records at once, as columns: no object per row.
+"""Decode many SQLite records at once into columns, without an object per row.
 
-The headers are walked column by column for all records together, over one buffer; what comes out are numpy arrays
-and one Arrow array of bytes per column, which `affinity.read_column` turns into a typed Arrow column.
+The headers of all records are read together, column by column, from one buffer. The result is numpy arrays and one
+Arrow array of bytes per column, which `column_type.read_column` converts to a typed Arrow column.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAD = 16
 
 
 class CellKind(IntEnum):
-    """The storage class of one value. ABSENT: the record is older than the column and ends before it."""
+    """The storage class of one value. ABSENT: the record is older than the column and has no value for it."""
 
     NULL = 0
     INTEGER = 1
@@ -37,9 +37,9 @@ class CellKind(IntEnum):
 
 @dataclass(frozen=True)
 class RecordCells:
-    """One column of many records. Only the array that `kinds` names holds the cell; an array nobody needs is None.
+    """One column of many records. The cell is in the array for its kind; an array without any cell is None.
 
-    kinds       the storage class of each cell, as `Kind`
+    kinds       the storage class of each cell, a `CellKind`
     integers    the cells of kind INTEGER
     reals       the cells of kind REAL
     octets      the cells of kind TEXT and BLOB; empty bytes elsewhere
@@ -63,7 +63,7 @@ class RecordCells:
         )
 
     def to_list(self) -> list[Value]:
-        """The cells as Python values, for tests and for rows that people look at."""
+        """The cells as Python values, for tests and for display."""
         octets = self.octets.to_pylist() if self.octets is not None else []
         read: dict[int, Callable[[int], Value]] = {
             CellKind.INTEGER: lambda row: int(self.integers[row]) if self.integers is not None else None,
@@ -76,17 +76,17 @@ class RecordCells:
 
 @dataclass(frozen=True)
 class Decoded:
-    """Many records as columns. Rows that are `malformed` are ABSENT in every column; null records too."""
+    """Many records as columns. Malformed and null records are ABSENT in every column."""
 
     columns: list[RecordCells]
     malformed: Mask
 
 
 def decode_records(records: pa.Array[Any], columns: int) -> Decoded:
-    """The first `columns` values of every record, column by column for all rows at once.
+    """The first `columns` values of every record, decoded column by column for all rows at once.
 
-    A record with fewer values has ABSENT cells, as after ADD COLUMN; values beyond `columns` are an error of that
-    row. Nothing raises for damaged rows: they are marked, so that the others go on. At most 2 GB in one array.
+    A record with fewer values has ABSENT cells, as after ADD COLUMN; one with more values is malformed. Damaged rows
+    do not raise: they are marked as malformed, so that the others can be used. At most 2 GB in one array.
     """
     data, starts, ends = _frame(records)
     words: npt.NDArray[np.uint64] = np.ndarray((len(data) - 8,), np.dtype(">u8"), data, strides=(1,))
@@ -121,7 +121,7 @@ def decode_records(records: pa.Array[Any], columns: int) -> Decoded:
 
 
 def _frame(records: pa.Array[Any]) -> tuple[npt.NDArray[np.uint8], Indexes, Indexes]:
-    """The bytes of all records with room behind them, and where each begins and ends."""
+    """The bytes of all records, with padding at the end, and where each record begins and ends."""
     if not len(records):
         return np.zeros(_PAD, np.uint8), np.empty(0, np.int64), np.empty(0, np.int64)
     wide = pa.types.is_large_binary(records.type)
@@ -136,7 +136,7 @@ def _frame(records: pa.Array[Any]) -> tuple[npt.NDArray[np.uint8], Indexes, Inde
 
 
 def _read_varints(data: npt.NDArray[np.uint8], at: Indexes) -> tuple[Indexes, Indexes]:
-    """The numbers at these places and the places behind them."""
+    """The varints at these offsets, and the offsets after them."""
     first = data[at]
     long = np.flatnonzero(first >= 0x80)
     values = first.astype(np.int64)
@@ -175,7 +175,8 @@ _KINDS = np.array(
 
 def _measure(serials: Indexes) -> tuple[Indexes, npt.NDArray[np.uint8]]:
     """The length and the storage class of each serial type."""
-    # A varint of nine bytes may come out negative: no value is that long, and its length below says so.
+    # A varint of nine bytes may decode to a negative number. No value is that long, so give it a length that is
+    # certain to be rejected.
     huge = serials < 0
     serials = np.where(huge, np.int64(2**62), serials) if huge.any() else serials
     long = serials >= FIRST_LONG_SERIAL
@@ -201,7 +202,7 @@ def _cells(
     held = np.bincount(kinds, minlength=_UNKNOWN + 1)
     integers = reals = octets = None
     if held[CellKind.INTEGER] or held[CellKind.REAL]:
-        # The last cells of a record may be empty and lie at its very end.
+        # The last cells of a record may be empty, at an offset that is the end of the data.
         raw = words[np.minimum(body, len(words) - 1)].astype(np.uint64)
         if held[CellKind.INTEGER]:
             bits = (64 - 8 * lengths).clip(0, 63)
@@ -215,9 +216,9 @@ def _cells(
 
 
 def _slices(data: pa.Buffer, starts: Indexes, lengths: Indexes) -> pa.Array[Any]:
-    """The bytes at these ascending places as one array."""
-    # Values and the gaps between them are, by turns, the values of one array over the untouched buffer: taking
-    # every other one is a single native pass.
+    """The bytes at these ascending offsets as one array."""
+    # View the buffer, without a copy, as one array in which values and the gaps between them alternate. Taking every
+    # other element is then a single native pass.
     bounds = np.empty(2 * len(starts), np.int32)
     bounds[0::2] = starts
     np.add(starts, lengths, out=bounds[1::2], casting="unsafe")

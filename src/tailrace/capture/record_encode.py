@@ -1,7 +1,7 @@
-"""Many rows to SQLite records at once, byte for byte what `record.encode` gives for each.
+"""Encode many rows as SQLite records at once, with exactly the bytes of `record.encode`.
 
-Rows come as columns; a column is the serial types of its values and their bodies, laid end to end. Headers
-are built as one matrix, and a single native pass joins everything. `cell.decode_records` is the way back.
+Rows come as columns. A column is the serial types of its values and their bodies, one after the other. Headers are
+built as one matrix, and a single native pass joins everything. `record_decode.decode_records` is the inverse.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Mask = npt.NDArray[np.bool_]
 Records: TypeAlias = "pa.Array[Any]"
 
 _MOST_OCTETS = 1 << 30
-"""Of all records of a batch together: Arrow's offsets have 31 bits."""
+"""The limit for all records of a batch together, because Arrow's offsets have 31 bits."""
 _MOST_HEADER = 127
-"""A header of this size has one octet that says so."""
+"""The largest header whose size fits in one byte."""
 _LIMITS = tuple(1 << (8 * size - 1) for size in SIZES[1:6])
 _WIDTHS = np.array(SIZES, np.int64)
 _PLACES = np.arange(8)
@@ -34,14 +34,14 @@ _PLACES = np.arange(8)
 
 @dataclass(frozen=True)
 class _Column:
-    """One value of every row. No bodies at all: every one is empty."""
+    """One value of every row. `bodies` is None if all bodies are empty."""
 
     serials: Serials
     bodies: Records | None
 
 
 def encode_columns(columns: Sequence[RecordValues]) -> Records | None:
-    """The record of each row. None for rows that are better encoded one by one, as they are very wide or long.
+    """The record of each row. None if the rows are very wide or long: then encode them one by one.
 
     Raises OverflowError as `encode` does.
     """
@@ -52,7 +52,7 @@ def encode_columns(columns: Sequence[RecordValues]) -> Records | None:
 def describe_updates(
     old: Sequence[RecordValues], new: Sequence[RecordValues]
 ) -> tuple[Records, Records, Records] | None:
-    """The records before, after and `updates` of each update, as `change.describe_update` gives them; None likewise."""
+    """The records before, after and updates of each update, as in `change.describe_update`; None as above."""
     befores, afters = _split(old), _split(new)
     if befores is None or afters is None or len(befores) != len(afters):
         return None
@@ -81,7 +81,7 @@ def _split(columns: Sequence[RecordValues]) -> list[_Column] | None:
 
 
 def _column(values: Sequence[Any], room: int) -> _Column | None:
-    """None if the bodies would take more room than there is."""
+    """Encode one column; None if its bodies would take more than `room` bytes."""
     kinds = set(map(type, values))
     has_nulls = NoneType in kinds
     kinds.discard(NoneType)
@@ -101,7 +101,7 @@ def _column(values: Sequence[Any], room: int) -> _Column | None:
             return _texts(filled, is_null, room)
         return _octets(filled, b"".join(filled), 12, is_null, room)
     except (OverflowError, UnicodeError):
-        # A value that only the single encoder knows what to do with.
+        # Only the encoder of single values handles such a value.
         return _mixed(values, room)
 
 
@@ -134,7 +134,7 @@ def _octets(
 
 
 def _integers(numbers: npt.NDArray[np.int64], is_null: Mask | None) -> _Column:
-    # The sign takes a bit of its own, and -2**n needs no more of them than 2**n - 1.
+    # One bit is for the sign, and -2**n needs no more bits than 2**n - 1.
     sizes = numbers ^ (numbers >> 63)
     serials = np.ones(len(numbers), np.int64)
     highest = sizes.max()
@@ -156,7 +156,7 @@ def _reals(numbers: npt.NDArray[np.float64], is_null: Mask | None) -> _Column:
 
 
 def _cut(words: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> Records | None:
-    """The last `widths` octets of each number, the highest first."""
+    """The last `widths` bytes of each number, most significant first."""
     width = int(widths.max())
     if not width:
         return None
@@ -167,7 +167,7 @@ def _cut(words: npt.NDArray[np.int64], widths: npt.NDArray[np.int64]) -> Records
 
 
 def _join(columns: list[_Column]) -> Records | None:
-    """None if a header is longer than its first octet can say."""
+    """Join the columns to records; None if a header's size does not fit in its first byte."""
     serials = np.array([column.serials for column in columns]).T
     if len(columns) >= _MOST_HEADER:
         return None
@@ -179,7 +179,7 @@ def _join(columns: list[_Column]) -> Records | None:
         lengths = np.full(len(serials), len(columns) + 1)
         headers = _lay(header.tobytes(), lengths)
     else:
-        # Of every number all groups of seven bits, then only those from the first that is not zero.
+        # Split every number into groups of seven bits, then keep those from the first that is not zero.
         groups = (highest.bit_length() + 6) // 7
         shifts = np.arange(7 * (groups - 1), -1, -7)
         shifted = serials[:, :, None] >> shifts

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Operations of the tape as SQL on another database, or on the same one to undo them.
+"""Replay the tape's operations as SQL on another database, or on the same one to undo them.
 
-The application's own triggers are set aside while operations run: what they did is on the tape already.
+The application's own triggers are dropped while operations run, because their effects are on the tape already.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from tailrace.errors import LostError, SchemaChangedError, TableError
 
 
 class TapeReplay:
-    """Runs operations in the caller's transaction, in order. `finish` must follow before it commits.
+    """Runs operations in order, in the caller's transaction. Call `finish` before the commit.
 
-    Updates write only the columns that changed. Raises TableError if a row that an operation is about is not there,
-    SchemaChangedError if its table does not fit: then the databases are not what they were taken for, and nothing
-    of the transaction may stay.
+    Updates write only the columns that changed. Raises TableError if the row of an operation does not exist, and
+    SchemaChangedError if its table does not match: then this database is not in the state that the tape expects, and
+    the caller must roll back.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -49,7 +49,7 @@ class TapeReplay:
                 pass
 
     def finish(self) -> None:
-        """Put the triggers back."""
+        """Create the application's triggers again."""
         for sql in self._triggers.values():
             self._connection.execute(sql)
 
@@ -59,7 +59,7 @@ class TapeReplay:
         shape = self._shapes[table]
         if len(row) > len(shape.fields):
             raise SchemaChangedError(
-                f"a row of {len(row)} values for a table of {len(shape.fields)} columns",
+                f"a row has {len(row)} values, but the table has {len(shape.fields)} columns",
                 fix="the replica must start from a copy of the database as it was at the tape's beginning",
                 table=table,
             )
@@ -88,10 +88,10 @@ class TapeReplay:
         try:
             count = self._connection.execute(sql, values).rowcount
         except sqlite3.IntegrityError:
-            # SQLite's message names columns only, but a CHECK may quote anything.
-            raise _astray("a row cannot be written: it meets a constraint", table) from None
+            # Leave out SQLite's message: it usually names columns only, but that of a CHECK may contain anything.
+            raise _mismatch("a row cannot be written: it violates a constraint", table) from None
         if count != 1:
-            raise _astray("the row of a change is not there", table)
+            raise _mismatch("the row of a change does not exist", table)
 
     def _change_schema(self, before: RecordRow | None, after: RecordRow | None, statement: str | None) -> None:
         entry = after or before
@@ -108,14 +108,14 @@ class TapeReplay:
             if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                 raise  # a full disk or a lock says nothing about the schema
             raise SchemaChangedError(
-                f"a change of the schema cannot be made here: {error}",
-                fix="Turso leaves RENAME off the tape; after one, start again from a fresh copy",
+                f"a schema change cannot be applied here: {error}",
+                fix="Turso does not record RENAME on the tape; after one, start again from a new copy",
                 table=str(entry[2]),
             ) from None
 
 
 def _bind(values: tuple[Value, ...]) -> tuple[list[str], list[Any]]:
-    """Placeholders and what to bind. Text that is not UTF-8 cannot be bound as text; its bytes are cast."""
+    """Placeholders and the values to bind. Text that is not UTF-8 cannot be bound as text, so its bytes are cast."""
     holders, bound = [], list[Any]()
     for value in values:
         if isinstance(value, str) and any("\udc80" <= letter <= "\udcff" for letter in value):
@@ -127,15 +127,15 @@ def _bind(values: tuple[Value, ...]) -> tuple[list[str], list[Any]]:
     return holders, bound
 
 
-def _astray(message: str, table: str) -> TableError:
+def _mismatch(message: str, table: str) -> TableError:
     return TableError(
-        f"{message}: this database is not where the tape takes it to be",
-        fix="was it written to by others? start again from a fresh copy",
+        f"{message}: this database is not in the state that the tape expects",
+        fix="start again from a new copy; make sure that nothing else writes to this database",
         table=table,
     )
 
 
-# Changes of the schema, made again or undone on another database.
+# Schema changes: applied to another database, or undone.
 
 
 def alter(
@@ -143,13 +143,14 @@ def alter(
 ) -> None:
     """Bring one table, index or view from `before` to `after`, inside the caller's transaction.
 
-    `statement` is the one that did it on the other side. Raises SchemaChangedError where what it takes is not known.
+    `statement` is the SQL that made the change in the captured database. Raises SchemaChangedError if the statements
+    that are needed here cannot be derived.
     """
     if after is None:
         assert before is not None
         connection.execute(f"DROP {_keyword(before)} IF EXISTS {quoted(str(before[1]))}")
     elif before is None:
-        # Indexes of constraints have no SQL: they come with their table.
+        # Indexes of constraints have no SQL: creating their table creates them.
         if after[SQL] is not None:
             connection.execute(str(after[SQL]))
     else:
@@ -161,31 +162,31 @@ def alter(
 
 
 def require_revertible(before: RecordRow | None, after: RecordRow | None) -> None:
-    """Raises LostError for DDL that took values with it: the tape holds the schema, not what was in it.
+    """Raise LostError for DDL that removed values: the tape holds the schema, not the rows that were dropped with it.
 
-    `before` and `after` are those of the change as it was made.
+    `before` and `after` are the images of the change in its original direction.
     """
     if before is None or before[0] != "table":
         return
     if after is None:
-        raise _gone(f"the rows of {before[1]!s} went with the table")
+        raise _irreversible(f"the rows of {before[1]!s} were dropped with the table")
     if len(column_names(str(after[SQL]))) < len(column_names(str(before[SQL]))):
-        raise _gone(f"values went with a column of {before[1]!s}")
+        raise _irreversible(f"a column of {before[1]!s} was dropped with its values")
 
 
-def _gone(what: str) -> LostError:
-    return LostError(f"this change of the schema cannot be undone: {what}", fix="restore the file from a copy")
+def _irreversible(what: str) -> LostError:
+    return LostError(f"this schema change cannot be undone: {what}", fix="restore the file from a backup")
 
 
 def _keyword(entry: RecordRow) -> str:
     kind = str(entry[0])
     if kind not in ("table", "index", "view"):
-        raise SchemaChangedError(f"a schema entry of unknown kind {kind!r}")
+        raise SchemaChangedError(f"a schema entry has the unknown kind {kind!r}")
     return kind.upper()
 
 
 def _derive(connection: sqlite3.Connection, before: RecordRow, after: RecordRow) -> None:
-    """The ALTER statements between two versions of a table; anything else is made anew."""
+    """Run the ALTER statements between two versions of a table; an index, view or trigger is created again."""
     name = quoted(str(after[1]))
     if before[0] != "table":
         connection.execute(f"DROP {_keyword(before)} IF EXISTS {quoted(str(before[1]))}")
@@ -199,7 +200,7 @@ def _derive(connection: sqlite3.Connection, before: RecordRow, after: RecordRow)
             if was != becomes:
                 connection.execute(f"ALTER TABLE {name} RENAME COLUMN {quoted(was)} TO {quoted(becomes)}")
     elif new[: len(old)] == old:
-        # ADD COLUMN is no more than a longer text, and this way it is the very same one.
+        # ADD COLUMN only makes the stored SQL longer. Writing that SQL directly gives exactly the same text.
         _write_sql(connection, after)
     elif not set(new) - set(old):
         for column in old:
@@ -207,19 +208,19 @@ def _derive(connection: sqlite3.Connection, before: RecordRow, after: RecordRow)
                 connection.execute(f"ALTER TABLE {name} DROP COLUMN {quoted(column)}")
     else:
         raise SchemaChangedError(
-            "columns came and went at once; the way from one to the other is not known", table=name
+            "columns were added and dropped in one step; the statements for that are not known", table=name
         )
 
 
 def _settle(connection: sqlite3.Connection, after: RecordRow) -> None:
-    """Give the entry the very text it has on the other side, if the same columns stand in it."""
+    """Give the schema entry exactly the SQL that it has on the tape, provided that it has the same columns."""
     sql = "SELECT sql FROM sqlite_schema WHERE type = ? AND name = ?"
     found = connection.execute(sql, (after[0], after[1])).fetchone()
     if found is None:
-        raise SchemaChangedError(f"{after[1]!s} is not there after its change", table=str(after[1]))
+        raise SchemaChangedError(f"{after[1]!s} does not exist after its change", table=str(after[1]))
     if found[0] != after[SQL]:
         if after[0] == "table" and column_names(found[0]) != column_names(str(after[SQL])):
-            raise SchemaChangedError("the table has other columns here than on the tape", table=str(after[1]))
+            raise SchemaChangedError("the table's columns differ from those on the tape", table=str(after[1]))
         _write_sql(connection, after)
 
 

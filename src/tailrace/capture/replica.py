@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""A second database that follows the tape of a first, and a database taken back along its own tape."""
+"""Apply a tape to a replica of its database, or revert a database along its own tape."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _BUSY_SECONDS = 10.0
 
 @dataclass(frozen=True)
 class Applied:
-    """What `apply` did. `copied` says that the replica was made from a copy; `last` is how far it is now."""
+    """The result of `apply`. `copied`: the replica was created as a copy; `last`: the last change that it has now."""
 
     transactions: int
     changes: int
@@ -33,7 +33,7 @@ class Applied:
 
 @dataclass(frozen=True)
 class Reverted:
-    """What `revert` did: the changes undone, and the last one that still holds."""
+    """The result of `revert`: the changes undone, and the last change that is still in effect."""
 
     changes: int
     to: int
@@ -43,7 +43,7 @@ class Reverted:
 def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection]:
     """A connection to a file that exists. Raises ConfigError if it does not, UnavailableError while it is locked.
 
-    A file that is open in Turso is locked, too: SQLite and Turso do not see each other's locks.
+    A file that is open in Turso counts as locked too, because SQLite and Turso do not see each other's locks.
     """
     if not path.is_file():
         raise ConfigError(f"there is no file {path}", fix="check the path")
@@ -65,7 +65,7 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
                 raise UnavailableError(
-                    f"{path} is locked by another process", fix="try again, or close that one"
+                    f"{path} is locked by another process", fix="try again, or end that process"
                 ) from None
             raise
         except sqlite3.DatabaseError as error:
@@ -75,15 +75,15 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
 
 
 def apply(source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start: int | None = None) -> Applied:
-    """Bring `destination` up to what `source` has committed, transaction by transaction.
+    """Apply to `destination` what `source` has committed, transaction by transaction.
 
-    Progress is a row in the destination, in the same commit as the changes: stopped anywhere, it goes on from there,
-    and a repeat finds nothing to do. A destination that does not exist begins as a copy of the source; one that does
-    and has no progress yet needs `start`, the change whose effects it has. Raises LostError if the tape was started
-    over.
+    Progress is a row in the destination, committed with the changes. So after an interruption it continues from there,
+    and a repeat does nothing. A destination that does not exist is created as a copy of the source. One that exists but
+    has no progress yet needs `start`, the last change that it already contains. Raises LostError if the tape was
+    started over.
     """
     if destination.exists() and source.resolve() == destination.resolve():
-        raise ConfigError("a file cannot follow its own tape", fix="name another destination")
+        raise ConfigError("a file cannot follow its own tape", fix="use another file as the destination")
     with open_file(source, writes=False) as reader:
         copied = not destination.exists()
         if copied:
@@ -119,7 +119,7 @@ def _follow(
 
 
 def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Path) -> None:
-    """The source as it is now, without what captures keep in it, under another name until it is whole."""
+    """Copy the source without its capture tables, under a temporary name until the copy is complete."""
     partial = destination.with_name(destination.name + ".partial")
     partial.unlink(missing_ok=True)
     layout.read_version(reader, table)
@@ -145,14 +145,14 @@ def _read_progress(
             return TapeMark.parse(row[0])
     if start is None:
         raise PreflightError(
-            "the destination exists and never followed this tape",
-            fix="name a new file, or say which change it has already: --from CHANGE_ID (0: none of the tape)",
+            "the destination exists, but this tape was never applied to it",
+            fix="use a new file, or give the last change that it already contains: --from CHANGE_ID (0: none)",
         )
     return _mark_at(reader, table, start)
 
 
 def _mark_at(connection: sqlite3.Connection, table: str, change_id: int) -> TapeMark:
-    """The mark of a change; of one that is not on the tape, a mark that `check_sequence` refuses."""
+    """The mark of a change. If the tape does not hold the change, `check_sequence` refuses the mark."""
     mark = read_tape_mark(connection, table, change_id)
     return mark if mark.is_on_tape or not change_id else TapeMark(change_id, {str(change_id): -1})
 
@@ -166,11 +166,11 @@ def _write_progress(writer: sqlite3.Connection, name: str, table: str, mark: Tap
 
 
 def revert(path: Path, *, to: int | None = None, last: int | None = None, table: str = DEFAULT_TABLE) -> Reverted:
-    """Undo every change after `to`, or the `last` transactions, in one transaction of the file's own.
+    """Undo every change after `to`, or the `last` transactions, in one transaction.
 
-    What it does goes on the tape as well, as changes like any other: readers follow, and it can be undone in turn.
-    Where the tape knows no transactions, `last` counts changes. Raises LostError for DDL that took values
-    with it, PreflightError if the tape lacks the old images; then the file is as it was.
+    The undoing is recorded on the tape like any other changes: readers of the tape follow it, and it can be reverted
+    too. If the tape has no transaction ids, `last` counts changes. Raises LostError for DDL that removed values,
+    PreflightError if the tape lacks the old images; then the file is unchanged.
     """
     with open_file(path) as connection, transaction(connection):
         tape = Tape(connection, table)
@@ -196,7 +196,7 @@ def revert(path: Path, *, to: int | None = None, last: int | None = None, table:
 
 
 def _bound(tape: Tape, last: int) -> int:
-    """The change before the last so many transactions."""
+    """The id of the change before the last `last` transactions."""
     ends = [0]
     for group in tape.transactions(ignore_schema_changes=False):
         ends += [group.last] if group.txn_id is not None else [change.change_id for change in group.changes]

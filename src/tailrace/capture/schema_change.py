@@ -1,4 +1,4 @@
-"""DDL as changes of sqlite_schema: what two looks at it differ in, in an order that can be replayed."""
+"""DDL as changes of sqlite_schema: the differences between two readings of it, in an order that can be replayed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tailrace.capture.layout import DELETE, INSERT, UPDATE, CaptureConnection, i
 from tailrace.capture.record import Value, encode
 
 SQL = 4
-"""The place of `sql` in a row of sqlite_schema: type, name, tbl_name, rootpage, sql."""
+"""The index of `sql` in a row of sqlite_schema: type, name, tbl_name, rootpage, sql."""
 
 TRIGGER_PREFIX = "tailrace:"
 
@@ -20,7 +20,7 @@ _TABLES_FIRST = {"table": 0, "view": 1, "index": 2, "trigger": 3}
 
 @dataclass(frozen=True)
 class SchemaChange:
-    """One row of sqlite_schema that came (`before` None), went (`after` None) or is another now."""
+    """One row of sqlite_schema that was added (`before` is None), removed (`after` is None) or changed."""
 
     id: int
     before: SchemaRow | None
@@ -33,7 +33,7 @@ class SchemaChange:
 
     @property
     def updates(self) -> bytes | None:
-        """An update's `updates` record: only `sql` changed, and its value is the statement that did it."""
+        """The `updates` record of an update: only `sql` changed, and its value is the statement that changed it."""
         if self.type != UPDATE or self.statement is None:
             return None
         return encode((0, 0, 0, 0, 1, None, None, None, None, self.statement))
@@ -57,9 +57,9 @@ def is_own_trigger(kind: str, name: str) -> bool:
 def compare(
     before: Mapping[int, SchemaRow], after: Mapping[int, SchemaRow], statement: str | None = None
 ) -> list[SchemaChange]:
-    """What became of one schema: first what went (tables last), then what changed, then what came (tables first)."""
+    """The differences of two schemas: first what was removed (tables last), then changed, then added (tables first)."""
     common = before.keys() & after.keys()
-    # A rowid that was freed and given to something else is a drop and a create.
+    # If a rowid was freed and reused for another object, that is a drop and a create.
     same = {key for key in common if before[key][0] == after[key][0] and _related(before[key], after[key])}
     gone = [SchemaChange(key, before[key], None) for key in before.keys() - same]
     changed = [
@@ -76,7 +76,7 @@ def _related(before: SchemaRow, after: SchemaRow) -> bool:
 
 
 def _differ(before: SchemaRow, after: SchemaRow) -> bool:
-    # A root page moves when SQLite shuffles pages; that is no change of the schema.
+    # Ignore the root page: SQLite may move it, which is not a schema change.
     return (before[1], before[2], before[SQL]) != (after[1], after[2], after[SQL])
 
 
@@ -90,7 +90,7 @@ def _ordered(changes: Iterable[SchemaChange]) -> list[SchemaChange]:
 
 
 def column_names(sql: str) -> list[str]:
-    """The stored columns of the table that this CREATE TABLE makes."""
+    """The stored columns of the table that this CREATE TABLE statement creates."""
     scratch = sqlite3.connect(":memory:")
     try:
         scratch.execute(sql)

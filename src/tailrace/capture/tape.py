@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""The tape: the changes of a capture table in order, by batches and by transactions.
+"""Read the tape: the changes in a capture table, in order, in batches or in transactions.
 
-It reads through any connection that has the file open (sqlite3, apsw, pyturso), what Turso wrote, what a captured
-connection wrote and what triggers wrote alike.
+It reads through any connection (sqlite3, apsw, pyturso), whether Turso, a captured connection or triggers wrote the
+changes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = {INSERT: "insert", UPDATE: "update", DELETE: "delete"}
 
 @dataclass(frozen=True)
 class TapeTransaction:
-    """The changes of one transaction without its commit; `last` is the id of the last row that belongs to it."""
+    """The changes of one transaction, without its COMMIT row; `last` is the id of the transaction's last row."""
 
     txn_id: int | None
     changes: tuple[CapturedChange, ...]
@@ -51,7 +51,7 @@ class TapeTransaction:
 
 @dataclass(frozen=True)
 class Statistics:
-    """What is on the tape. `cdc_operations` counts rows, commits included, as Turso does."""
+    """Counts of what is on the tape. `cdc_operations` counts rows, including COMMIT rows, as Turso does."""
 
     cdc_operations: int
     transactions: int
@@ -61,7 +61,7 @@ class Statistics:
 
 
 class Tape:
-    """A capture table, for reading. Raises PreflightError if there is none or its version is not known."""
+    """Reads a capture table. Raises PreflightError if it does not exist or its version is not known."""
 
     def __init__(self, connection: CaptureConnection, table: str = DEFAULT_TABLE) -> None:
         self._connection = connection
@@ -70,10 +70,10 @@ class Tape:
         self.by_triggers = layout.has_table(connection, layout.side_tables(table)[0])
 
     def require_complete(self) -> None:
-        """Raises SchemaChangedError if triggers feed this tape and DDL was run that is not on it yet."""
+        """Raise SchemaChangedError if triggers write this tape and it lacks DDL that was run since `enable`."""
         if self.by_triggers and read_status(self._connection).pending:
             raise SchemaChangedError(
-                "the schema was changed since the triggers were made",
+                "the schema was changed after the triggers were created",
                 fix="tailrace sqlite enable FILE",
                 table=self.table,
             )
@@ -81,10 +81,10 @@ class Tape:
     def iterate(
         self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
     ) -> Iterator[list[CapturedChange]]:
-        """The changes behind `after` in batches of at most `batch` rows, as often as asked from wherever asked.
+        """The changes after `after` in batches of at most `batch` rows. Repeatable, from any change.
 
-        COMMIT records stay, also where schema changes are left out. Where the tape has none (v1, triggers) one is put
-        at the end of each batch: what one read sees was committed. Raises DamagedError for a row that makes no sense.
+        COMMIT rows are included, even when schema changes are left out. If the tape has none (v1, triggers), one is
+        added at the end of each batch: whatever a read sees was committed. Raises DamagedError for an invalid row.
         """
         while rows := self._fetch(after, batch):
             after = rows[-1].change_id
@@ -96,15 +96,15 @@ class Tape:
     def transactions(
         self, after: int = 0, *, batch: int = BATCH_CHANGES, ignore_schema_changes: bool = True
     ) -> Iterator[TapeTransaction]:
-        """The transactions behind `after` that changed something and are complete.
+        """The complete transactions after `after` that changed something.
 
-        Rows belong together by their transaction id: triggers and cascades in Turso write a COMMIT row halfway. One
-        that has no COMMIT row yet is open and is left for another time.
+        Rows are grouped by transaction id, not by COMMIT row, because triggers and cascades in Turso write a COMMIT
+        row in the middle of a transaction. A transaction without a COMMIT row is still open and is left out.
         """
         group: list[CapturedChange] = []
         for rows in self.iterate(after, batch=batch, ignore_schema_changes=ignore_schema_changes):
             for row in rows:
-                # A statement that touched nothing commits under the id -1.
+                # A statement that changes nothing commits with the id -1.
                 if group and row.txn_id != group[0].txn_id:
                     yield from _close(group)
                     group = []
@@ -115,7 +115,7 @@ class Tape:
         yield from _close(group)
 
     def count_after(self, change_id: int) -> int:
-        """How many rows come after this one, commits included."""
+        """How many rows come after this change, including COMMIT rows."""
         sql = f"SELECT count(*) FROM {quoted(self.table)} WHERE change_id > ?"
         return int(self._connection.execute(sql, (change_id,)).fetchone()[0])
 
@@ -151,11 +151,11 @@ class Tape:
     def _read(self, row: tuple[Any, ...]) -> CapturedChange:
         change_id, change_time, txn_id, kind, table, rowid, before, after, updates, *image = row
         if kind not in (INSERT, UPDATE, DELETE, COMMIT):
-            raise DamagedError(f"a change of unknown type {kind!r}", table=self.table, position=str(change_id))
+            raise DamagedError(f"a change has the unknown type {kind!r}", table=self.table, position=str(change_id))
         if self.by_triggers and txn_id is not None:
             raise DamagedError(
                 "triggers and another capture both write to this tape, so changes are on it twice",
-                fix="stop one of them, then copy the tables again from nothing",
+                fix="stop one of them, then copy the tables again from the start",
                 table=self.table,
                 position=str(change_id),
             )
@@ -181,10 +181,10 @@ def _close(group: list[CapturedChange]) -> Iterator[TapeTransaction]:
         yield TapeTransaction(group[0].txn_id, changes, group[-1].change_id)
 
 
-# The numbering of a tape: forgetting what was consumed, and noticing when it was started over.
+# Purging consumed changes, and detecting that a tape was started over.
 #
-# `change_id` begins again at 1 when a capture table is emptied or made anew. A reader that only remembers a number
-# would skip the new changes; so it remembers a `Mark`, and the row a mark stands for is never purged.
+# `change_id` starts again at 1 when a capture table is emptied or created again. A reader that stored only a number
+# would skip the new changes. So it stores a `TapeMark`, and the row that a mark identifies is never purged.
 
 _ROWS = 8
 _BYTES = 64
@@ -192,9 +192,9 @@ _BYTES = 64
 
 @dataclass(frozen=True)
 class TapeMark:
-    """How far a reader came: the last change it consumed, with checksums of the last rows up to it, by their ids.
+    """A reader's position: the last change it consumed, and checksums of the last rows up to it, by their ids.
 
-    One row may look like another of the same second; several do not.
+    It takes several rows, because a single row may look like another one of the same second.
     """
 
     change_id: int
@@ -216,7 +216,7 @@ class TapeMark:
 
 
 def read_tape_mark(connection: CaptureConnection, table: str, change_id: int) -> TapeMark:
-    """The mark of a change, whether or not the tape holds it (any more)."""
+    """The mark of a change, whether or not the tape still holds the change."""
     sql = (
         'SELECT change_id, change_time, change_type, table_name, id, length("before"), length("after"), '
         f'substr("before", 1, {_BYTES}), substr("after", 1, {_BYTES}) '
@@ -227,11 +227,11 @@ def read_tape_mark(connection: CaptureConnection, table: str, change_id: int) ->
 
 
 def check_sequence(
-    connection: CaptureConnection, table: str, mark: TapeMark, *, fix: str = "copy the tables again from nothing"
+    connection: CaptureConnection, table: str, mark: TapeMark, *, fix: str = "copy the tables again from the start"
 ) -> None:
-    """Raises LostError if the tape is not the one `mark` was read from, or no longer holds what comes after it.
+    """Raise LostError if `mark` was read from another tape, or this tape no longer holds all changes after it.
 
-    Rows before the first one there is now were purged, which is no reason to doubt the rest.
+    Missing rows before the tape's first row were purged; that does not make the rest invalid.
     """
     read_version(connection, table)
     first = connection.execute(f"SELECT min(change_id) FROM {quoted(table)}").fetchone()[0]
@@ -239,11 +239,11 @@ def check_sequence(
     if not mark.rows:
         why = f"its changes before {first} were purged" if first is not None and first > mark.change_id + 1 else None
     elif first is None or first > mark.change_id:
-        why = "the last change that was read is not on it"
+        why = "it does not hold the last change that was read"
     else:
         now = read_tape_mark(connection, table, mark.change_id).rows
         if any(now.get(row) != checksum for row, checksum in mark.rows.items() if int(row) >= first):
-            why = "another change has the number of one that was read"
+            why = "a different change has the id of one that was read"
     if why is not None:
         raise LostError(
             f"the tape was started over or purged too far: {why}", fix=fix, table=table, position=str(mark.change_id)
@@ -251,10 +251,10 @@ def check_sequence(
 
 
 def purge(connection: CaptureConnection, upto: int, table: str) -> int:
-    """Forget the changes before `upto`; how many went. Repeating it is harmless.
+    """Delete the changes before `upto` and return how many were deleted. Safe to repeat.
 
-    The row `upto` itself stays, and so does the last row of the tape whatever is asked: with them stays the number
-    the next change gets, and a reader's mark.
+    The row `upto` itself always stays, and so does the last row of the tape: they preserve the id of the next change
+    and the marks of readers.
     """
     read_version(connection, table)
     with transaction(connection):

@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Writes the changes of a transaction to the tape, inside that transaction.
+"""Write the changes of a transaction to the tape, inside that transaction.
 
-A batch goes in by one statement: SQLite walks an array of numbers, one per change, and cuts each record out of one
-large blob. That is less than half of what binding every value from Python costs.
+One statement inserts a whole batch: SQLite iterates over an array of numbers, one per change, and cuts each record out
+of one large blob. That costs less than half as much as binding every value from Python.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _RECORD = "substr(:records, (value >> :length_bits & :start_mask) + 1, value & :
 
 @cache
 def _insert(table: str, version: str) -> tuple[str, str]:
-    """How a statement that writes to the tape begins, and one that writes a single row."""
+    """The beginning of an INSERT into the tape, and the whole INSERT of a single row."""
     columns = layout.COLUMNS[version]
     into = f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, columns))})"
     return into, f"{into} VALUES ({', '.join('?' * len(columns))})"
@@ -48,13 +48,13 @@ class TapeWriter:
 
     @property
     def _longest(self) -> int:
-        """The octets that one value may have here."""
+        """The maximum size of one value on this connection, in bytes."""
         import apsw
 
         return self._connection.limit(apsw.SQLITE_LIMIT_LENGTH)
 
     def next_id(self) -> int:
-        """The id of the next change: one that no change ever had."""
+        """The id of the next change, one that was never used before."""
         sql = (
             "SELECT max(coalesce((SELECT seq FROM sqlite_sequence WHERE name = ?), 0), "
             f"coalesce((SELECT max(change_id) FROM {quoted(self._table)}), 0)) + 1"
@@ -62,11 +62,11 @@ class TapeWriter:
         return int(next(self._connection.execute(sql, (self._table,)))[0])
 
     def erase(self, first: int) -> None:
-        """Take off the tape what was written from this change on."""
+        """Delete this change and all later ones from the tape."""
         self._connection.execute(f"DELETE FROM {quoted(self._table)} WHERE change_id >= ?", (first,))
 
     def write(self, entries: Iterable[BufferedChange], first: int) -> None:
-        """Write all changes, from change `first` on, and, where the tape knows transactions, the COMMIT."""
+        """Write all changes, with ids from `first` on, and the COMMIT row if the tape has transaction ids."""
         self._first = self._next = first
         remaining = iter(entries)
         self._connection.executemany(self._one, self._rows(remaining))
@@ -75,7 +75,7 @@ class TapeWriter:
             self._connection.executemany(self._one, self._rows(remaining))
 
     def _rows(self, entries: Iterator[BufferedChange]) -> Iterator[tuple[Any, ...]]:
-        """What goes in one by one, up to a batch that does not: that one is packed."""
+        """The rows to insert one by one, up to the next batch that can be packed into one statement."""
         self._packed = None
         same = (self._now, self._first) if self._has_transactions else (self._now,)
         for entry in entries:
@@ -88,7 +88,7 @@ class TapeWriter:
             yield self._next, *same, COMMIT, None, None, None, None, None
 
     def _pack(self, batch: ChangeBatch) -> tuple[str, dict[str, Any]] | None:
-        """The statement that writes this batch, and its bindings; None if it cannot be had."""
+        """The statement that writes this batch, and its bindings; None if the batch cannot be packed."""
         if not _has_arrays() or (places := _place(batch)) is None or len(places["records"]) > self._longest:
             return None
         terms = {
@@ -119,9 +119,9 @@ def _has_arrays() -> bool:
 
 
 def _place(batch: ChangeBatch) -> dict[str, Any] | None:
-    """One number per change, in which are its rowid and the place of its record; None if they do not fit.
+    """One number per change that holds its rowid and the location of its record; None if they do not fit.
 
-    From high to low: the rowid less the lowest one, where the record begins, how long it is.
+    From the highest bits to the lowest: the rowid minus the lowest rowid, the offset of the record, its length.
     """
     import apsw
     import numpy as np

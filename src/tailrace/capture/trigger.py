@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Capture for a whole SQLite file, by triggers that every writer fires, whatever library or language it uses.
+"""Capture for a whole SQLite file, by triggers, which work for every writer, whatever library or language it uses.
 
-A trigger cannot see transactions or DDL: changes carry no transaction id, and DDL is found by looking. `enable`, run
-again, writes down what became of the schema since, with the rows that the triggers could not see.
+A trigger cannot see transactions or DDL. So changes have no transaction id, and DDL is found by comparing schemas: when
+`enable` is run again, it records what has changed in the schema since, with the rows that the triggers could not see.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from tailrace.capture.trigger_sql import make_replaced_trigger, make_side_tables
 from tailrace.errors import PreflightError
 
 WIDEST = 998
-"""SQLite's bound of 2,000 columns has to do for two images and what is said of them."""
+"""SQLite allows 2,000 columns per table, and the image table needs two images and three more columns."""
 
 
 @dataclass(frozen=True)
 class CaptureStatus:
-    """What captures a file. `pending` counts changes of the schema that `enable` has yet to write down."""
+    """The capture of a file. `pending` counts schema changes that `enable` has not recorded yet."""
 
     captured: CaptureState
     tables: int
@@ -45,10 +45,10 @@ class CaptureStatus:
 def enable(connection: CaptureConnection, argument: str = "full") -> CaptureState:
     """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
 
-    Run again, it brings the triggers up to date with the schema and with this release, and writes the DDL since to the
-    tape; where nothing changed it does nothing. One transaction: if it raises, the file is as it was. Raises
-    ConfigError for a wrong argument and PreflightError for a file that is captured already in another way, or has a
-    table that cannot be.
+    A repeat updates the triggers to the current schema and this release, and records DDL that was run since; without
+    changes it does nothing. It is one transaction: if it raises, the file is unchanged. Raises ConfigError for a wrong
+    argument, and PreflightError for a file that is already captured in another way or has a table that cannot be
+    captured.
     """
     mode = parse_mode(argument)
     if mode is None:
@@ -67,10 +67,10 @@ def enable(connection: CaptureConnection, argument: str = "full") -> CaptureStat
 
 
 def disable(connection: CaptureConnection, *, drop: bool = False) -> bool:
-    """Stop capturing by triggers. The tape stays readable; with `drop` it goes too, also when it was stopped before.
+    """Stop capture by triggers. The tape stays readable; `drop` deletes it too, even if capture was stopped before.
 
-    Once stopped, the same table is not taken up again: the tape would have a gap that nobody can see. Whether a tape
-    was dropped; repeating it changes nothing.
+    A stopped tape cannot be continued later, because it would have a gap that no reader can see. Returns whether a
+    tape was dropped. A repeat does nothing.
     """
     with layout.transaction(connection):
         _drop_triggers(connection)
@@ -84,20 +84,20 @@ def disable(connection: CaptureConnection, *, drop: bool = False) -> bool:
 
 
 def suspend(connection: CaptureConnection) -> Mode | None:
-    """Take the triggers away for the rest of the transaction, whose caller writes the tape itself; for `resume`."""
+    """Drop the triggers until `resume`, in one transaction, in which the caller writes the tape itself."""
     running = layout.trigger_capture(connection)
     _drop_triggers(connection)
     return running
 
 
 def resume(connection: CaptureConnection, running: Mode | None) -> None:
-    """Put the triggers back, made for the schema as it is now. Called in the transaction that suspended them."""
+    """Create the triggers again, for the current schema. Called in the transaction that suspended them."""
     if running is not None:
         _put_capture(connection, running, after=running)
 
 
 def read_captured(connection: CaptureConnection) -> CaptureState:
-    """What `enable` was asked for in this file: (mode, table, version), or ('off', None, None)."""
+    """The capture by triggers that is active in this file: (mode, table, version), or ('off', None, None)."""
     running = layout.trigger_capture(connection)
     if running is None:
         return OFF
@@ -115,27 +115,27 @@ def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode 
     if running is not None:
         raise PreflightError(
             f"triggers capture this file into {running.table} already",
-            fix=f"keep that table, or: tailrace sqlite disable FILE (then enable with {mode.table})",
+            fix=f"keep that table, or run tailrace sqlite disable FILE, then enable with {mode.table}",
         )
     claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
-    taken = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
-    taken += [
+    existing = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
+    existing += [
         table
         for table in (mode.table, *side_tables(mode.table))
-        if table not in taken and layout.has_table(connection, table)
+        if table not in existing and layout.has_table(connection, table)
     ]
-    if taken:
-        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in taken)
-        forgets = f" DELETE FROM {layout.VERSION_TABLE};" if layout.VERSION_TABLE in claimed else ""
+    if existing:
+        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in existing)
+        deletes = f" DELETE FROM {layout.VERSION_TABLE};" if layout.VERSION_TABLE in claimed else ""
         raise PreflightError(
-            f"the file holds the tape of another capture ({taken[0]}): of Turso, of a connection, or one that was "
-            "stopped; capturing twice would double every change",
-            fix=f"stop that capture and drop its tape: {drops}{forgets}",
+            f"the file holds the tape of another capture ({existing[0]}): of Turso, of a connection, or of a capture "
+            "that was stopped; two captures would record every change twice",
+            fix=f"stop that capture and drop its tape: {drops}{deletes}",
         )
 
 
 def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) -> None:
-    """Make the triggers for the schema as it is now, and remember it."""
+    """Create the triggers for the current schema, and store that schema."""
     shapes = _shapes(connection)
     for shape in shapes:
         layout.require_capturable(shape)
@@ -146,7 +146,7 @@ def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) 
             connection.execute(sql)
     else:
         _widen(connection, mode, _width(shapes))
-        # Noted rows may be those of a table that is gone, and its name another's.
+        # Rows noted as being replaced may belong to a dropped table whose name another table has now.
         connection.execute(f"DELETE FROM {quoted(side_tables(mode.table)[1])}")
     for sql in _make_all(connection, mode, shapes):
         connection.execute(sql)
@@ -176,7 +176,7 @@ def _make_all(connection: CaptureConnection, mode: Mode, shapes: Sequence[TableS
 
 
 def _is_current(connection: CaptureConnection, mode: Mode) -> bool:
-    """Whether the triggers are those that would be made now: an older release made others."""
+    """Whether the existing triggers are those that this release would create; an older release created others."""
     rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {sql for kind, name, sql in rows if is_own_trigger(kind, name)}
     return found == set(_make_all(connection, mode, _shapes(connection)))
@@ -185,7 +185,7 @@ def _is_current(connection: CaptureConnection, mode: Mode) -> bool:
 def _require_narrow(shape: TableShape) -> None:
     if len(shape.fields) > WIDEST:
         raise PreflightError(
-            f"{shape.table} has more than {WIDEST} columns, and triggers keep both images of a row in one other row",
+            f"{shape.table} has more than {WIDEST} columns, and triggers store both images of a row in a single row",
             fix="capture on apsw connections (tailrace.capture.capture), or split the table",
             table=shape.table,
         )
@@ -216,7 +216,7 @@ def _remembered(connection: CaptureConnection, mode: Mode) -> dict[int, SchemaRo
 
 
 def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
-    """DDL since the triggers were made, each followed by the rows they could not see."""
+    """Record the DDL since the triggers were created, each followed by the rows that they could not see."""
     for change in _pending(connection, mode):
         before = encode(change.before) if change.before and mode.has_before else None
         after = encode(change.after) if change.after and mode.has_after else None
@@ -233,7 +233,7 @@ def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
 
 
 def _write_unseen_rows(connection: CaptureConnection, mode: Mode, shape: TableShape, added: Sequence[str]) -> None:
-    """All rows of a new table, or those that hold something in columns that were added; the rest is the default's."""
+    """Record all rows of a new table, or the rows whose added columns differ from their default."""
     is_new = len(added) == len(shape.fields)
     names = [quoted(field.name) for field in shape.fields]
     defaults = [field.default or "NULL" if field.name in added else quoted(field.name) for field in shape.fields]

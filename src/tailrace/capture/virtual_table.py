@@ -1,4 +1,4 @@
-"""The virtual table through which SQLite tells a capture of savepoints, rollbacks and the coming commit."""
+"""The virtual table through which SQLite notifies a capture of savepoints, rollbacks and the coming commit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 MODULE = "tailrace_enlistment"
 VIRTUAL_TABLE = "tailrace_enlistment"
 ENLIST = f"INSERT INTO {VIRTUAL_TABLE} VALUES (0)"  # noqa: S608 - a name of our own
-"""Enlists the virtual table in the transaction, when it is run or as a part of another statement."""
+"""Enlists the virtual table in the transaction, whether it runs alone or as part of another statement."""
 
 _EVENTS = ("INSERT", "UPDATE", "DELETE")
 _OURS = "SELECT name, tbl_name FROM temp.sqlite_schema WHERE type = 'trigger' AND name LIKE 'tailrace:%'"
 
 
 class Participant(Protocol):
-    """Who takes part in the transaction: notes that grow, are cut back by savepoints, and are written at the end."""
+    """What takes part in the transaction. Its notes grow, are cut back by savepoints, and are written at the end."""
 
     @property
     def notes(self) -> ChangeBuffer: ...
@@ -32,10 +32,10 @@ class Participant(Protocol):
 
 
 class Enlistment:
-    """The module and, as it has a single table, the table too. Method names are SQLite's.
+    """The virtual table module and, because it has a single table, that table too. Method names are SQLite's.
 
-    DDL makes SQLite connect the table anew in the midst of a transaction, with another Begin; the earlier one is still
-    told of everything. So each call may come twice, and only the first of a savepoint counts.
+    After DDL, SQLite connects the table again in the middle of a transaction, with another Begin, and still calls the
+    earlier connection as well. So each call may come twice, and only the first one for a savepoint counts.
     """
 
     def __init__(self, participant: Participant) -> None:
@@ -49,15 +49,15 @@ class Enlistment:
     Connect = Create
 
     def Disconnect(self) -> None:  # noqa: N802
-        """Nothing is held."""
+        """There is nothing to release."""
 
     Destroy = Disconnect
 
     def BestIndex(self, *_: Any) -> None:  # noqa: N802
-        """Asked when SQLite lists all tables; nobody reads this one."""
+        """Called when SQLite lists all tables; this table is never read."""
 
     def Begin(self) -> None:  # noqa: N802
-        """Whatever was noted before belongs to the same transaction."""
+        """Keep the notes: those made before this call belong to the same transaction."""
 
     def Sync(self) -> None:  # noqa: N802
         self._participant.sync()
@@ -71,7 +71,7 @@ class Enlistment:
         self._participant.undo()
 
     def Savepoint(self, level: int) -> None:  # noqa: N802
-        # Called once or twice for every statement of a transaction: it must cost little.
+        # Called once or twice for every statement of a transaction, so it must be cheap.
         marks = self._marks
         if not marks or marks[-1][0] < level:
             marks.append((level, self._notes.mark()))
@@ -83,7 +83,7 @@ class Enlistment:
     def RollbackTo(self, level: int) -> None:  # noqa: N802
         while self._marks and self._marks[-1][0] > level:
             self._marks.pop()
-        # A savepoint without a mark is older than our part in the transaction: there was nothing then.
+        # A savepoint without a mark is older than our enlistment: at that time there were no notes.
         self._notes.cut(self._marks[-1][1] if self._marks and self._marks[-1][0] == level else (0, 0))
         self._participant.undo()
 
@@ -92,16 +92,17 @@ class Enlistment:
 
 
 class TriggerSet:
-    """The temporary triggers, three for each table, that make every statement that writes it enlist the virtual table.
+    """The temporary triggers, three per table, through which every writing statement enlists the virtual table.
 
-    They never fire: being compiled into the statement is what enlists. That makes SQLite open a savepoint for each.
+    They never fire: it is enough that they are compiled into the statement. But because of them SQLite opens a
+    savepoint for each statement.
     """
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
 
     def create(self, connection: apsw.Connection, tables: Iterable[str]) -> None:
-        """Those that are missing."""
+        """Create the triggers that are missing."""
         found = {(table, _event(name)) for name, table in self._list(connection)}
         for table, event in itertools.product(tables, _EVENTS):
             if (table, event) not in found:
@@ -111,7 +112,7 @@ class TriggerSet:
                 )
 
     def drop(self, connection: apsw.Connection, table: str | None = None, event: str | None = None) -> None:
-        """All of them, or that of one table and event."""
+        """Drop all triggers, or the one of a table and event."""
         for name, of in self._list(connection):
             if table is None or (of.lower() == table.lower() and _event(name) == event):
                 connection.execute(f"DROP TRIGGER temp.{quoted(name)}")

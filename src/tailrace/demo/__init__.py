@@ -1,1 +1,1 @@
-"""The shop of `tailrace demo`: a server, its tables and their traffic."""
+"""The demo shop of `tailrace demo`: a Postgres server, its tables and their traffic."""

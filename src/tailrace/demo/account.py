@@ -1,7 +1,7 @@
-"""The account a private server runs under, and what that account can reach.
+"""The operating system account that a private Postgres server runs under, and files that this account can reach.
 
-PostgreSQL refuses to run as root. Under root (containers, CI) the server gets an unprivileged account; everyone
-else runs it as themselves, and everything here does nothing.
+PostgreSQL refuses to run as root. For root (containers, CI) the server runs under an unprivileged account. For any
+other user it runs under the user's own account, and everything in this module does nothing.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Identity(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Account:
-    """A uid and gid. `switched` says that it is not our own, so files must be handed over to it."""
+    """A uid and gid. If `switched`, it is not our own account, so files must be given to it."""
 
     uid: int
     gid: int
@@ -35,7 +35,7 @@ class Account:
 
     @classmethod
     def choose(cls) -> Account:
-        """Ourselves, unless we are root: then `postgres`, or `nobody` where there is none."""
+        """Our own account, unless we are root: then the account `postgres`, or else `nobody`."""
         if os.geteuid() != 0:
             return cls(os.geteuid(), os.getegid(), switched=False)
         known = {entry.pw_name: entry for entry in pwd.getpwall()}
@@ -50,7 +50,7 @@ class Account:
         return {"user": self.uid, "group": self.gid, "extra_groups": []} if self.switched else {}
 
     def own_dir(self, path: Path, mode: int) -> Path:
-        """Make `path` a directory of this account with exactly this mode."""
+        """Make `path` a directory that this account owns, with exactly this mode."""
         path.mkdir(parents=True, exist_ok=True)
         if self.switched:
             os.chown(path, self.uid, self.gid)
@@ -58,16 +58,16 @@ class Account:
         return path
 
     def own_file(self, path: Path) -> Path:
-        """Hand `path` over and keep everyone else out of it."""
+        """Give `path` to this account and deny access to all others."""
         if self.switched:
             os.chown(path, self.uid, self.gid)
         path.chmod(0o600)
         return path
 
     def cache(self) -> Path:
-        """A directory of this account below the system's temporary one, the same for every process of ours.
+        """A directory of this account in the system's temporary directory, the same for all our processes.
 
-        Raises PermissionError when somebody else made it first: what it holds would be theirs to choose.
+        Raises PermissionError if another user created it first, because that user could put any files into it.
         """
         path = Path(tempfile.gettempdir()) / f"tailrace-postgres-{self.uid}"
         try:
@@ -79,16 +79,17 @@ class Account:
         return self.own_dir(path, 0o700)
 
     def place(self, path: Path) -> Path:
-        """Where to put a directory meant for `path` so that this account can reach it.
+        """Where to create a directory that is meant for `path`, so that this account can reach it.
 
-        That is `path` itself wherever possible. Inside a private directory (root's home, a test's) it is one in the
-        cache, always the same for the same path; `path` becomes a link to it, and once that is gone so is the other.
+        That is `path` itself wherever possible. Inside a private directory (root's home, a test's) it is a directory
+        in the cache, always the same for the same path. Then `path` becomes a link to it, and a directory whose link
+        is gone is removed.
         """
         path = path.absolute()
         if not self.switched or self._reaches(path.parent):
             return path
         for origin in self.cache().glob("data-*.origin"):
-            with suppress(FileNotFoundError):  # another process removes them as well
+            with suppress(FileNotFoundError):  # another process is removing them too
                 if not os.path.lexists(origin.readlink()):
                     shutil.rmtree(origin.with_suffix(""), ignore_errors=True)
                     origin.unlink()
@@ -103,7 +104,7 @@ class Account:
         return place
 
     def reach(self, install: Path) -> Path:
-        """`install` itself, or a copy in the cache when this account cannot pass through to it."""
+        """`install` itself, or a copy in the cache if this account has no access to it."""
         if not self.switched or self._reaches(install):
             return install
         package = install.parent
@@ -112,7 +113,7 @@ class Account:
             unfinished = Path(tempfile.mkdtemp(dir=self.cache()))
             unfinished.chmod(0o755)
             shutil.copytree(install, unfinished / package.name / install.name, symlinks=True)
-            # A wheel keeps the shared libraries of its programs beside the package.
+            # A wheel keeps the shared libraries of its programs in a folder next to the package.
             libraries = package.with_name(f"{package.name}.libs")
             if libraries.exists():
                 shutil.copytree(libraries, unfinished / libraries.name)

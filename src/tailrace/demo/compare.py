@@ -1,8 +1,8 @@
-"""Does the lake hold what the source holds? `EXCEPT ALL` both ways, with PostgreSQL itself as the judge.
+"""Compare the lake with the source by `EXCEPT ALL` in both directions, executed by PostgreSQL itself.
 
 The lake's rows are loaded into a temporary table on the source, printed there by the same output functions as the
-source's own rows, and compared as text. So every type is compared by value and nothing of tailrace's own reading of
-types takes part.
+source's own rows, and compared as text. So every type is compared by value, and independently of how tailrace reads
+types.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _DAY_US = 86_400_000_000
 
 @dataclass(frozen=True)
 class Difference:
-    """One table that is not the same. `missing` rows are in the source alone, `extra` ones in the lake alone.
+    """One table that differs. `missing` rows are only in the source, `extra` rows only in the lake.
 
-    `keys` are some of the keys concerned, as text; a table without a key has none to show.
+    `keys` are some of the keys of those rows, as text; empty for a table without a key.
     """
 
     table: TableName
@@ -53,17 +53,17 @@ class Difference:
 
 
 def compare(dsn: str, tables: Iterable[TableSchema], lake: str | Path) -> list[Difference]:
-    """The tables that differ, which are none when the lake is right. Nobody may write to either side meanwhile.
+    """The tables that differ; empty if the lake is right. Neither side may be written to in the meantime.
 
-    A table without a key is a log in the lake: its inserts less its deletes are compared. Rows that are only kept as
-    deleted do not count. Raises what the drivers raise when one of the two cannot be read.
+    A table without a key is a log in the lake: its inserts minus its deletes are compared. Rows that are kept but
+    marked as deleted do not count. Raises the drivers' errors when one of the two cannot be read.
     """
     found = (_compare_table(dsn, table, str(lake)) for table in tables)
     return [difference for difference in found if difference is not None]
 
 
 def count_lake(table: TableSchema, lake: str | Path) -> int:
-    """How many rows a table has in the lake now, of whatever kind; 0 while there is no such table."""
+    """How many rows of any kind a table has in the lake now; 0 if there is no such table."""
     uri = TablePath.of(str(lake), table.table, {}).uri
     return DeltaTable(uri).to_pyarrow_dataset().count_rows() if DeltaTable.is_deltatable(uri) else 0
 
@@ -134,7 +134,7 @@ def _lake_query(table: TableSchema) -> sql.Composed:
 def _count_query(table: TableSchema) -> sql.Composed:
     if table.key:
         return sql.SQL("SELECT count(*) FROM pg_temp.{}").format(sql.Identifier(_LAKE))
-    # A delete that has no row to take away would pass EXCEPT ALL unnoticed, but not this sum.
+    # EXCEPT ALL does not notice a delete without a matching row, but this sum does.
     worth = "CASE op WHEN 'delete' THEN -1 WHEN 'truncate' THEN 0 ELSE 1 END"
     query = f"SELECT coalesce(sum({worth}), 0)::int8 FROM pg_temp.{{}} WHERE {{}}"
     return sql.SQL(query).format(sql.Identifier(_LAKE), _since_truncate())
@@ -146,7 +146,7 @@ def _since_truncate() -> sql.Composed:
 
 
 def _lake_value(index: int, column: Column) -> sql.Composable:
-    """The text that Postgres prints for a column of the temporary table, whose values `_carried` made."""
+    """SQL for the text that Postgres prints for a column of the temporary table, filled with values of `_carried`."""
     value, kind = sql.Identifier(f"c{index}"), column.type
     if pa.types.is_string(kind):
         return value
@@ -162,14 +162,14 @@ def _lake_value(index: int, column: Column) -> sql.Composable:
 
 
 def _as_declared(value: sql.Composable, column: Column) -> sql.Composed:
-    # The declared type is the catalog's own spelling of it.
+    # The declared type comes from the catalog, so it is valid SQL as it is.
     return sql.SQL("{}::" + column.upstream_type).format(value)
 
 
 def _moment(value: sql.Composable, kind: pa.DataType) -> sql.Composed:
     if pa.types.is_date(kind):
         return sql.SQL("(date '1970-01-01' + {}::int4)").format(value)
-    # Days and the rest apart: an interval of so many microseconds would go through a float.
+    # Add days and microseconds separately: Postgres would compute one large interval of microseconds as a float.
     text = (
         "(timestamp '1970-01-01' + make_interval(days => ({0} / {1})::int4) + ({0} % {1}) * interval '1 microsecond')"
     )
@@ -216,7 +216,7 @@ def _carried_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _carried(values: pa.Array[Any]) -> pa.Array[Any]:
-    """Values in a type that goes to Postgres without loss: times as counts, decimals and arrays as text."""
+    """Values in a type that can be sent to Postgres without loss: times as integers, decimals and arrays as text."""
     kind = values.type
     if pa.types.is_list(kind):
         return _array_text(values)
@@ -228,7 +228,7 @@ def _carried(values: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _array_text(lists: pa.Array[Any]) -> pa.Array[Any]:
-    """Lists as Postgres's array literals, every element quoted."""
+    """Lists as Postgres array literals, with every element quoted."""
     elements = _carried(pc.list_flatten(lists))
     if pa.types.is_binary(elements.type):
         texts = pa.array([None if each is None else "\\x" + each.hex() for each in elements.to_pylist()], pa.string())

@@ -41,12 +41,12 @@ _SETTINGS = {
 }
 _FAST_SETTINGS = {"fsync": "off", "full_page_writes": "off", "shared_buffers": "64MB"}
 
-# Reads end-of-file only when every copy of the pipe's other end is closed, which is when our process is gone.
+# Reads end-of-file only when every copy of the pipe's other end is closed, that is, when our process has ended.
 _WATCHER = 'read -r _ || { kill -QUIT "$0"; rm -rf "$1"; }'
 
 
 def find_servers() -> dict[int, Path]:
-    """The major versions that can be started here, each with its bin directory: the wheel's, then the system's."""
+    """The major versions that can be started here, with their bin directories: the wheel's first, then the system's."""
     found: dict[int, Path] = {}
     for install in sorted(_SYSTEM_INSTALLS.glob("*")):
         if install.name.isdigit() and _is_complete(install / "bin"):
@@ -60,13 +60,13 @@ def find_servers() -> dict[int, Path]:
 
 
 class EmbeddedPostgres:
-    """One server of its own on 127.0.0.1, with a free port, logical decoding on and the superuser `postgres`.
+    """A private server on 127.0.0.1, on a free port, with logical decoding enabled and the superuser `postgres`.
 
-    `start` makes the data directory when it is empty and otherwise takes it up as it is; `stop` leaves it behind.
-    The port stays the same from the first `start` on, so clients can reconnect. The server dies with this process,
-    also when that is killed. `settings` go over the defaults. With `fast` the server does not sync to disk and has
-    WAL segments of 1 MB; with `password` TCP connections need it (SCRAM); with `tls` they need TLS, and `ca_file`
-    names the certificate to verify with.
+    `start` initialises the data directory if it is empty and otherwise uses it as it is; `stop` keeps it. The port
+    stays the same after the first `start`, so that clients can reconnect. The server ends with this process, even when
+    that is killed. `settings` override the defaults. With `fast` the server does not sync to disk and has WAL segments
+    of 1 MB; with `password` TCP connections need it (SCRAM); with `tls` they need TLS, and `ca_file` names the
+    certificate to verify with.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class EmbeddedPostgres:
 
     @property
     def port(self) -> int:
-        """The TCP port, known once the server was started."""
+        """The TCP port, known once the server has been started."""
         if self._port is None:
             raise RuntimeError("the server was never started; call start()")
         return self._port
@@ -110,11 +110,11 @@ class EmbeddedPostgres:
 
     @property
     def log_file(self) -> Path:
-        """What the server wrote to its log, over all its starts."""
+        """The server's log file, which covers all its starts."""
         return self.data_dir / "server.log"
 
     def start(self) -> Self:
-        """Start and return when the server accepts connections. Does nothing while it runs already."""
+        """Start the server and return when it accepts connections. Does nothing if it is running."""
         if self._process:
             return self
         if not (self.data_dir / "PG_VERSION").exists():
@@ -127,7 +127,7 @@ class EmbeddedPostgres:
                 self._launch()
             except RuntimeError:
                 self._abandon()
-                # Between finding a free port and listening on it, somebody else may take it.
+                # Another process may take the free port before the server listens on it.
                 if tries_left and "Address already in use" in self._log_tail():
                     continue
                 shutil.rmtree(self.socket_dir, ignore_errors=True)
@@ -140,7 +140,7 @@ class EmbeddedPostgres:
         return self
 
     def stop(self, mode: StopMode = "fast") -> None:
-        """Stop: `fast` ends sessions and checkpoints, `immediate` is a crash. Does nothing while it is stopped."""
+        """Stop: `fast` ends sessions and checkpoints, `immediate` is a crash. Does nothing if it is stopped."""
         if not self._process:
             return
         self._process.send_signal(_SIGNALS[mode])
@@ -169,7 +169,7 @@ class EmbeddedPostgres:
         return f"<EmbeddedPostgres {self.version} in {self.data_dir}: {state}>"
 
     def dsn(self, database: str = "postgres", user: str = "postgres", unix: bool = False) -> str:
-        """A connection URI, over TCP or the unix socket. It carries the password of `postgres` when there is one."""
+        """A connection URI, over TCP or the Unix socket. It includes the password of `postgres` if one is set."""
         if unix:
             options = {"host": str(self.socket_dir), "port": str(self.port)}
             return f"postgresql://{quote(user, safe='')}@/{quote(database, safe='')}?{urlencode(options)}"
@@ -189,7 +189,7 @@ class EmbeddedPostgres:
     def _configure(self, port: int) -> None:
         settings = {**self._settings, "port": str(port), "unix_socket_directories": str(self.socket_dir)}
         if self._tls:
-            # Imported here because it needs `cryptography`, which only tests of TLS have to have.
+            # Imported here because it needs `cryptography`, which only tests of TLS require.
             from tailrace.testing.certificate import make_authority
 
             authority = make_authority(self.data_dir / "tls")
@@ -225,7 +225,7 @@ class EmbeddedPostgres:
                 stderr=subprocess.STDOUT,
                 cwd="/",
                 env=_environment(),
-                start_new_session=True,  # a Ctrl-C meant for us must not stop it
+                start_new_session=True,  # Ctrl-C in our terminal must not stop it
                 **self._account.identity,
             )
         self._watcher = subprocess.Popen(
@@ -255,7 +255,7 @@ class EmbeddedPostgres:
                 self._process.kill()
             self._process.wait()
         if self._watcher:
-            self._watcher.communicate(b"\n")  # a whole line tells it to leave without doing anything
+            self._watcher.communicate(b"\n")  # after a complete line it exits without doing anything
         self._process = self._watcher = None
 
     def _log_tail(self) -> str:

@@ -1,4 +1,4 @@
-"""People in the shop: random transactions of every kind that a follower has to get right."""
+"""Random transactions on the demo shop, of every kind that change data capture has to get right."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from psycopg import sql
 
 _BEGINNING = datetime.datetime(2025, 1, 1, tzinfo=datetime.UTC)
 _RECONNECT_SECONDS = 0.1
-_LANE_KEYS = 1_000_000_000  # keys below are the loader's; each lane gives out as many of its own
+_LANE_KEYS = 1_000_000_000  # lower keys belong to the loader; each lane has a range of this size for its own keys
 _ITEM_KEY = ("order_items", "order_id")
 _STATUSES = ("placed", "paid", "sent", "returned", "cancelled", "naïve ✓")
 
@@ -30,11 +30,11 @@ class _Undone(Exception):  # noqa: N818 - not an error: how a transaction asks t
 
 
 class Traffic:
-    """One person's transactions on a shop made by `create_shop`, the same ones for the same seed and rows.
+    """Random transactions on a shop made by `create_shop`; the same ones for the same seed and rows.
 
-    `run` does a number of them and returns; `start` and `stop` do them in a thread, `rate` a second or as fast as
-    they go. A lost connection is opened again; any other error ends the thread and is raised by `stop`. With
-    `truncates`, tables are emptied now and then. Several may work on one shop if their `lane`s differ.
+    `run` executes a number of them and returns. `start` and `stop` execute them in a thread, `rate` per second or as
+    fast as possible. A lost connection is opened again; any other error ends the thread, and `stop` raises it. With
+    `truncates`, tables are truncated now and then. Several instances may share one shop if their `lane`s differ.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Traffic:
 
     @property
     def counts(self) -> dict[str, int]:
-        """What was done so far: transactions, rows by insert, update, delete; also what was undone, and reconnects."""
+        """Counts so far: transactions, rows inserted, updated and deleted, rollbacks and reconnects."""
         return dict(self._counts)
 
     def run(self, transactions: int) -> None:
-        """Do so many transactions in this thread."""
+        """Execute this number of transactions in this thread."""
         try:
             for _ in range(transactions):
                 self._transact()
@@ -87,13 +87,13 @@ class Traffic:
             self._close()
 
     def start(self) -> Self:
-        """Begin, in a thread. Called once."""
+        """Start a thread that executes transactions. Called once."""
         self._thread = threading.Thread(target=self._run_until_stopped, name="traffic", daemon=True)
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """End after the transaction at hand and raise the error that ended it before, if one did."""
+        """Stop after the current transaction; raise the error that ended the thread earlier, if there was one."""
         self._stopping.set()
         if self._thread:
             self._thread.join()
@@ -133,7 +133,7 @@ class Traffic:
                 action()
         except BaseException as error:
             self._counts = before
-            # Two lanes may give the same key to a row at the same time; one of them steps back.
+            # Two lanes may give a row the same key at the same time; one of them rolls back.
             if not isinstance(error, _Undone | psycopg.errors.UniqueViolation):
                 raise
             self._counts["undone"] += 1
@@ -143,11 +143,11 @@ class Traffic:
         if self._conn is None:
             self._conn = psycopg.connect(self._dsn, autocommit=True, connect_timeout=10)
             if not self._known:
-                self._know(self._conn)
+                self._load_keys(self._conn)
         return self._conn
 
-    def _know(self, conn: psycopg.Connection) -> None:
-        """Learn which keys were loaded, and which ones this lane has given out in earlier traffic."""
+    def _load_keys(self, conn: psycopg.Connection) -> None:
+        """Find out which keys were loaded, and which ones this lane used in earlier traffic."""
         for table, key in (("customers", "id"), ("products", "id"), ("documents", "id"), ("orders", "id"), _ITEM_KEY):
             row = conn.execute(
                 sql.SQL(
@@ -175,7 +175,7 @@ class Traffic:
         return self._next_id
 
     def _some_id(self, table: str) -> int:
-        """A key that is likely there: one of those loaded, or one of the last that were given out."""
+        """A key that probably exists: one that was loaded, or one of the last that this lane used."""
         loaded = self._known[table]
         if loaded and self._random.random() < 0.5:
             return self._random.randint(1, loaded)
@@ -289,7 +289,7 @@ class Traffic:
         self._do("INSERT INTO documents VALUES (%s, %s, %s, %s, 1)", *values)
 
     def _retitle_document(self) -> None:
-        """The long values stay as they are, so the log does not carry them."""
+        """Update a document without its long values, so that Postgres leaves them out of the log."""
         title, key = f"Title {self._random.randint(1, 999)}", self._some_id("documents")
         self._do("UPDATE documents SET title = %s, version = version + 1 WHERE id = %s", title, key)
 

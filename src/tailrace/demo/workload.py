@@ -1,4 +1,4 @@
-"""A shop: the tables and rows that the demo, the tests and the benchmark share. `traffic` has the people in it."""
+"""The tables and initial rows of a shop, for the demo, the tests and the benchmark. `traffic` changes them."""
 
 from __future__ import annotations
 
@@ -108,12 +108,12 @@ _LOAD: dict[str, LiteralString] = {
 
 
 def create_shop(conn: psycopg.Connection) -> None:
-    """Make the shop's tables in `public`, empty. Raises DuplicateTable when they are there."""
+    """Create the shop's tables in `public`, empty. Raises DuplicateTable if they exist."""
     conn.execute(_SCHEMA)
 
 
 def load_shop(conn: psycopg.Connection, scale: float = 1.0) -> dict[str, int]:
-    """Fill the empty tables, the same rows for the same scale: 10,000 orders for 1.0. Returns the rows per table."""
+    """Fill the empty tables, with the same rows for the same scale (1.0: 10,000 orders). Returns rows per table."""
     orders = max(1, round(ORDERS_PER_SCALE * scale))
     counts = {
         "customers": max(1, orders // 10),

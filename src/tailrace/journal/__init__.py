@@ -1,4 +1,4 @@
-"""The durable log between a receiver and Spark. See DESIGN.md beside this file."""
+"""The durable log of received changes, between a receiver and Spark. DESIGN.md in this folder describes it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How far each reader has come: one small file per reader, which holds retention back."""
+"""Cursors: one small file per reader with its position; retention keeps everything after it."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ _SUFFIX = ".cursor"
 
 
 class Cursor:
-    """The durable place of one named reader. Segments that hold anything behind it are kept.
+    """The durable position of one named reader. Retention keeps every segment with changes after it.
 
-    A new name stands at START and holds everything back from its first `advance` on, be it to START. One process
-    advances a cursor at a time.
+    A new cursor is at START. It counts for retention from its first `advance` on, even one to START. Only one process
+    at a time may advance a cursor.
     """
 
     def __init__(self, path: str | Path, name: str) -> None:
         if not name:
             raise ValueError("a cursor needs a name")
-        # Quoted: a name may hold any character, a file name may not.
+        # Quoted, because a cursor's name may hold characters that a file name may not.
         self._file = Path(path) / _FOLDER / (quote(name, safe="") + _SUFFIX)
         self.name = name
         self._stored = _load(self._file)
@@ -36,7 +36,7 @@ class Cursor:
         return START if self._stored is None else self._stored
 
     def advance(self, position: Position) -> None:
-        """Everything up to `position` is no longer needed; durable when this returns. Going back is ignored."""
+        """Declare that everything up to `position` is no longer needed. Durable on return; never moves backwards."""
         if self._stored is not None and position <= self._stored:
             return
         make_folder(self._file.parent)
@@ -55,7 +55,7 @@ class Cursor:
         self._stored = position
 
     def drop(self) -> None:
-        """Forget the reader; it holds nothing back any more. Dropping a cursor that is not there is harmless."""
+        """Remove the cursor, so that retention no longer waits for it. No error if it does not exist."""
         self._file.unlink(missing_ok=True)
         if self._file.parent.exists():
             sync(self._file.parent)
@@ -63,7 +63,7 @@ class Cursor:
 
 
 def cursors(path: str | Path) -> dict[str, Position]:
-    """Every reader's position by name. Raises DamagedError when one cannot be read, as nothing may be removed then."""
+    """Every reader's position by name. Raises DamagedError when one is unreadable: then nothing may be removed."""
     folder = Path(path) / _FOLDER
     if not folder.exists():
         return {}
@@ -86,5 +86,5 @@ def _load(file: Path) -> Position | None:
     except ValueError as error:
         raise DamagedError(
             f"journal cursor {file} does not match its checksum, so nothing may be removed from the journal",
-            fix=f"rm {file}, then restart its reader, which puts it back at its own position",
+            fix=f"rm {file}, then restart its reader, which writes it again with its own position",
         ) from error

@@ -1,10 +1,10 @@
-"""A frame: the unit that is appended, checked and read, and its form in a segment. No I/O here.
+"""The frame, the unit that is appended, checked and read, and its encoding in a segment. Does no I/O.
 
     header   96 bytes, little-endian: magic, two checksums, flags, lengths, positions, count, group
     meta     small; under the header's checksum, so that a scan of headers can trust it
-    payload  big; under its own checksum, looked at only when it is read
+    payload  big; under its own checksum, verified only when it is read
 
-Each part starts on a multiple of 8, so numpy can view a payload where it lies.
+Each part starts at a multiple of 8 bytes, so numpy can view a payload without a copy.
 """
 
 from __future__ import annotations
@@ -48,7 +48,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameRef:
-    """Where a frame lies, and all of it but the payload. Picklable; enough, with the journal's path, to read it."""
+    """Where a frame is stored, and all of its fields except the payload.
+
+    Picklable. With the journal's path it is enough to read the frame.
+    """
 
     segment: str
     offset: int
@@ -61,7 +64,7 @@ class FrameRef:
 
 
 def grouped(refs: Iterable[FrameRef], size: int) -> Iterator[list[FrameRef]]:
-    """The frames in groups that each reach `size` bytes, but for the last."""
+    """The frames in groups of at least `size` bytes each; only the last group may be smaller."""
     group: list[FrameRef] = []
     gathered = 0
     for ref in refs:
@@ -77,8 +80,8 @@ def grouped(refs: Iterable[FrameRef], size: int) -> Iterator[list[FrameRef]]:
 class Header(NamedTuple):
     """The fixed part of a stored frame.
 
-    `previous` is the `last` of the frame before it, so a missing frame shows. `group` is the offset at which the
-    append began that wrote this frame: every byte of the segment before it was durable by then.
+    `previous` is the `last` of the frame before it, so that a missing frame is noticed. `group` is the offset at which
+    the append that wrote this frame began: every byte of the segment before it was durable by then.
     """
 
     payload_crc: int
@@ -107,12 +110,15 @@ def padded(length: int) -> int:
 
 
 def frame_bytes(frame: Frame) -> int:
-    """What a frame takes in a segment."""
+    """The number of bytes that a frame takes in a segment."""
     return HEADER_BYTES + padded(len(frame.meta)) + padded(memoryview(frame.payload).nbytes)
 
 
 def encode(frame: Frame, *, previous: Position, group: int, seed: int, note: bool = False) -> tuple[bytes, memoryview]:
-    """The header with its meta, padded, and the payload, not padded. `seed` ties the frame to its segment."""
+    """The header with its meta, padded, and the payload, not padded.
+
+    The header's checksum starts from `seed`, so it is valid in this segment only.
+    """
     payload = memoryview(frame.payload).cast("B")
     body = _BODY.pack(
         zlib.crc32(payload),

@@ -1,4 +1,4 @@
-"""The frames of one segment, found by stepping from header to header; payloads are not touched."""
+"""An index of the frames of one segment, built by reading headers only, not payloads."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tailrace.journal.segment import SegmentHeader, State
 from tailrace.model.change import Position
 
 _NEAR = 1 << 16  # read ahead this much while frames are small,
-_FAR = 1 << 12  # and this much when the next header is behind a big payload
+_FAR = 1 << 12  # and this much when the next header comes after a big payload
 _SEARCH = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Positions in (after, last] were stored from `offset` on and cannot be found any more."""
+    """Positions in (after, last] were stored at `offset` and can no longer be found."""
 
     after: Position
     last: Position
@@ -27,10 +27,10 @@ class Gap:
 
 
 class SegmentIndex:
-    """What is known of one segment's frames. Grows with the file by `extend`; never looks at a byte twice.
+    """The known frames of one segment. `extend` adds what was appended to the file and reads no byte twice.
 
-    `state` is the journal's behind the last frame found, `end` the offset behind it, and `durable` an offset before
-    which every byte was once durable. Notes count towards `state` and are not kept.
+    `state` is the journal's state after the last frame found, `end` the offset after it, and `durable` an offset
+    before which every byte was once durable. Notes change `state` but are not indexed.
     """
 
     def __init__(self, name: str, header: SegmentHeader) -> None:
@@ -46,15 +46,16 @@ class SegmentIndex:
         self._records: list[bytes] = []  # header and meta as stored: a third of the memory of FrameRefs
 
     def extend(self, file: int, size: int) -> None:
-        """Take in the whole, sound frames between `end` and `size`; stop at the first that is not."""
+        """Index the frames between `end` and `size`; stop at the first that is incomplete or fails its checksum."""
         for offset, record, header in _walk(file, self.end, size, self.header.seed):
             self._add(offset, record, header)
 
     def seal(self, file: int, size: int, limit: Position | None) -> None:
-        """Take in the rest of a segment that will not grow, up to the frame that ends at `limit`.
+        """Index the rest of a segment that will not grow any more, up to the frame that ends at `limit`.
 
-        Bytes that are no frame are stepped over, and what they held is in `gaps`. Frames behind `limit` are void and
-        go. Without a limit every sound frame counts, as when a writer finds out how far the journal went.
+        Bytes that are not a frame are skipped, and the positions they held are recorded in `gaps`. Frames after
+        `limit` are void and are dropped. Without a limit every intact frame is valid: a writer uses this to find the
+        end of the journal.
         """
         at: int | None = self.end
         while at is not None and (limit is None or self.state.tail < limit):
@@ -73,7 +74,7 @@ class SegmentIndex:
         self.sealed = True
 
     def refs(self, after: Position, upto: Position) -> Iterator[FrameRef]:
-        """The frames with `last` in (after, upto], in order, and the one that `upto` lies within."""
+        """The frames with `last` in (after, upto], in order, and the frame that contains `upto`."""
         for at in range(bisect_right(self._records, after, key=last_of), len(self._records)):
             ref = self._ref(at)
             if ref.first > upto:
@@ -100,7 +101,7 @@ class SegmentIndex:
         return zip(self._offsets, map(decode, self._records), strict=True)
 
     def state_before(self, offset: int) -> State:
-        """The journal's state when only the frames before `offset` count. Every note is taken to lie before it."""
+        """The journal's state if only the frames before `offset` are valid. Every note is assumed to be before it."""
         tail, head, mark = self.header.state
         for at, header in self.stored():
             if at < offset:
@@ -116,7 +117,7 @@ class SegmentIndex:
             self.gaps.append(Gap(tail, header.previous, before))
         if header.note:
             self._noted = max(self._noted, header.last)
-            # A note stands between transactions, so whatever came before it was complete.
+            # A note is always between transactions, so the frame before it was complete.
             self.state = State(header.previous, max(head, header.previous), max(mark, header.last))
             return
         self._offsets.append(offset)
@@ -127,7 +128,7 @@ class SegmentIndex:
 
 
 def _walk(file: int, offset: int, size: int, seed: int) -> Iterator[tuple[int, bytes, Header]]:
-    """Offset, record and header of each whole, sound frame from `offset` on, until there is none."""
+    """Offset, record and header of each frame from `offset` on, until one is incomplete or fails its checksum."""
     window, start, ahead = b"", offset, _NEAR
     while offset + HEADER_BYTES <= size:
         if offset + HEADER_BYTES > start + len(window):
@@ -142,7 +143,7 @@ def _walk(file: int, offset: int, size: int, seed: int) -> Iterator[tuple[int, b
 
 
 def _frame_at(window: bytes, within: int, file: int, offset: int, size: int, seed: int) -> tuple[bytes, Header] | None:
-    """The frame at `offset` of the file, which is `within` the window; None when it is not whole or not sound."""
+    """The frame at `offset` of the file (`within` in the window); None if it is incomplete or fails its checksum."""
     if len(window) < within + HEADER_BYTES or window[within : within + 4] != MAGIC:
         return None
     header = decode(window[within : within + HEADER_BYTES])
@@ -158,7 +159,7 @@ def _frame_at(window: bytes, within: int, file: int, offset: int, size: int, see
 
 
 def _search(file: int, offset: int, size: int, seed: int) -> int | None:
-    """The offset of the next sound frame at or after `offset`."""
+    """The offset of the next intact frame at or after `offset`."""
     while offset + HEADER_BYTES <= size:
         window = os.pread(file, _SEARCH + HEADER_BYTES, offset)
         at = window.find(MAGIC)

@@ -1,4 +1,4 @@
-"""The way into a journal: one writer, many readers."""
+"""Open a journal: for its one writer, for any of its readers, or to remove it."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Journal:
         max_bytes: int = MAX_BYTES,
         origin: Position = START,
     ) -> JournalWriter:
-        """Become the journal's only writer, and recover what a crash or a failing disk left.
+        """Become the journal's only writer, and recover the journal after a crash or a disk failure.
 
-        The torn end of an append that never returned is passed over, and so is the beginning of a transaction whose
-        end never came. What was durable and is not any more is in the writer's `damage`, with a copy under
-        `quarantine/`. A new journal starts at `origin`: readers that want anything before it get LostError.
+        The torn end of an append that never returned is ignored, and so is the beginning of a transaction whose end
+        never arrived. What was durable and is now lost is listed in the writer's `damage`, with a copy of the segment
+        under `quarantine/`. A new journal starts at `origin`: readers that ask for earlier positions get LostError.
 
         Raises OwnedError while another process writes, UnavailableError when the disk does not answer.
         """
@@ -49,24 +49,23 @@ class Journal:
             lock = _lock(folder)
             sync(folder.parent)
             found = recover(folder, origin)
-            # Several segments to a full journal: only whole ones are ever removed.
+            # A full journal needs several segments, because retention removes whole segments only.
             segment_bytes = min(segment_bytes, max(max_bytes // 4, 1))
             return JournalWriter(folder, lock, found, segment_bytes=segment_bytes, max_bytes=max_bytes)
         except BaseException as error:
             if lock is not None:
                 os.close(lock)
             if isinstance(error, OSError):
-                raise _unopened(folder, error) from error
+                raise _cannot_open(folder, error) from error
             raise
 
     @classmethod
     @contextmanager
     def removing(cls, path: str | Path) -> Iterator[None]:
-        """No one writes the journal during the block, and it is gone afterwards; a block that fails leaves it.
+        """Hold the writer's lock during the block, then remove the journal. If the block fails, the journal stays.
 
-        A journal that is not there is no error, and a repeat, also after an interruption, does the rest. Raises
-        OwnedError while another process writes, UnavailableError when the disk does not answer or something cannot be
-        removed.
+        A missing journal is no error. After an interruption a repeat removes the rest. Raises OwnedError while another
+        process writes, UnavailableError when the disk does not answer or something cannot be removed.
         """
         folder = Path(path)
         if not folder.exists():
@@ -75,28 +74,28 @@ class Journal:
         try:
             lock = _lock(folder)
         except OSError as error:
-            raise _unopened(folder, error) from error
+            raise _cannot_open(folder, error) from error
         try:
             yield
-            remove(folder, last=_LOCK)  # until then no writer begins what is being removed
+            remove(folder, last=_LOCK)  # the lock goes last, so that no writer opens a journal that is being removed
         finally:
             os.close(lock)
 
     @staticmethod
     def is_written(path: str | Path) -> bool:
-        """Whether some process is the journal's writer now."""
+        """Whether a process is writing the journal now."""
         return is_locked(Path(path) / _LOCK)
 
     @classmethod
     def open_reader(cls, path: str | Path) -> JournalReader:
-        """A view of the journal for this process. Any number of them, also before the writer has made anything."""
+        """A reader for this process. There may be any number of them, even before the journal exists."""
         return JournalReader(path)
 
 
-def _unopened(folder: Path, error: OSError) -> UnavailableError:
+def _cannot_open(folder: Path, error: OSError) -> UnavailableError:
     return UnavailableError(
         f"journal {folder} cannot be opened: {error.strerror}",
-        fix="see that its disk is mounted, writable and not full",
+        fix="check that its disk is mounted, writable and not full",
     )
 
 
@@ -111,7 +110,7 @@ def _lock(folder: Path) -> int:
         )
     if not is_current(file, folder / _LOCK):
         os.close(file)
-        raise UnavailableError(f"journal {folder} is being removed", fix="none needed: it is tried again")
+        raise UnavailableError(f"journal {folder} is being removed", fix="none needed: tailrace retries")
     os.ftruncate(file, 0)
     os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return file

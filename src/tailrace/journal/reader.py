@@ -1,4 +1,4 @@
-"""The reading end of a journal: any number of processes, which never write and never wait for the writer."""
+"""The reader of a journal, for any number of processes; it never writes and never waits for the writer."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Segment:
     name: str
     inode: int
     header: SegmentHeader
-    limit: Position | None = None  # frames behind it are void; None: the segment being written
+    limit: Position | None = None  # frames after it are void; None: the segment being written
 
 
 class JournalReader:
-    """A view of the journal as of the last `refresh`. Not thread-safe; costs one open file.
+    """A view of the journal as of the last `refresh`. Not thread-safe. Keeps one file open.
 
-    Opening looks at one header per segment and at the frames of the newest; older segments are looked through when
-    `frames` asks for them. A directory that does not exist yet is an empty journal.
+    Opening reads one header per segment and indexes the newest segment; older segments are indexed when `frames` needs
+    them. A directory that does not exist yet is an empty journal.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -49,12 +49,12 @@ class JournalReader:
         self.refresh()
 
     def refresh(self) -> None:
-        """See what was appended since. Costs two stats when nothing was; call it as often as you like."""
+        """Find what was appended since the last call. Cheap (two stat calls) when there is nothing new."""
         try:
             change = self.path.stat().st_mtime_ns
         except FileNotFoundError:
             return
-        # Two changes can share one timestamp, so a listing is trusted only once it has been stable for a while.
+        # Two changes can have the same timestamp, so a listing is trusted only once it has been stable for a while.
         if change != self._seen_change:
             self._seen_change, self._settled_at = change, time.monotonic() + _SETTLE_SECONDS
             self._list()
@@ -63,7 +63,7 @@ class JournalReader:
         if self._file is not None and self._active is not None:
             size = os.fstat(self._file).st_size
             if size < self._active.end:
-                # An append failed after some of it was seen; it never counted.
+                # An append failed after this reader had seen part of it; none of it is valid.
                 self._active = SegmentIndex(self._active.name, self._active.header)
             if size != self._seen_size:
                 self._active.extend(self._file, size)
@@ -78,20 +78,20 @@ class JournalReader:
         return self._state.mark
 
     def origin(self) -> Position:
-        """Where the journal begins: what stood at or before was removed, or never was."""
+        """Where the journal begins. Changes at or before this position were removed or never received."""
         return self._segments[0].header.state.tail if self._segments else START
 
     def frames(
         self, after: Position, upto: Position, *, rows: int | None = None, size: int | None = None
     ) -> list[FrameRef]:
-        """The frames that hold anything in (after, upto], in order, of finished transactions only.
+        """The frames with changes in (after, upto], in order, of finished transactions only.
 
-        The first may begin before `after` and the last end behind `upto`. With `rows` or `size` (bytes) the list ends
-        at the first commit boundary at which either is reached; its last element's `last` is then how far it goes.
+        The first may begin before `after` and the last may end after `upto`. With `rows` or `size` (bytes) the list
+        ends at the first commit boundary at which either limit is reached: the `last` of its last element.
 
         The same range always gives the same frames, or an error: LostError when retention has passed `after`,
         DamagedError when stored frames of the range cannot be found, UnavailableError when the journal does not reach
-        to `upto` (yet, or because a crash took its unacknowledged end, which the upstream will send again).
+        `upto` (not yet, or because a crash lost its unacknowledged end, which the upstream will send again).
         """
         if upto > self.mark():
             self.refresh()
@@ -105,17 +105,17 @@ class JournalReader:
             return []
         if after < self.origin():
             raise LostError(
-                f"journal {self.path} begins at {self.origin()}; what came before was removed",
+                f"journal {self.path} begins at {self.origin()}; earlier changes were removed",
                 position=str(after),
                 fix="copy the tables again: tailrace resync",
             )
         return self._collect(after, upto, rows, size)
 
     def read(self, ref: FrameRef) -> Frame:
-        """The frame a ref stands for, checked, its payload as a view of memory of its own that starts on 8 bytes.
+        """The frame that a ref points to, with checksums verified. The payload is a view of 8-byte aligned memory.
 
-        Repeatable, in any process that sees the path. Raises DamagedError when the bytes are not those written,
-        LostError when retention removed the segment, UnavailableError when the frame was cut off since.
+        Repeatable, in any process that can read the path. Raises DamagedError when the bytes differ from those
+        written, LostError when retention removed the segment, UnavailableError when the frame has been cut off.
         """
         try:
             with open_segment(self.path, ref.segment) as (file, size):
@@ -162,7 +162,7 @@ class JournalReader:
         return State() if self._active is None else self._active.state
 
     def _list(self) -> bool:
-        """Take in the segments that came and went; True when nothing did."""
+        """Update the list of segments; True when it did not change."""
         listed = list(list_segments(self.path))
         if listed == self._listed:
             return True
@@ -173,7 +173,8 @@ class JournalReader:
             try:
                 header = known.get((name, inode)) or self._header(name)
             except (FileNotFoundError, DamagedError):
-                # Gone since, or not readable: its neighbours show whether anything is missing.
+                # Removed in the meantime, or unreadable: the segments before and after it show whether frames are
+                # missing.
                 continue
             found.append(_Segment(name, inode, header))
         limits = void_limits([segment.header for segment in found])
@@ -190,7 +191,7 @@ class JournalReader:
             return read_header(file, name)
 
     def _follow_last(self) -> None:
-        # An index belongs to a segment and its limit: a cut changes the limit, and voids some of what was indexed.
+        # An index is valid for one segment and limit: a cut changes the limit and makes some indexed frames void.
         self._indexes = {segment: self._indexes[segment] for segment in self._segments if segment in self._indexes}
         last = self._segments[-1] if self._segments else None
         if self._active is not None:
@@ -228,7 +229,7 @@ class JournalReader:
             if gap is not None:
                 raise DamagedError(
                     f"journal segment {segment.name} is damaged at byte {gap.offset}: "
-                    f"changes behind {gap.after} up to {gap.last} cannot be read",
+                    f"changes after {gap.after}, up to {gap.last}, cannot be read",
                     position=str(gap.after),
                     fix="restart the receiver: it receives them again if the upstream still has them",
                 )
@@ -258,7 +259,7 @@ class JournalReader:
         return UnavailableError(
             f"journal segment {ref.segment} no longer holds the frame at byte {ref.offset}: it was cut back",
             position=str(ref.last),
-            fix="plan the batch again: the upstream sends what was cut off once more",
+            fix="plan the batch again: the upstream sends the changes again that were cut off",
         )
 
     def _damaged(self, ref: FrameRef, part: str) -> DamagedError:

@@ -1,8 +1,8 @@
-"""What a writer finds when it opens a journal: how far it goes, what is torn, what is damaged.
+"""Recovery when a writer opens a journal: find its end, ignore a torn append, report damage.
 
-A torn end is what a crash leaves of an append that never returned: nobody was told of it, so it is passed over.
-Damage is different: bytes that were durable once and are not what was written. They are never served, a copy is set
-aside under `quarantine/`, and the caller learns which positions are lost. A frame tells the two apart: it holds the
+A torn end is what a crash leaves of an append that never returned. It was never acknowledged, so it is ignored.
+Damage means bytes that were durable once and now differ from what was written. They are never served, a copy is kept
+under `quarantine/`, and the caller gets the positions that are lost. Frames make the difference known: each holds the
 offset before which everything was durable when it was written.
 """
 
@@ -36,7 +36,7 @@ _QUARANTINE = "quarantine"
 class Damage:
     """Positions in (after, last] were durable once and can no longer be read.
 
-    `last` equals `after` when nobody can tell how far it went: the last segment has lost its header.
+    `last` equals `after` when the extent is unknown, because the last segment has lost its header.
     """
 
     segment: str
@@ -47,7 +47,7 @@ class Damage:
 
 @dataclass
 class Recovered:
-    """`segments` are those that still count, oldest first, and `state` is how far they go."""
+    """The result of a recovery: the valid `segments`, oldest first, and the journal's `state` at their end."""
 
     segments: dict[str, SegmentHeader] = field(default_factory=dict)
     sizes: dict[str, int] = field(default_factory=dict)
@@ -57,10 +57,9 @@ class Recovered:
 
 
 def recover(path: Path, origin: Position) -> Recovered:
-    """Look through every segment's headers and the last one's payloads. Needs the writer's lock.
+    """Check the headers of every segment and the payloads of the last one. The caller must hold the writer's lock.
 
-    Removes what a cut that was interrupted left behind; changes nothing else. `origin` is where an empty journal
-    starts.
+    Removes files that an interrupted cut left; changes nothing else. `origin` is where an empty journal starts.
     """
     for left in path.glob("*.new"):
         left.unlink()
@@ -83,17 +82,18 @@ def recover(path: Path, origin: Position) -> Recovered:
                 _examine_last(file, size, index, found)
         found.damage += [Damage(name, gap.offset, gap.after, gap.last) for gap in index.gaps]
     if names and names[-1] not in headers:
-        # Elsewhere it would show as a gap between its neighbours; nobody knows how far the last one went.
+        # In any other place the loss would show as a gap between two segments. After the last one there is no
+        # neighbour to compare with, so the end of the lost range is unknown.
         found.damage.append(Damage(names[-1], 0, found.state.tail, found.state.tail))
     for name in {damage.segment for damage in found.damage} & found.segments.keys():
-        _set_aside(path, name)
+        _quarantine(path, name)
     return found
 
 
 def void_limits(headers: list[SegmentHeader]) -> list[Position | None]:
-    """For each segment, the position behind which its frames are void; None for the last, where all count.
+    """For each segment, the position after which its frames are void; None for the last, in which all are valid.
 
-    A later segment that starts before an earlier one ended says that the journal was cut back in between.
+    A segment that starts before the end of an earlier one means that the journal was cut back in between.
     """
     limits: list[Position | None] = []
     limit: Position | None = None
@@ -128,8 +128,8 @@ def _read_headers(path: Path, names: list[str]) -> dict[str, SegmentHeader]:
 
 
 def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -> None:
-    """Settle how far the journal goes, by the payloads of the last segment and what lies behind its last frame."""
-    # A killed writer leaves sound frames in memory that no disk has; from here on they count as durable.
+    """Find the end of the journal from the payloads of the last segment and the bytes after its last frame."""
+    # A killed writer may leave intact frames that are only in the page cache. Sync them: from now on they are durable.
     os.fsync(file)
     bad: list[Gap] = []
     torn = size
@@ -145,8 +145,8 @@ def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -
     found.state = index.state if torn == size else index.state_before(torn)
 
 
-def _set_aside(path: Path, name: str) -> None:
-    """Keep the damaged file, as it is now, from being removed with the others."""
+def _quarantine(path: Path, name: str) -> None:
+    """Copy the damaged file to quarantine, because retention will remove the original."""
     folder = path / _QUARANTINE
     folder.mkdir(exist_ok=True)
     if (folder / name).exists():

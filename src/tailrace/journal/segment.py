@@ -1,9 +1,9 @@
-"""A segment: one append-only file, self-describing, named by a sequence number that is never used again.
+"""The segment file: append-only, self-describing, named by a sequence number that is never reused.
 
     magic 8 bytes | length of the JSON, its checksum: 2 x 4 bytes | JSON, padded to a multiple of 8 | frames …
 
-The JSON holds the state of the journal where the segment begins. That is what makes a segment readable alone,
-and what lets the next segment say how much of this one counts: frames behind the next one's `tail` are void.
+The JSON holds the state of the journal at the start of the segment. So a segment can be read on its own, and the next
+segment tells how much of this one is valid: frames after the next one's `tail` are void.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _FIRST_READ = 4096
 
 
 class State(NamedTuple):
-    """How far a journal has come: its last frame, its last commit boundary, and the highest of that and the notes."""
+    """The state of a journal: its last frame, its last commit boundary, and the higher of that and the last note."""
 
     tail: Position = START
     head: Position = START
@@ -41,7 +41,7 @@ class State(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SegmentHeader:
-    """`state` is the journal's where the segment begins; `end` is where its first frame goes."""
+    """`state` is the journal's state at the start of the segment; `end` is the offset of its first frame."""
 
     state: State
     seed: int
@@ -57,7 +57,7 @@ def sequence_of(name: str) -> int:
 
 
 def list_segments(path: Path) -> Iterator[tuple[str, int]]:
-    """Name and inode of each segment, in order. Nothing when there is no such directory."""
+    """Name and inode of each segment, in order. Empty if the directory does not exist."""
     try:
         with os.scandir(path) as entries:
             found = [(entry.name, entry.inode()) for entry in entries if entry.name.endswith(SUFFIX)]
@@ -67,7 +67,7 @@ def list_segments(path: Path) -> Iterator[tuple[str, int]]:
 
 
 def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, int]:
-    """Make an empty segment, durable when this returns, and open it for writing. It appears whole or not at all."""
+    """Create an empty segment, durable on return, and open it for writing. It appears atomically or not at all."""
     text = json.dumps(
         {
             "version": _VERSION,
@@ -75,7 +75,7 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
             "head": str(state.head),
             "mark": str(state.mark),
             "created": time.time_ns() // 1_000_000,
-            # Frames carry a checksum that starts from this header's, so bytes of another file never pass for frames.
+            # Frame checksums start from this header's, so bytes of another file are never taken for frames.
             "salt": secrets.token_hex(8),
         }
     ).encode()
@@ -89,7 +89,7 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
         new.rename(path / name)
         sync(path)
     except OSError:
-        # Left behind, it would say that the journal ends where it begins.
+        # If it stayed, its header would declare that the journal ends where this segment begins.
         new.unlink(missing_ok=True)
         (path / name).unlink(missing_ok=True)
         raise
@@ -97,7 +97,7 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
 
 
 def read_header(file: int, name: str) -> SegmentHeader:
-    """The header of an open segment. Raises DamagedError when it is not one."""
+    """The header of an open segment. Raises DamagedError when it is not valid."""
     start = os.pread(file, _FIRST_READ, 0)
     try:
         magic, length, crc = _PREFIX.unpack_from(start)
@@ -111,12 +111,12 @@ def read_header(file: int, name: str) -> SegmentHeader:
     except (ValueError, KeyError, struct.error) as error:
         raise DamagedError(
             f"journal segment {name} cannot be read: {error}",
-            fix="restart the receiver: it sets the segment aside and says what is lost",
+            fix="restart the receiver: it moves the segment to quarantine and reports what is lost",
         ) from error
     return SegmentHeader(state, crc, padded(_PREFIX.size + length))
 
 
 def remove_segment(path: Path, name: str) -> None:
-    """Delete a segment durably; one at a time, so that a crash never leaves a gap between those that stay."""
+    """Delete one segment durably, before the next one is deleted, so that a crash never leaves a gap."""
     (path / name).unlink(missing_ok=True)
     sync(path)

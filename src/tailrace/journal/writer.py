@@ -1,4 +1,4 @@
-"""The writing end of a journal: one process, one append at a time."""
+"""The writer of a journal: one process, one append at a time."""
 
 from __future__ import annotations
 
@@ -21,17 +21,20 @@ from tailrace.system.failpoint import reach
 
 _log = logging.getLogger(__name__)
 
-_NOTE_BYTES = 256 << 10  # notes that one segment may hold
-_JOINED_BYTES = 64 << 10  # payloads below this are copied together, which is cheaper than one vector entry each
-_VECTOR = 512  # below the system's limit on buffers per write
+_NOTE_BYTES = 256 << 10  # the most that notes may take in one segment
+_JOINED_BYTES = (
+    64 << 10
+)  # payloads below this size are copied into one buffer, which is cheaper than one vector entry each
+_VECTOR = 512  # below the operating system's limit on buffers per write
 _WARNING_LEVEL = 0.8
 
 
 class JournalWriter:
-    """Appends frames and notes. Made by `Journal.open_writer`, which holds the lock for it. Not thread-safe.
+    """Appends frames and notes. Created by `Journal.open_writer`, which takes the lock for it. Not thread-safe.
 
-    `damage` lists what recovery found to be lost. Until the caller has dealt with it, by `cut_back` and receiving
-    again or by stopping, readers raise DamagedError over those positions; where all have passed it, nobody need care.
+    `damage` lists the ranges that recovery found lost. The caller must handle them: either `cut_back` and receive the
+    changes again, or stop. Until then readers raise DamagedError for those positions. Damage that every reader has
+    already passed does no harm.
     """
 
     def __init__(self, path: Path, lock: int, found: Recovered, *, segment_bytes: int, max_bytes: int) -> None:
@@ -51,8 +54,9 @@ class JournalWriter:
         self._warned = False
         self._state: State = found.state
         _, head, mark = found.state
-        # Always a new segment: half an append was never reported and half a transaction will be sent again, so
-        # neither counts from here on, and a file that may have shrunk in a crash never grows again under a reader.
+        # Always a new segment. A torn append was never acknowledged and an unfinished transaction will be sent again,
+        # so the new segment makes both void. And a file that may have shrunk in a crash must never grow again while
+        # readers have it open.
         self._roll(State(head, head, mark))
         self._drop_void()
 
@@ -63,20 +67,20 @@ class JournalWriter:
 
     @property
     def mark(self) -> Position:
-        """The highest position, of a complete frame or a note, that is durable. The upstream may forget up to it."""
+        """The highest durable position of a complete frame or a note. The upstream may discard its log up to here."""
         return self._state.mark
 
     @property
     def within_transaction(self) -> bool:
-        """True while frames of a transaction are durable and its end is not: nobody reads them yet."""
+        """True while frames of a transaction are durable but its end is not. Readers do not see such frames."""
         return self._state.tail != self._state.head
 
     def append(self, frames: Sequence[Frame]) -> None:
         """Store frames with one write and one sync; they are durable when this returns.
 
-        Positions must grow from frame to frame and lie behind `mark`; ValueError otherwise. Raises UnavailableError
-        when the disk is full or fails: then none of these frames counts, those before do, and the same call may be
-        made again.
+        Positions must increase from frame to frame and be after `mark`; otherwise ValueError. Raises UnavailableError
+        when the disk is full or fails: then none of these frames is stored, earlier ones stay, and the caller may
+        retry the same call.
         """
         if not frames:
             return
@@ -91,16 +95,16 @@ class JournalWriter:
         reach("journal.appended")
 
     def note(self, position: Position) -> None:
-        """Remember durably that the upstream was read up to `position` without a change to keep.
+        """Record durably that the upstream was read up to `position` without a change to store.
 
-        A position at or before `mark` costs nothing. Between the frames of one transaction it is a ValueError: the
-        frames after it would be behind the mark. Raises UnavailableError as `append` does.
+        Does nothing for a position at or before `mark`. Raises ValueError between the frames of one transaction, whose
+        remaining frames would then be before the mark, and UnavailableError as `append` does.
         """
         if position <= self.mark:
             return
         tail, head, _ = self._state
         if self.within_transaction:
-            raise ValueError(f"a note at {position} inside the unfinished transaction that stands at {tail}")
+            raise ValueError(f"a note at {position} inside an unfinished transaction whose last frame is at {tail}")
         frame = Frame(position, position, True, 0)
         length = frame_bytes(frame)
         if self._noted_bytes + length > _NOTE_BYTES:
@@ -115,11 +119,11 @@ class JournalWriter:
         return sum(self._sizes.values())
 
     def usage(self) -> float:
-        """`size` as a part of `max_bytes`; a receiver should say so from 0.8 on, `room` does it in the log."""
+        """`size` as a fraction of `max_bytes`. Receivers should report 0.8 and more; `room` logs it."""
         return self.size() / self.max_bytes
 
     def room(self) -> bool:
-        """Whether the receiver may go on reading. False above `max_bytes`: the upstream keeps the rest meanwhile."""
+        """Whether the receiver may continue reading. False above `max_bytes`; the upstream then retains the rest."""
         usage = self.usage()
         if usage < _WARNING_LEVEL:
             self._warned = False
@@ -136,9 +140,9 @@ class JournalWriter:
     def retain(self) -> list[str]:
         """Delete the segments that every cursor has passed, and return their names. Without a cursor all stay.
 
-        Never the one that is written to; but when that one is full and passed too, a new one is begun, since a
-        journal at its bound gets no append that would begin it. Interrupted or repeated it does no harm. Raises
-        UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
+        The active segment is never deleted. But if it is full and every cursor has passed it, a new one is started,
+        because a journal at its size limit gets no append that would start one. Safe to interrupt and to repeat.
+        Raises UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
         """
         positions = cursors(self.path).values()
         if not positions:
@@ -160,10 +164,10 @@ class JournalWriter:
         return removed
 
     def cut_back(self, position: Position) -> None:
-        """Make the journal end at its last commit boundary at or before `position`; what lay behind is void.
+        """Make the journal end at its last commit boundary at or before `position`; everything after it is void.
 
-        For a caller that will receive it again, after damage; `mark` goes back to `position` too. Durable when it
-        returns. Raises LostError when retention has passed `position` already, UnavailableError as `append` does.
+        For a caller that will receive those changes again, after damage. `mark` goes back to `position` too. Durable
+        on return. Raises LostError when retention has already passed `position`, UnavailableError as `append` does.
         """
         head = self._boundary(position)
         reach("journal.before_cut")
@@ -172,15 +176,15 @@ class JournalWriter:
         self.damage = [damage for damage in self.damage if damage.after < head]
 
     def drop_unfinished(self) -> None:
-        """Forget the frames of a transaction whose end is not there, as the upstream begins it anew.
+        """Drop the frames of an unfinished transaction, because the upstream will send it again from its beginning.
 
-        Called whenever the receiver connects again; costs nothing between transactions. `mark` stays.
+        Called each time the receiver reconnects; does nothing between transactions. `mark` does not change.
         """
         if self.within_transaction:
             self.cut_back(self.mark)
 
     def close(self) -> None:
-        """Give the journal up, so that another writer can open it. A repeat does nothing."""
+        """Release the journal, so that another writer can open it. A repeat does nothing."""
         for file in (self._file, self._lock):
             if file is not None:
                 os.close(file)
@@ -198,9 +202,9 @@ class JournalWriter:
         before = self._state.tail
         for frame in frames:
             if frame.first > frame.last or (frame.first <= before and before != START):
-                raise ValueError(f"a frame of {frame.first} to {frame.last} cannot follow {before}")
+                raise ValueError(f"a frame of {frame.first} to {frame.last} cannot come after {before}")
             if frame.last <= self.mark:
-                raise ValueError(f"a frame that ends at {frame.last} is not behind the mark {self.mark}")
+                raise ValueError(f"a frame that ends at {frame.last} is not after the mark {self.mark}")
             before = frame.last
 
     def _store(self, frames: Sequence[Frame], length: int, *, note: bool) -> None:
@@ -211,14 +215,14 @@ class JournalWriter:
             self._guarded_roll()
             size = self._sizes[self._name]
         assert self._file is not None
-        # Whatever interrupts this leaves bytes that may be seen but do not count; only a new segment says so.
+        # An interruption here leaves bytes that readers may see but must not trust; only a new segment makes them void.
         self._suspect = True
         try:
             _write(self._file, self._pieces(frames, size, note=note), size)
             reach("journal.before_fsync")
             os.fdatasync(self._file)
         except OSError as error:
-            # Only to give the space back: nothing depends on its success.
+            # This only frees space; it does not matter if it fails.
             with suppress(OSError):
                 os.ftruncate(self._file, size)
             raise self._unavailable("cannot append", error) from error
@@ -226,7 +230,7 @@ class JournalWriter:
         self._sizes[self._name] = size + length
 
     def _pieces(self, frames: Sequence[Frame], offset: int, *, note: bool) -> list[bytes | bytearray | memoryview]:
-        """The frames as few buffers: big payloads as they are, everything else copied together."""
+        """The frames as few buffers: big payloads without a copy, everything else copied together."""
         pieces: list[bytes | bytearray | memoryview] = []
         joined = bytearray()
         previous, seed = self._state.tail, self._segments[self._name].seed
@@ -249,10 +253,10 @@ class JournalWriter:
         try:
             self._roll(state or self._state)
         except OSError as error:
-            raise self._unavailable("cannot begin a segment", error) from error
+            raise self._unavailable("cannot start a new segment", error) from error
 
     def _roll(self, state: State) -> None:
-        """Go on in a new segment that says where the journal stands; a segment without changes is dropped for it."""
+        """Continue in a new segment, whose header holds `state`. If the old one holds no changes, drop it."""
         name, old, file = segment_name(self._sequence), self._name, self._file
         self._suspect = True
         self._sequence += 1
@@ -268,17 +272,18 @@ class JournalWriter:
         reach("journal.rolled")
 
     def _forget(self, name: str) -> None:
-        # Forgotten first: a file that could not be removed is void or passed, and goes at the next recovery or never.
+        # Forget it before the file is removed: should that fail, the file is void or has been passed by all cursors,
+        # so it does no harm; the next recovery removes it if it is void.
         del self._segments[name], self._sizes[name]
         remove_segment(self.path, name)
 
     def _drop_void(self) -> None:
-        """Remove what a cut made void, from the end, so that an interruption leaves no gap."""
+        """Remove the segments that a cut made void, newest first, so that an interruption leaves no gap."""
         tail = self._segments[self._name].state.tail
         for name in reversed([name for name in self._segments if name != self._name]):
             if self._segments[name].state.tail < tail:
                 break
-            with suppress(OSError):  # void with or without its file; the next recovery removes it
+            with suppress(OSError):  # the segment is void even if its file stays; the next recovery removes it
                 self._forget(name)
 
     def _boundary(self, position: Position) -> Position:
@@ -286,7 +291,7 @@ class JournalWriter:
             if header.state.head <= position:
                 return self._boundary_in(name, header, position)
         raise LostError(
-            f"journal {self.path} cannot be cut back: it begins behind that position",
+            f"journal {self.path} cannot be cut back: it begins after that position",
             position=str(position),
             fix="copy the tables again: tailrace resync",
         )
@@ -304,7 +309,7 @@ class JournalWriter:
         return UnavailableError(
             f"journal {self.path}: {what}: {error.strerror}",
             position=str(self.head),
-            fix="make room on the journal's disk, or give it another path",
+            fix="free space on the journal's disk, or move the journal to another path",
         )
 
 
@@ -315,7 +320,7 @@ def _write(file: int, pieces: list[bytes | bytearray | memoryview], offset: int)
         at += len(batch)
         written = os.pwritev(file, batch, offset)
         offset += written
-        # A short write is rare (a signal, a nearly full disk); the rest goes, or fails, by itself.
+        # A short write is rare (a signal, a nearly full disk). Write the rest; if the disk is full, this raises.
         for piece in batch:
             if written >= len(piece):
                 written -= len(piece)

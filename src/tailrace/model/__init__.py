@@ -1,1 +1,1 @@
-"""Tables, changes and values, as every part of tailrace knows them."""
+"""The data model that all parts of tailrace share: tables, changes and values."""

@@ -1,7 +1,7 @@
-"""What happened upstream, in columns: positions, operations, changes.
+"""The change model: positions, operations, and changes as Arrow columns.
 
-A `Changes` holds many changes of one table at one schema version as one Arrow record batch; there is no object per
-row, from the wire to the destination.
+A `Changes` holds many changes of one table at one schema version as one Arrow record batch. No object is created per
+row anywhere between source and destination.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from tailrace.model.schema import TableSchema
 
 
 class Op(IntEnum):
-    """What a change does. The numbers are stored; they never change their meaning."""
+    """What a change does. The numbers are stored, so their meaning never changes."""
 
     INSERT = 1
     UPDATE = 2
     DELETE = 3
     READ = 4  # a copied row
-    TRUNCATE = 5  # all rows of the table go; `row` holds nulls
+    TRUNCATE = 5  # removes all rows of the table; `row` holds nulls
     MERGE = 6  # an operand to be folded into the row
     SCHEMA = 7  # a new version of the table begins
     COMMIT = 8  # a transaction boundary
 
 
 class Position(NamedTuple):
-    """A place in an upstream's history: the commit, then the ordinal of the change within it.
+    """A position in an upstream's log: the commit, then the ordinal of the change within it.
 
-    As text it is 32 hex digits whose text order is stream order.
+    As text it is 32 hex digits. They sort in stream order.
     """
 
     commit: int
@@ -56,7 +56,7 @@ LAST_ORDINAL = 2**63 - 1
 
 
 def end_of(commit: int) -> Position:
-    """The position behind every change of a commit."""
+    """A position after every change of a commit."""
     return Position(commit, LAST_ORDINAL)
 
 
@@ -65,23 +65,23 @@ def just_before(at: Position) -> Position:
 
 
 EXACT = "_tailrace_exact"
-"""The column beside a row's own that holds `exact`, where rows travel or are kept without their changes."""
+"""The extra column that holds `exact` where rows are sent or stored without the rest of their change."""
 
 UNCHANGED = "_tailrace_unchanged"
-"""The column that names those `unchanged`, likewise."""
+"""The extra column that names the `unchanged` columns, in the same places."""
 
 
 def changes_type(row_type: pa.StructType) -> pa.Schema:
     """The layout of `Changes.batch`.
 
-    op, commit, ordinal   what and where
+    op, commit, ordinal   the operation and its position
     txn, committed_at     the upstream's transaction id and commit time (null where it has none)
     unchanged             bitmap over the columns, least significant bit first (`numpy.packbits(bitorder="little")`):
                           columns the upstream did not send and that keep their value; null: all were sent
     exact                 JSON object {column: text}: values the column's type cannot hold, e.g. {"until": "infinity"};
-                          the column itself is null then; null: every value fits
-    row                   the new image; for a delete the old one, of which at least the key is set
-    before                the old image, where the upstream gives all of it; null otherwise
+                          the column itself is then null. Null when every value fits
+    row                   the new image; for a delete the old image, in which at least the key is set
+    before                the whole old image if the upstream sends it; otherwise null
     """
     return pa.schema(
         [
@@ -123,7 +123,7 @@ class Changes:
         exact: pa.Array[Any] | None = None,
         before: pa.StructArray | None = None,
     ) -> Changes:
-        """Changes from columns; a single `op` or `commit` stands for every row, absent columns are null."""
+        """Changes from columns. A single `op` or `commit` applies to every row; columns not given are null."""
         count = len(row)
         layout = changes_type(table.row_type)
 
@@ -161,7 +161,7 @@ class Changes:
         return Position(self.batch.column("commit")[-1].as_py(), self.batch.column("ordinal")[-1].as_py())
 
     def unchanged_mask(self) -> npt.NDArray[np.bool_] | None:
-        """(rows, columns) of booleans, True where a column keeps its value; None when nothing does."""
+        """A (rows, columns) mask, True where a column keeps its value; None when no column does."""
         bitmap = self.batch.column("unchanged")
         if bitmap.null_count == len(bitmap):
             return None
@@ -173,7 +173,7 @@ class Changes:
         )
 
     def unchanged_names(self) -> pa.Array[Any]:
-        """For each change a list of the columns that keep their value, null when none does."""
+        """For each change, the list of columns that keep their value; null when none does."""
         mask = self.unchanged_mask()
         if mask is None:
             return pa.nulls(len(self), pa.list_(pa.string()))
@@ -182,7 +182,7 @@ class Changes:
 
 
 def name_lists(counts: npt.NDArray[np.int64], names: pa.Array[Any]) -> pa.Array[Any]:
-    """The names in lists, so many in each; null in place of an empty one."""
+    """Split `names` into lists of the given lengths, with null instead of an empty list."""
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]), pa.int32())
     return pc.if_else(pa.array(counts > 0), pa.ListArray.from_arrays(offsets, names), None)
 
@@ -197,17 +197,17 @@ def pack_unchanged(mask: npt.NDArray[np.bool_]) -> pa.Array[Any]:
 
 @cache
 def _op_names() -> pa.Array[Any]:
-    # Not when the module is loaded: the first array made of Python values makes pyarrow load pandas, for half a second.
+    # Not at import: the first array made of Python values makes pyarrow import pandas, which takes half a second.
     return pa.array([None, *(op.name.lower() for op in Op)], pa.string())
 
 
 def op_names(op: npt.NDArray[np.int8]) -> pa.Array[Any]:
-    """What people call the operations: `insert`, `update`, …"""
+    """The operations as lower-case names: `insert`, `update`, …"""
     return _op_names().take(pa.array(op))
 
 
 def position_texts(commit: npt.NDArray[np.int64], ordinal: npt.NDArray[np.int64]) -> pa.Array[Any]:
-    """`str(Position)` of every row at once."""
+    """`str(Position)` of every row, computed in one pass."""
     pairs = np.empty((len(commit), 2), ">i8")
     pairs[:, 0], pairs[:, 1] = commit, ordinal
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)

@@ -1,8 +1,8 @@
-"""Many changes of a keyed table become the last one per key.
+"""Collapse the changes of a keyed table to the last change per key.
 
-Applying a `Collapsed` gives the same table as replaying its changes one by one. Columns that an update left out
-are folded in from earlier changes of the row; what no change of the batch holds is left for the destination to
-look up in the row it has now (`unchanged`, `lookup`).
+Applying a `Collapsed` gives the same table as replaying its changes one by one. Columns that an update left out are
+filled from earlier changes of the row. A value that no change in the batch holds must come from the row that the
+destination has now (`unchanged`, `lookup`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Mask = npt.NDArray[np.bool_]
 
 @dataclass(frozen=True)
 class Marks:
-    """Where rows come from: the operation, position and time of the change that decided each, and its unfit values."""
+    """For each row, the operation, position and commit time of the change that decided it, and its unfit values."""
 
     op: npt.NDArray[np.int8]
     commit: Indexes
@@ -38,7 +38,7 @@ class Marks:
 
     @classmethod
     def of(cls, changes: Changes) -> Marks:
-        """Those of the changes themselves, uncollapsed."""
+        """The marks of changes that are not collapsed: one per change."""
         return cls(
             changes.numpy("op"),
             changes.numpy("commit"),
@@ -68,16 +68,16 @@ _NO_MARKS = Marks(
 
 @dataclass(frozen=True)
 class Collapsed:
-    """What is left of a batch: wipe the table if `truncated`, delete `deletes`, upsert `rows`.
+    """A collapsed batch. To apply it: empty the table if `truncated`, delete `deletes`, upsert `rows`.
 
     rows, marks          the rows to upsert, each key once, with `table.arrow`'s columns
-    unchanged            (rows, columns): values that must come from the destination's row of before this batch;
-                         None when every row is whole
-    incomplete, lookup   the rows (as indices) with such values, and the key of the row that has them: their own, or
-                         the key they had before it was changed; null where the destination cannot have it
-    deletes              the keys to delete (key columns only); disjoint from those of `rows`
-    truncate_marks       those of the last truncate; empty when there was none
-    changes              how many changes went in
+    unchanged            (rows, columns): values to take from the row that the destination had before this batch;
+                         None when every row is complete
+    incomplete, lookup   the indices of rows with such values, and the key under which the destination has them: the
+                         row's own key, or its old key if the key changed; null if the destination cannot have the row
+    deletes              the keys to delete (key columns only); none of them is a key of `rows`
+    truncate_marks       the marks of the last truncate; empty when there was none
+    changes              the number of changes that were collapsed
     """
 
     table: TableSchema
@@ -96,16 +96,16 @@ class Collapsed:
 
     @property
     def has_exact(self) -> bool:
-        """Whether a row holds a value that its column's type cannot."""
+        """Whether a row has a value that its column's type cannot hold."""
         return bool(self.marks.exact.null_count < len(self.marks.exact))
 
 
 def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bool = False) -> Collapsed:
-    """Keep the last change per key. `table` is the version to end at; older changes are fitted to it.
+    """Keep the last change per key. `table` is the schema version of the result; older changes are fitted to it.
 
-    With `keep_deleted` a delete is an update that leaves every column but the key as it was: its row is in `rows`
-    with `Op.DELETE`, and `deletes` is empty. Pure. Raises TableError for a merge operand, which only its source can
-    fold, and SchemaChangedError for a value of an older version that the newer type cannot hold.
+    With `keep_deleted`, a delete counts as an update that leaves every column except the key as it was: its row is in
+    `rows` with `Op.DELETE`, and `deletes` is empty. A pure function. Raises TableError for a merge operand, which only
+    its source can fold, and SchemaChangedError for a value of an older version that the newer type cannot hold.
     """
     chunks = [slim(fit(chunk, table)) for chunk in changes if len(chunk)]
     count = sum(len(chunk) for chunk in chunks)
@@ -121,7 +121,7 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
     gone = op == Op.DELETE
     kept = last if keep_deleted else last[~gone[last]]
     dropped = last[:0] if keep_deleted else last[gone[last]]
-    deletes = _taken(chunks, dropped, _key_columns(table), table)
+    deletes = _take_columns(chunks, dropped, _key_columns(table), table)
     unchanged: Mask | None = None
     incomplete = np.zeros(0, np.int64)
     lookup = np.zeros(0, np.int64)
@@ -131,18 +131,19 @@ def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bo
         if unchanged is not None:
             incomplete = np.flatnonzero(unchanged.any(axis=1))
             lookup = lookup_of[incomplete]
-    lookups = _taken_any(chunks, table, lookup)
+    lookups = _take_keys(chunks, table, lookup)
     marks = _marks(chunks, kept)
     if sources and any_exact(chunks):
         marks = _with_folded_exact(marks, chunks, table, kept, sources, unchanged)
-    rows = _taken(chunks, kept, list(range(len(table.columns))), table, sources)
+    rows = _take_columns(chunks, kept, list(range(len(table.columns))), table, sources)
     return Collapsed(table, rows, marks, unchanged, incomplete, lookups, deletes, truncate_marks, count)
 
 
 def origins(old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> list[int | None]:
-    """For each new column (name, number) which of the old ones it is; None when it is none of them.
+    """For each new column (name, number), the index of the same column among the old ones; None for an added column.
 
-    Numbers decide where both have one, so that a column dropped and added again is another one; names elsewhere.
+    Columns are matched by number where both have one, so a column that was dropped and added again is a different
+    column. Otherwise they are matched by name.
     """
     numbered = {number: at for at, (_, number) in enumerate(old) if number}
     named = {name: at for at, (name, _) in enumerate(old)}
@@ -156,12 +157,12 @@ def origins(old: Sequence[tuple[str, int]], new: Sequence[tuple[str, int]]) -> l
 
 
 def fit(changes: Changes, table: TableSchema) -> Changes:
-    """Changes of another version of the table as changes of `table`.
+    """Convert changes of another version of the table to changes of `table`.
 
-    A column that the changes' version lacks is unchanged in an updated row: the destination may already hold a value
-    that was copied later. In a new row it has its initial value if it was added since, and is null if it was dropped.
-    Columns that `table` lacks are left out. Raises SchemaChangedError when the key is another one, or a value does not
-    fit the type it has in `table`.
+    A column that the changes' version lacks counts as unchanged in an updated row, because the destination may already
+    hold a value that was copied later. In a new row it has its initial value if it was added after that version, and
+    is null if it was dropped. Columns that `table` lacks are left out. Raises SchemaChangedError when the key consists
+    of other columns, or a value does not fit its type in `table`.
     """
     if changes.table is table:
         return changes
@@ -184,7 +185,7 @@ def fit(changes: Changes, table: TableSchema) -> Changes:
             mask[:, index] = (op == Op.UPDATE) & bool(table.key)
         elif given is not None:
             mask[:, index] = given[:, at]
-    # Without a key a deleted row stands for itself, so it must look like the row that was inserted.
+    # Without a key, a delete is matched by its whole row, so that row must equal the one that was inserted.
     whole = pa.array((op == Op.INSERT) | (op == Op.READ) | ((op <= Op.READ) & (not table.key)))
     return Changes.build(
         table,
@@ -201,7 +202,7 @@ def fit(changes: Changes, table: TableSchema) -> Changes:
 
 
 def slim(changes: Changes) -> Changes:
-    """The changes without what `collapse` does not look at: old images, as large as the rows, and transactions."""
+    """Drop what `collapse` does not use: old images (which are as large as the rows) and transaction ids."""
     spare = [name for name in ("before", "txn") if name in changes.batch.schema.names]
     return Changes(changes.table, changes.batch.drop_columns(spare)) if spare else changes
 
@@ -217,7 +218,7 @@ def _new_names(theirs: Sequence[tuple[str, int]], found: list[int | None], table
 def _fitted(
     changes: Changes, images: pa.StructArray, found: list[int | None], table: TableSchema, whole: pa.Array[Any]
 ) -> pa.StructArray:
-    """Row images with the columns of `table`. Those that are `whole` hold the initial values of columns added since."""
+    """Row images with the columns of `table`. In `whole` images, added columns hold their initial values."""
     fields = images.flatten()
     arrays: list[pa.Array[Any]] = []
     for column, at in zip(table.columns, found, strict=True):
@@ -226,7 +227,8 @@ def _fitted(
                 arrays.append(fields[at].cast(column.type))
             except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
                 raise SchemaChangedError(
-                    f"a {fields[at].type} of another version does not fit column {column.name} of type {column.type}",
+                    f"a {fields[at].type} value of another version does not fit column {column.name} of type "
+                    f"{column.type}",
                     table=str(table.table),
                     position=str(changes.first),
                     fix=f"tailrace resync FILE {table.table}",
@@ -240,10 +242,10 @@ def _fitted(
 
 
 def renamed_exact(exact: pa.Array[Any], names: Mapping[str, str]) -> pa.Array[Any]:
-    """Texts of unfit values under new column names (`names`: old to new); those of columns it lacks are gone."""
+    """Rename the columns in `exact` (`names`: old to new name); values of columns not in `names` are dropped."""
     if exact.null_count == len(exact):
         return exact
-    # Values that no type holds are rare: row by row is fine here.
+    # Values that do not fit their type are rare, so a loop over rows is fast enough.
     texts = exact.to_pylist()
     for row in np.flatnonzero(exact.is_valid().to_numpy(zero_copy_only=False)):
         kept = {names[name]: text for name, text in json.loads(texts[row]).items() if name in names}
@@ -253,12 +255,12 @@ def renamed_exact(exact: pa.Array[Any], names: Mapping[str, str]) -> pa.Array[An
 
 @dataclass(frozen=True)
 class _History:
-    """The changes that left columns out ("partial"), each with the change that came before it on the same row.
+    """The partial changes (those that leave columns out), each with the previous change of the same row.
 
-    at           the partial changes
-    unchanged    (len(at), columns): what each left out
-    before       the earlier change of its row within the batch, or -1
-    lookup       where that is -1: a change whose key finds the row at the destination, or -1 when nothing can be there
+    at           indices of the partial changes
+    unchanged    (len(at), columns): the columns that each one leaves out
+    before       the index of the previous change of the row within the batch, or -1
+    lookup       where `before` is -1: a change whose key finds the row at the destination, or -1 if no row can be there
     """
 
     count: int
@@ -292,7 +294,7 @@ class _History:
         at = np.concatenate(found)
         unchanged = np.concatenate(masks)
         previous = _previous_of_key(key)
-        # A changed key is a delete followed at once by an insert; the row lived under the deleted key.
+        # A changed key is a delete directly followed by an insert; before that, the row had the deleted key.
         commit, ordinal = _joined(chunks, "commit"), _joined(chunks, "ordinal")
         ahead = np.maximum(at - 1, 0)
         moved = (
@@ -310,7 +312,11 @@ class _History:
         return cls(len(op), at, unchanged, before, lookup)
 
     def fold(self, kept: Indexes) -> tuple[dict[int, Indexes], Mask | None, Indexes]:
-        """Of the kept changes: per folded column the change with its value; what none has; where to look that up."""
+        """For the kept changes, find where each left-out value comes from.
+
+        Returns, per column, the change that holds the value; a mask of the values that no change holds; and the
+        change whose key finds those at the destination.
+        """
         node = np.full(self.count, -1, np.int64)
         node[self.at] = np.arange(len(self.at))
         kept_node = node[kept]
@@ -322,7 +328,7 @@ class _History:
         for column in np.flatnonzero(self.unchanged.any(axis=0)):
             left_out = self.unchanged[:, column]
             step = np.where(left_out & (before_node >= 0), before_node, np.arange(len(self.at)))
-            # Each round doubles how far back a change sees, so a row changed n times takes log n rounds.
+            # Each round doubles the distance that is followed back, so a row changed n times takes log n rounds.
             while not np.array_equal(further := step[step], step):
                 step = further
             root = step[kept_node[partial]]
@@ -349,10 +355,10 @@ def _rows_only(chunk: Changes) -> Changes:
     op = chunk.numpy("op")
     if (op == Op.MERGE).any():
         raise TableError(
-            "a merge operand cannot be kept as a row",
+            "a merge operand cannot be written as a row",
             table=str(chunk.table.table),
             position=str(chunk.first),
-            fix="let the source fold operands into rows before they are written",
+            fix="change the source: it must fold merge operands into rows before they are written",
         )
     rows = op <= Op.READ
     return chunk if rows.all() else Changes(chunk.table, chunk.batch.filter(pa.array(rows)))
@@ -380,7 +386,7 @@ def _last_per_key(key: Indexes) -> Indexes:
         return np.zeros(0, np.int64)
     low, high = int(key.min()), int(key.max())
     if high - low <= 8 * len(key) + 1024 < 2**31:
-        # Numbers close together address a table of "seen last at" directly; no sort.
+        # Keys that are close together can index an array of last occurrences, which needs no sort.
         seen = np.full(high - low + 1, -1, np.int32)
         seen[key - low] = np.arange(len(key), dtype=np.int32)
         mask = np.zeros(len(key), bool)
@@ -392,7 +398,7 @@ def _last_per_key(key: Indexes) -> Indexes:
 
 
 def _previous_of_key(key: Indexes) -> Indexes:
-    """For each row the row before it with the same key, or -1."""
+    """For each row, the previous row with the same key, or -1."""
     order = np.argsort(key, kind="stable")
     same = key[order][1:] == key[order][:-1]
     previous = np.full(len(key), -1, np.int64)
@@ -404,18 +410,18 @@ def _bounds(chunks: list[Changes]) -> Indexes:
     return np.cumsum([0, *(len(chunk) for chunk in chunks)])
 
 
-def _taken(
+def _take_columns(
     chunks: list[Changes],
     at: Indexes,
     columns: list[int],
     table: TableSchema,
     sources: dict[int, Indexes] | None = None,
 ) -> pa.Table:
-    """The given columns of the rows `at` (ascending); a column with its own `sources` takes its values from there."""
+    """The given columns of the rows `at` (ascending). A column in `sources` takes its values from there instead."""
     starts = _bounds(chunks)
     cut = np.searchsorted(at, starts)
     result: list[pa.ChunkedArray[Any]] = []
-    # A chunk that is kept whole is not copied.
+    # A chunk of which all rows are taken is not copied.
     picks = [
         None if cut[i + 1] - cut[i] == len(chunk) else pa.array(at[cut[i] : cut[i + 1]] - starts[i])
         for i, chunk in enumerate(chunks)
@@ -435,7 +441,7 @@ def _taken(
     return pa.table(result, schema=pa.schema([table.arrow.field(column) for column in columns]))
 
 
-def _taken_any(chunks: list[Changes], table: TableSchema, at: Indexes) -> pa.Table:
+def _take_keys(chunks: list[Changes], table: TableSchema, at: Indexes) -> pa.Table:
     """The keys of the rows `at`, in any order; -1 gives a null key."""
     pick = pa.array(at, mask=at < 0)
     fields = [pa.field(name, table.column(name).type) for name in table.key]
@@ -447,7 +453,7 @@ def _marks(chunks: list[Changes], at: Indexes) -> Marks:
     starts = _bounds(chunks)
     cut = np.searchsorted(at, starts)
 
-    def taken(name: str) -> pa.ChunkedArray[Any]:
+    def take(name: str) -> pa.ChunkedArray[Any]:
         pieces = [
             chunk.batch.column(name).take(pa.array(at[cut[i] : cut[i + 1]] - starts[i]))
             for i, chunk in enumerate(chunks)
@@ -457,11 +463,11 @@ def _marks(chunks: list[Changes], at: Indexes) -> Marks:
     def number(name: str) -> npt.NDArray[Any]:
         return _joined(chunks, name)[at]
 
-    return Marks(number("op"), number("commit"), number("ordinal"), taken("committed_at"), taken("exact"))
+    return Marks(number("op"), number("commit"), number("ordinal"), take("committed_at"), take("exact"))
 
 
 def any_exact(chunks: Iterable[Changes]) -> bool:
-    """Whether a change has a value that its column cannot hold."""
+    """Whether any change has a value that its column's type cannot hold."""
     return any(chunk.batch.column("exact").null_count < len(chunk) for chunk in chunks)
 
 
@@ -473,14 +479,14 @@ def _with_folded_exact(
     sources: dict[int, Indexes],
     unchanged: Mask | None,
 ) -> Marks:
-    """The unfit values of folded rows, each from the change its column came from."""
+    """Marks with the unfit values of folded rows, each taken from the change that its column came from."""
     every = pa.chunked_array([chunk.batch.column("exact") for chunk in chunks]).combine_chunks()
     unfit = ~np.asarray(every.is_null().to_numpy(zero_copy_only=False), bool)
     touched = np.zeros(len(kept), bool)
     for source in sources.values():
         touched |= (source != kept) & (unfit[source] | unfit[kept])
     exact = marks.exact.to_pylist()
-    # Values that no type holds are rare, and folded ones rarer: row by row is fine here.
+    # Values that do not fit their type are rare, and in folded rows rarer, so a loop over rows is fast enough.
     for row in np.flatnonzero(touched):
         merged: dict[str, str] = json.loads(exact[row] or "{}")
         for column, source in sources.items():

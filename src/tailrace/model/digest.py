@@ -1,7 +1,7 @@
-"""Rows as 64-bit numbers that are equal for equal rows, computed for whole columns at once.
+"""64-bit digests of rows, computed for whole columns at once; equal rows have equal digests.
 
-Two rows that differ have the same digest once in 2^64 times: enough to find what changed, no protection against
-somebody who makes rows collide on purpose.
+Two different rows have the same digest with a probability of 1 in 2^64. That is enough to detect changes, but no
+protection against rows that are made to collide on purpose.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _PIECE_BYTES = 1 << 22
 
 
 def row_digests(columns: Sequence[pa.Array[Any]]) -> npt.NDArray[np.int64]:
-    """One number per row of these columns. Equal values have equal digests only in columns of equal type."""
+    """One digest per row of these columns. Equal values have equal digests only in columns of equal type."""
     count = len(columns[0]) if columns else 0
     total = np.full(count, _ODD, np.uint64)
     for column in columns:
@@ -32,7 +32,7 @@ def row_digests(columns: Sequence[pa.Array[Any]]) -> npt.NDArray[np.int64]:
 
 
 def _mix(values: Digests) -> Digests:
-    """Every bit of the result depends on every bit of the value (the finish of splitmix64)."""
+    """Mix so that every bit of the result depends on every bit of the value (the last step of splitmix64)."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -53,7 +53,7 @@ def _digests(array: pa.Array[Any]) -> Digests:
 
 
 def _present(array: pa.Array[Any], kind: pa.DataType) -> Digests:
-    """The digests of the values; whatever comes where one is null."""
+    """The digests of the values; undefined where a value is null."""
     if pa.types.is_struct(kind):
         return row_digests(array.flatten()).view(np.uint64)
     if pa.types.is_map(kind):
@@ -66,7 +66,7 @@ def _present(array: pa.Array[Any], kind: pa.DataType) -> Digests:
         return _sequences(_digests(array.values), offsets)
     if pa.types.is_floating(kind):
         numbers = np.asarray(array.cast(pa.float64()).fill_null(0.0).to_numpy(zero_copy_only=False), np.float64)
-        # -0 equals 0, and every NaN equals every other.
+        # -0 and 0 must have one digest, and so must all NaNs.
         return _mix(np.where(np.isnan(numbers), np.nan, numbers + 0.0).view(np.uint64))
     if pa.types.is_boolean(kind):
         array = array.cast(pa.int8())
@@ -90,7 +90,7 @@ def _texts(array: pa.Array[Any]) -> Digests:
     octets = np.frombuffer(data, np.uint8)
     found = np.empty(len(array), np.uint64)
     table = _octet_digests()
-    # In pieces, as each octet becomes eight.
+    # Piece by piece, because each byte takes eight bytes here.
     first = 0
     while first < len(array):
         last = int(np.searchsorted(offsets, offsets[first] + _PIECE_BYTES, side="right")) - 1
@@ -106,11 +106,11 @@ def _octet_digests() -> Digests:
 
 
 def _sequences(elements: Digests, offsets: npt.NDArray[np.int64]) -> Digests:
-    """The digest of each run of elements: a polynomial in an odd number, from sums up to its two ends."""
+    """The digest of each run of elements: a polynomial in an odd number, the difference of two prefix sums."""
     begin, end = offsets[:-1], offsets[1:]
     sums = np.zeros(len(elements) + 1, np.uint64)
     np.cumsum(elements * _powers(_BASE, len(elements)), out=sums[1:])
-    # Where in the array a run begins must not matter: its power is divided out.
+    # The digest must not depend on where in the array a run begins, so divide by the power of its first index.
     runs = (sums[end] - sums[begin]) * _powers(_INVERSE, len(elements) + 1)[begin]
     return _mix(runs + (end - begin).astype(np.uint64) * _ODD)
 

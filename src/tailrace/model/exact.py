@@ -13,9 +13,9 @@ _COMMA = ", "
 
 
 def combine(unfit: Mapping[str, pa.Array[Any]]) -> pa.Array[Any] | None:
-    """Texts by column name, each null where the value fits, as one column of JSON objects; None for none.
+    """Combine texts by column name (null where the value fits) into one column of JSON objects; None without columns.
 
-    Each distinct text is written as JSON once: the usual case is one `infinity` many times over.
+    Each distinct text is encoded only once, because usually many rows hold the same one, such as `infinity`.
     """
     if not unfit:
         return None
@@ -25,7 +25,7 @@ def combine(unfit: Mapping[str, pa.Array[Any]]) -> pa.Array[Any] | None:
 
 
 def _members(name: str, texts: pa.Array[Any]) -> pa.Array[Any]:
-    """Each text as `, "name": "text"`, the comma to be cut from the first one of a row; empty where there is none."""
+    """Each text as `, "name": "text"`, empty for null. The caller cuts the comma from the first member of a row."""
     encoded = texts.dictionary_encode()
     prefix = _COMMA + json.dumps(name, ensure_ascii=False) + ": "
     members = [prefix + json.dumps(text, ensure_ascii=False) for text in encoded.dictionary.to_pylist()]

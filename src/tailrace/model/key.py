@@ -1,4 +1,4 @@
-"""Keys of rows, in a form that compares: one number or one byte string per row.
+"""Row keys in a comparable form: one number or one byte string per row.
 
 Two rows have the same key exactly when their comparable keys are equal, whatever the key's column types are.
 """
@@ -17,10 +17,10 @@ from tailrace.model.value_text import PLAIN
 
 Numbers = npt.NDArray[np.int64]
 Comparable: TypeAlias = "Numbers | pa.Array[Any]"
-"""int64 where the key is a single whole number, date or time; otherwise a `large_binary` array without nulls."""
+"""int64 if the key is a single integer, date or time column; otherwise a `large_binary` array without nulls."""
 
 _COLON, _BAR = b":", b"|"
-_NULL = b"\xff\xfenull"  # no text in UTF-8 looks like it
+_NULL = b"\xff\xfenull"  # not valid UTF-8, so no text equals it
 
 
 def comparable(columns: Sequence[pa.Array[Any] | pa.ChunkedArray[Any]]) -> Comparable:
@@ -33,7 +33,7 @@ def comparable(columns: Sequence[pa.Array[Any] | pa.ChunkedArray[Any]]) -> Compa
     parts: list[Any] = []
     for array in arrays:
         text = _text(array)
-        # The length in front keeps ("a", "bc") apart from ("ab", "c"); a null has none.
+        # The length prefix distinguishes ("a", "bc") from ("ab", "c"); a null has no prefix.
         length = pc.cast(pc.cast(pc.binary_length(text), pa.large_string()), pa.large_binary())
         parts.append(
             pc.fill_null(pc.binary_join_element_wise(length, text, pa.scalar(_COLON, pa.large_binary())), b"n")
@@ -54,7 +54,7 @@ def is_numeric(kind: pa.DataType) -> bool:
 
 
 def positions(wanted: Comparable, among: Comparable) -> npt.NDArray[np.int64]:
-    """For each wanted key the row of `among` that holds it, or -1. Keys of `among` are distinct."""
+    """For each wanted key, the index of its row in `among`, or -1. Keys in `among` must be distinct."""
     if isinstance(wanted, np.ndarray) and isinstance(among, np.ndarray):
         if not len(among):
             return np.full(len(wanted), -1, np.int64)
@@ -73,14 +73,14 @@ def is_ascending(keys: Numbers) -> bool:
 
 
 def binary(keys: Comparable) -> pa.Array[Any]:
-    """Keys as byte strings, also when they are numbers; for a key that is numeric in one place and not in another."""
+    """Keys as byte strings, numbers too. For comparing a key that is numeric on one side only."""
     if isinstance(keys, np.ndarray):
         return pc.cast(pc.cast(pa.array(keys), pa.large_string()), pa.large_binary())
     return keys
 
 
 def codes(keys: Comparable) -> Numbers:
-    """Numbers that are equal exactly where the keys are; small and dense unless the keys are numbers far apart."""
+    """One number per key, equal exactly where keys are equal; small and dense unless keys are numbers far apart."""
     if isinstance(keys, np.ndarray):
         return keys
     return np.asarray(keys.dictionary_encode().indices.to_numpy(zero_copy_only=False), np.int64)
@@ -125,7 +125,7 @@ def _text(array: pa.Array[Any]) -> Any:
         return pc.if_else(array.is_valid(), PLAIN.value(array), None).cast(pa.large_binary())
     if pa.types.is_floating(array.type):
         wide = array.cast(pa.float64())
-        # Upstreams hold -0 and 0 for one key, and all NaNs for one.
+        # Upstreams treat -0 and 0 as the same key, and all NaNs as the same key.
         array = pc.if_else(pc.is_nan(wide), float("nan"), pc.add(wide, 0.0))
     elif pa.types.is_boolean(array.type):
         array = array.cast(pa.int8())

@@ -1,6 +1,6 @@
-"""Tables and their columns, as tailrace knows them at one version.
+"""Table schemas: names, columns and keys of a table at one version.
 
-A `TableSchema` is a value: it is hashed, compared, put in Spark tasks and stored as JSON. Arrow types
+A `TableSchema` is an immutable value: it is hashed, compared, sent to Spark tasks and stored as JSON. Arrow types
 are the only type system; each source maps its own types to Arrow once, at discovery.
 """
 
@@ -18,7 +18,7 @@ import pyarrow as pa
 
 @dataclass(frozen=True, order=True)
 class TableName:
-    """A table's place in its upstream. As text `public.orders`; parts that need it are quoted."""
+    """The schema and name of an upstream table. As text: `public.orders`, with quotes where a part needs them."""
 
     schema: str
     name: str
@@ -57,10 +57,10 @@ def _quoted(part: str) -> str:
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its Arrow type and, for people, the type its upstream declares (`numeric(10,2)`).
+    """One column: its Arrow type and, to show to people, the type that the upstream declares (`numeric(10,2)`).
 
-    `number` is the upstream's own identity of the column (Postgres: attnum), which survives a rename.
-    `initial` is what rows that are older than the column hold in it; None means null.
+    `number` is the upstream's own id of the column (Postgres: attnum). It survives a rename.
+    `initial` is the value of this column in rows that are older than the column; None means null.
     """
 
     name: str
@@ -79,8 +79,8 @@ class Column:
 class TableSchema:
     """A table at one version. `key` names the columns that identify a row; empty means append-only.
 
-    `version` grows by one with each schema change of the table. `upstream_id` is the upstream's own identity
-    of the table (Postgres: the relation's OID), which survives a rename and differs after drop and create.
+    `version` grows by one with each schema change of the table. `upstream_id` is the upstream's own id of the table
+    (Postgres: the relation's OID). It survives a rename and differs after drop and create.
     """
 
     table: TableName
@@ -92,22 +92,22 @@ class TableSchema:
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
         if len(set(names)) != len(names):
-            raise ValueError(f"{self.table} has two columns of one name")
+            raise ValueError(f"{self.table} has two columns with the same name")
         if missing := set(self.key) - set(names):
             raise ValueError(f"{self.table} has no key column {sorted(missing)}")
 
     @cached_property
     def arrow(self) -> pa.Schema:
-        """The row as Arrow fields. Every field is nullable but the key's: a delete carries only its key."""
+        """The row as Arrow fields. Only key fields are not nullable, because a delete may carry nothing but its key."""
         return pa.schema([pa.field(c.name, c.type, c.name not in self.key) for c in self.columns])
 
     @cached_property
     def row_type(self) -> pa.StructType:
-        """The type of `Changes.row` and `Changes.before`; all nullable, as images may be partial."""
+        """The type of `Changes.row` and `Changes.before`. All fields are nullable, because images may be partial."""
         return pa.struct([pa.field(c.name, c.type) for c in self.columns])
 
     def rows(self, columns: Sequence[pa.Array[Any]], count: int) -> pa.StructArray:
-        """So many rows of these columns, of which a table may have none."""
+        """`count` rows made of these columns; `count` is needed because a table may have no columns."""
         mask = None if columns else pa.repeat(False, count)
         return pa.StructArray.from_arrays(list(columns), fields=list(self.row_type), mask=mask)
 
@@ -125,7 +125,7 @@ class TableSchema:
                 "upstream_id": self.upstream_id,
                 "key": list(self.key),
                 "columns": [[c.name, c.nullable, c.upstream_type, c.number] for c in self.columns],
-                # Arrow's own serialisation of the types: complete for nested ones, and not pickle.
+                # Arrow's own serialisation of types: it covers nested types and, unlike pickle, is safe to load.
                 "arrow": base64.b64encode(
                     pa.schema([pa.field(str(i), c.type) for i, c in enumerate(self.columns)]).serialize()
                 ).decode(),
@@ -152,7 +152,7 @@ class TableSchema:
 
 
 def _initial_json(values: Mapping[int, pa.Scalar[Any]]) -> str | None:
-    """Initial values as text: one row of Arrow IPC, which keeps every type exactly."""
+    """Initial values as text: one row in Arrow IPC, which preserves every type exactly."""
     if not values:
         return None
     row = pa.record_batch([pa.array([value]) for value in values.values()], names=[str(index) for index in values])

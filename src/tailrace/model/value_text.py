@@ -1,4 +1,4 @@
-"""Arrow columns as text: as JSON, many rows at a time, and as plain text."""
+"""Convert Arrow columns to JSON or plain text, many rows at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _CONTROL = "[\\x00-\\x1f]"
 
 
 class Writer:
-    """How values look in JSON. This one is the plain one; others differ by the methods they override.
+    """Writes values as JSON. This is the default form; subclasses override methods to change it.
 
     Numbers are numbers (decimals with all their digits; NaN and the infinities are strings), times are ISO 8601,
     bytes are base64. A struct is an object, a map a list of pairs.
@@ -26,7 +26,7 @@ class Writer:
     infinity = "inf"
 
     def value(self, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Every value as JSON, nulls as `null`. Raises TypeError for a type that has no form in JSON."""
+        """Every value as JSON, nulls as `null`. Raises TypeError for a type that has no JSON form."""
         return pc.fill_null(self._present(column, column.type), "null")
 
     def _present(self, column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
@@ -51,11 +51,11 @@ class Writer:
             return pc.if_else(column.is_valid(), self.join(members, len(column)), None)
         plain = _plain(column, kind)
         if plain is column:
-            raise TypeError(f"no JSON for {kind}")
+            raise TypeError(f"type {kind} has no JSON form")
         return self._present(plain, plain.type)
 
     def texts(self, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Strings; nulls stay, here and below."""
+        """Strings as JSON. Here and in the methods below, nulls stay null."""
         return quote(escape(column))
 
     def floats(self, column: pa.Array[Any]) -> pa.Array[Any]:
@@ -69,7 +69,7 @@ class Writer:
         return column.cast(pa.string())
 
     def moments(self, column: pa.Array[Any]) -> pa.Array[Any]:
-        """Dates, times, timestamps and durations."""
+        """Dates, times, timestamps and durations as JSON."""
         return quote(text_of(column))
 
     def octets(self, column: pa.Array[Any]) -> pa.Array[Any]:
@@ -85,7 +85,7 @@ class Writer:
     ) -> pa.Array[Any]:
         """One object for each of `count` rows, from the JSON of its members.
 
-        `left_out`, (rows, members), says which members a row does not have.
+        `left_out` is a (rows, members) mask of the members that a row does not have.
         """
         if left_out is None:
             left_out = np.zeros((count, len(members)), bool)
@@ -102,7 +102,7 @@ class Writer:
         return pc.binary_join_element_wise(*parts, "}", "") if members else pa.repeat("{}", count)
 
     def _lists(self, column: pa.Array[Any], items: pa.Array[Any]) -> pa.Array[Any]:
-        """Each list of the column, from the JSON of the items of all of them."""
+        """Each list of the column as JSON, from the JSON of all items."""
         lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy(zero_copy_only=False)
         offsets = np.concatenate([np.zeros(1, np.int32), np.cumsum(lengths, dtype=np.int32)])
         joined = pc.binary_join(pa.ListArray.from_arrays(pa.array(offsets), items), ",")
@@ -121,9 +121,9 @@ PLAIN = Writer()
 def object_text(
     columns: Mapping[str, pa.Array[Any]], *, left_out: npt.NDArray[np.bool_] | None = None
 ) -> pa.Array[Any]:
-    """One JSON object per row. `left_out`, (rows, columns), names members that a row does not have."""
+    """One JSON object per row. `left_out` is a (rows, columns) mask of the members that a row does not have."""
     if not columns:
-        raise ValueError("an object needs a member")
+        raise ValueError("an object needs at least one member")
     count = len(next(iter(columns.values())))
     return PLAIN.join({name: PLAIN.value(column) for name, column in columns.items()}, count, left_out)
 
@@ -133,7 +133,7 @@ def quote(text: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def escape(text: pa.Array[Any]) -> pa.Array[Any]:
-    """Strings as they stand between the quotes."""
+    """Escape strings for JSON, without the surrounding quotes."""
     text = pc.replace_substring(text, "\\", "\\\\")
     text = pc.replace_substring(text, '"', '\\"')
     if pc.any(pc.match_substring_regex(text, _CONTROL)).as_py():
@@ -143,7 +143,7 @@ def escape(text: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _plain(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """The same values in the layout that is written above; the column itself where there is none."""
+    """The same values in an Arrow type that `Writer` handles; the column itself if none is needed."""
     if isinstance(kind, pa.BaseExtensionType):
         return column.storage
     if pa.types.is_dictionary(kind):
@@ -161,7 +161,7 @@ def _plain(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
 
 
 def text_of(values: pa.Array[Any]) -> pa.Array[Any]:
-    """Numbers, dates and times, in ISO 8601; nulls stay."""
+    """Numbers, dates and times as text, in ISO 8601; nulls stay null."""
     kind = values.type
     if pa.types.is_decimal(kind):
         return _decimals(values)
@@ -170,7 +170,7 @@ def text_of(values: pa.Array[Any]) -> pa.Array[Any]:
     if pa.types.is_date(kind):
         return _moments(values, values.view(pa.int32()), "D")
     if pa.types.is_timestamp(kind):
-        # Without its zone, which is UTC: Arrow prints that form many times faster.
+        # Remove the time zone, which is always UTC: Arrow prints timestamps without one many times faster.
         local = values.cast(pa.timestamp(kind.unit)) if kind.tz else values
         text = pc.replace_substring(_moments(local, values.view(pa.int64()), kind.unit), " ", "T", max_replacements=1)
         return pc.binary_join_element_wise(text, "Z", "") if kind.tz else text
@@ -182,13 +182,13 @@ def _decimals(values: pa.Array[Any]) -> pa.Array[Any]:
     scientific = pc.fill_null(pc.match_substring(text, "E"), False)
     if not pc.any(scientific).as_py():
         return text
-    # Arrow turns to it for values near zero, which are few.
+    # Arrow uses scientific notation for values near zero, which are rare.
     plain = pa.array([f"{value:f}" for value in values.filter(scientific).to_pylist()], pa.string())
     return pc.replace_with_mask(text, scientific, plain)
 
 
 def _moments(values: pa.Array[Any], ticks: pa.Array[Any], unit: str) -> pa.Array[Any]:
-    """Dates or timestamps without a zone. Years before 0 and after 9999 have a sign and as many digits as they need."""
+    """Dates or timestamps without a zone. Years before 0 or after 9999 have a sign and as many digits as they need."""
     if unit == "ns":
         return values.cast(pa.string())
     first, end = (

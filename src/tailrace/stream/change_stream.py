@@ -1,8 +1,8 @@
-"""`spark.readStream.format("tailrace")`: the changes themselves, for people who write their own Spark jobs.
+"""`spark.readStream.format("tailrace")`: a stream of the changes, for users who write their own Spark jobs.
 
-With a table, its typed columns and beside them `_tailrace_op`, `_tailrace_position`, `_tailrace_txn`,
-`_tailrace_committed_at`, `_tailrace_unchanged` (columns the log left out) and `_tailrace_exact`. Without one, every
-change of every table: table, op, position, txn, committed_at, and key, before, after as JSON.
+With a table, a row has the table's typed columns and `_tailrace_op`, `_tailrace_position`, `_tailrace_txn`,
+`_tailrace_committed_at`, `_tailrace_unchanged` (columns the log left out) and `_tailrace_exact`. Without a table, the
+stream has every change of every table: table, op, position, txn, committed_at, and key, before, after as JSON.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tailrace.source.source import PIPELINE, Source
 from tailrace.stream.data_source import BlockPartition, BlockReader, Feed
 
 _OPTIONS = ["config", "table", "reader"]
-_BESIDE = [
+_METADATA = [
     pa.field("_tailrace_op", pa.string()),
     pa.field("_tailrace_position", pa.string()),
     pa.field("_tailrace_txn", pa.int64()),
@@ -53,7 +53,7 @@ _EVERY = pa.schema(
 
 @dataclass(frozen=True)
 class StreamRequest:
-    """What the options of a stream ask for."""
+    """The options of a stream, validated."""
 
     source: Source
     table: TableSchema | None
@@ -72,7 +72,7 @@ class StreamRequest:
         reader = options.get("reader") or f"stream {name or 'every table'}"
         if reader == PIPELINE:
             raise ConfigError(
-                f"under the name {reader!r} the pipeline itself keeps its place", fix='take another name as "reader"'
+                f"the pipeline itself uses the reader name {reader!r}", fix='use another name as "reader"'
             )
         source = open_source(config).for_reader(reader, name)
         table = None
@@ -85,7 +85,7 @@ class StreamRequest:
         return cls(source, table, Limit(config.batch.max_rows, config.batch.max_bytes))
 
     def layout(self) -> pa.Schema:
-        return _EVERY if self.table is None else pa.schema([*self.table.row_type, *_BESIDE])
+        return _EVERY if self.table is None else pa.schema([*self.table.row_type, *_METADATA])
 
     def schema(self) -> StructType:
         return from_arrow_schema(self.layout())
@@ -108,7 +108,7 @@ class ChangeReader(BlockReader):
         assert isinstance(partition, BlockPartition)
         table = self.request.table
         for changes in self.feed.source.read(partition.split):
-            # The columns of a stream are those the table had when it was opened.
+            # A stream keeps the columns that the table had when the stream was opened.
             yield json_rows(changes) if table is None else typed_rows(fitted(changes, table), self.request.layout())
 
     def commit(self, end: Offset) -> None:
@@ -116,16 +116,18 @@ class ChangeReader(BlockReader):
 
 
 def fitted(changes: Changes, table: TableSchema) -> Changes:
-    """The changes with the columns of `table`. Raises SchemaChangedError with what helps a stream: it has no resync."""
+    """The changes with the columns of `table`. Raises SchemaChangedError; its fix is for streams, which lack resync."""
     try:
         return fit(changes, table)
     except SchemaChangedError as error:
-        error.fix = "load the stream again, with the columns of now; a new checkpoint skips changes that fit neither"
+        error.fix = (
+            "load the stream again, with the current columns; use a new checkpoint to skip changes that fit neither"
+        )
         raise
 
 
 def typed_rows(changes: Changes, layout: pa.Schema) -> pa.RecordBatch:
-    """The table's columns and the metadata beside them."""
+    """The table's columns and the metadata columns."""
     batch = changes.batch
     return pa.RecordBatch.from_arrays(
         [

@@ -1,7 +1,7 @@
-"""An archive of the classes that Spark loads, with which its Java starts some seconds sooner.
+"""An archive of the classes that Spark loads, with which the JVM starts some seconds faster.
 
-Java calls it class data sharing. The archive belongs to one Java and one Spark; it lies in the user's cache, is made by
-`tailrace warm`, and is used when it is there. Java itself passes over one that does not fit.
+Java calls this class data sharing. An archive belongs to one Java and one Spark. It is in the user's cache, `tailrace
+warm` creates it, and it is used if it exists. Java ignores an archive that does not match.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tailrace.stream.spark_home import spark_home
 
 REHEARSAL = "tailrace.stream.rehearsal"
 _SECONDS = 300.0
-# What Java has to say about an archive goes to standard output, where data may be printed.
+# Java prints messages about an archive to standard output, where a destination may print data.
 _SILENT = "-Xlog:disable"
-# Beside an archive, a link to the Spark it belongs to.
+# The suffix of a link next to an archive, which points to the Spark that the archive belongs to.
 _OWNER = ".owner"
-_AS_BEFORE = "none needed: Spark starts as before"
+_NO_FIX = "none needed: Spark starts without the archive"
 
 
 @dataclass(frozen=True)
 class Archive:
     """The archive for one Java and the installed Spark.
 
-    `base` holds Java's own classes, for a Java that comes without an archive of them; None otherwise.
+    `base` is an archive of Java's own classes, needed if Java comes without one; otherwise None.
     """
 
     java: Path
@@ -42,7 +42,7 @@ class Archive:
 
     @classmethod
     def here(cls) -> Archive | None:
-        """The one for this machine; None without a Java or a place to keep it."""
+        """The archive for this machine; None without a Java or a cache folder."""
         java = find_java()
         try:
             folder = cache_folder()
@@ -65,26 +65,26 @@ class Archive:
 
     @property
     def options(self) -> str:
-        """Java's options for a start with the archive; none where it is not there or cannot be named."""
+        """Java's options for a start with the archive; empty if it does not exist or its path cannot be an option."""
         if not self.exists or " " in str(self.file):
             return ""
         files = str(self.file) if self.base is None else f"{self.base}:{self.file}"
         return f"-Xshare:auto -XX:SharedArchiveFile={files} {_SILENT}"
 
     def make(self) -> None:
-        """Run a small pipeline and keep the classes it loaded. Takes half a minute; replaces what was there.
+        """Run a small pipeline and archive the classes it loaded. Takes half a minute; replaces an older archive.
 
-        Raises PreflightError when this Java cannot do it or the cache cannot be written.
+        Raises PreflightError when this Java cannot create archives or the cache cannot be written.
         """
         try:
             self.file.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self.file.parent) as folder:
-                # Before the archive itself, so that nobody takes it for one without an owner.
+                # Create the link before the archive, so that no process removes the archive as one without an owner.
                 link = Path(folder, "owner")
                 link.symlink_to(Path(pyspark.__file__).parent)
                 link.replace(self.file.with_suffix(_OWNER))
                 self._make(Path(folder))
-            self._forget_others()
+            self._remove_stale()
         except OSError as error:
             raise PreflightError(
                 f"cannot write to {self.file.parent}: {error.strerror}",
@@ -100,22 +100,22 @@ class Archive:
         options = f"{base} -XX:ArchiveClassesAtExit={folder / 'spark'} {_SILENT}"
         self._run([sys.executable, "-m", REHEARSAL, str(folder), options.strip()])
         if not (folder / "spark").exists():
-            raise PreflightError(f"{self.java} keeps no archive of classes", fix=_AS_BEFORE)
+            raise PreflightError(f"{self.java} created no class archive", fix=_NO_FIX)
         (folder / "spark").replace(self.file)
 
     def _run(self, command: list[str]) -> None:
         try:
-            # Java writes the archive as it ends; it has ended when nobody holds its output any more.
+            # Java writes the archive when it exits. `run` waits for that, because it reads the output until its end.
             done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS)
         except subprocess.TimeoutExpired as error:
             raise UnavailableError(
                 f"{Path(command[0]).name} did not end within {_SECONDS:g} s", fix="try again"
             ) from error
         if done.returncode:
-            raise PreflightError(f"{Path(command[0]).name} ended with code {done.returncode}", fix=_AS_BEFORE)
+            raise PreflightError(f"{Path(command[0]).name} ended with code {done.returncode}", fix=_NO_FIX)
 
-    def _forget_others(self) -> None:
-        """Remove what no Spark needs any more. Those of other environments of this user stay."""
+    def _remove_stale(self) -> None:
+        """Remove archives whose Spark no longer exists. Archives of this user's other environments stay."""
         package = Path(pyspark.__file__).parent
         for old in self.file.parent.glob("spark-*.jsa"):
             owner = old.with_suffix(_OWNER)

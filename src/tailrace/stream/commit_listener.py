@@ -1,4 +1,4 @@
-"""Hears from Spark that a batch is in the commit log: the moment when upstream may forget it, also when idle."""
+"""Listens to Spark for committed batches, so that the upstream can discard them at once, even if no batch follows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class CommitListener(StreamingQueryListener):
         self._java: Any = None
 
     def raise_failure(self) -> None:
-        """Raise, in the caller's thread, what the last call of `committed` raised."""
+        """Raise, in the caller's thread, the error that the last call of `committed` raised."""
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
@@ -36,11 +36,11 @@ class CommitListener(StreamingQueryListener):
     @property
     def _jlistener(self) -> Any:
         if self._java is None:
-            self._java = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_Ear(self))  # type: ignore[union-attr]
+            self._java = SparkContext._jvm.PythonStreamingQueryListenerWrapper(_JavaListener(self))  # type: ignore[union-attr]
         return self._java
 
     def record(self, progress: Mapping[str, Any]) -> None:
-        """A batch's progress, as Spark writes it in JSON."""
+        """Handle the progress of a batch, in Spark's JSON form."""
         if progress["name"] != self._query:
             return  # another query of the same session
         for source in progress["sources"]:
@@ -64,9 +64,9 @@ class CommitListener(StreamingQueryListener):
         pass
 
 
-class _Ear:
-    """What Spark calls in place of the wrapper PySpark has for it, which asks for every field of an event by a call of
-    its own, about 100 ms of two busy threads for each batch."""
+class _JavaListener:
+    """Called by Spark directly, instead of PySpark's wrapper: that one makes a separate call for every field of an
+    event, which keeps two threads busy for about 100 ms per batch."""
 
     def __init__(self, listener: CommitListener) -> None:
         self._listener = listener

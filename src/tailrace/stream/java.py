@@ -1,4 +1,4 @@
-"""The Java that Spark needs: the machine's own, or else the one from the `embedded` extra."""
+"""Find a Java for Spark: the system's, or else the one from the `embedded` extra."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from tailrace.errors import PreflightError
 
-# The user's cache folder, where things are kept that can be made again.
+# The user's cache folder, for files that can be created again.
 
 
 def cache_folder() -> Path:
-    """Where the cache is, or would be. Raises OSError for a user without a home who names no other place."""
+    """The path of the cache, which may not exist yet. Raises OSError for a user without a home or XDG_CACHE_HOME."""
     if named := os.environ.get("XDG_CACHE_HOME"):
         return Path(named) / "tailrace"
     try:
@@ -30,9 +30,9 @@ def cache_folder() -> Path:
 
 
 def made_once(name: str, make: Callable[[Path], None]) -> Path:
-    """The folder of this name in the cache, filled by `make` where it is not there yet.
+    """The folder of this name in the cache; `make` fills it if it does not exist yet.
 
-    Calls from several processes at a time are safe; none sees it half filled. Raises OSError.
+    Safe to call from several processes at the same time; none sees it half filled. Raises OSError.
     """
     cache = cache_folder()
     folder = cache / name
@@ -52,7 +52,7 @@ def made_once(name: str, make: Callable[[Path], None]) -> Path:
 
 MINIMUM_VERSION = 17
 
-# Spark asks for a module that the small runtime does not contain and does well without.
+# Spark requests a module that the small runtime does not contain and that Spark does not need.
 _WRAPPER = """\
 #!/bin/sh
 for argument do
@@ -64,10 +64,10 @@ exec {java} "$@"
 
 
 def java_home() -> str | None:
-    """What JAVA_HOME must be for Spark to start, None when Spark finds a fitting Java by itself.
+    """The value that JAVA_HOME needs for Spark to start; None if Spark finds a suitable Java by itself.
 
-    Called before a Spark session starts. The private home it may make lies in the user's cache directory and is
-    made once; calls from several processes at a time are safe. Raises PreflightError when there is no Java at all.
+    Called before a Spark session starts. It may create a private Java home in the user's cache directory, once; calls
+    from several processes at the same time are safe. Raises PreflightError when there is no Java at all.
     """
     if _version(_system_java()) >= MINIMUM_VERSION:
         return None
@@ -81,25 +81,25 @@ def java_home() -> str | None:
 
 
 def find_java() -> Path | None:
-    """The `java` that Spark will run, in the home it was made for; None when there is none."""
+    """The `java` that Spark will run, in its original home; None when there is none."""
     system = _system_java()
     if system is not None and _version(system) >= MINIMUM_VERSION:
         java = Path(system).resolve()
-        # A home without Java's own modules is the wrapper of the bundled one.
+        # A home without Java's own modules is the wrapper of the bundled Java.
         if (java.parent.parent / "lib" / "modules").exists():
             return java
     return _bundled_java()
 
 
 def _system_java() -> str | None:
-    """The `java` that Spark's launcher would take: JAVA_HOME goes over the PATH, even when it leads nowhere."""
+    """The `java` that Spark's launcher would use: JAVA_HOME has precedence over PATH, even if it does not exist."""
     home = os.environ.get("JAVA_HOME")
     return str(Path(home) / "bin" / "java") if home else shutil.which("java")
 
 
 @cache
 def _version(java: str | None) -> int:
-    """The major version, 0 when there is nothing that runs."""
+    """The major version; 0 if it cannot be run."""
     if java is None:
         return 0
     try:
@@ -129,6 +129,6 @@ def _wrap(runtime: Path) -> Path:
         return made_once(f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}", make)
     except OSError as error:
         raise PreflightError(
-            f"cannot make a Java home in the cache: {error}",
+            f"cannot create a Java home in the cache: {error}",
             fix="set XDG_CACHE_HOME to a directory you may write to",
         ) from error

@@ -1,6 +1,6 @@
-"""`python -m tailrace.stream.rehearsal FOLDER OPTIONS`: a small pipeline, run once with these options for Java.
+"""`python -m tailrace.stream.rehearsal FOLDER OPTIONS`: run a small pipeline once, with these options for Java.
 
-It goes the way every pipeline goes, so the classes it loads are those that any other will.
+It runs the same code as every pipeline, so it loads the classes that any pipeline loads.
 """
 
 from __future__ import annotations

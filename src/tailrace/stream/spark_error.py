@@ -1,4 +1,4 @@
-"""Errors that crossed Spark come back as a Java stack with a Python traceback in it; here they are recognised again."""
+"""Recognise tailrace errors that passed through Spark, where they become a Java stack trace with a Python traceback."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _LOST_WORKER = re.compile(
 )
 
 _SLOW_WORKER = re.compile(r"\[CANNOT_OPEN_SOCKET\]|^\s*(?:Caused by: |: )?java\.net\.SocketTimeoutException\b", re.M)
-"""Spark and PySpark give the other side of a socket some seconds to connect: a busy machine may take longer."""
+"""Spark and PySpark wait some seconds for the other side of a socket to connect; a busy machine may take longer."""
 _NO_ROOM = re.compile(r"No space left on device|Disk quota exceeded")
 
 
 @contextmanager
 def portable_errors() -> Iterator[None]:
-    """For whatever Spark calls: an error whose kind is not in `tailrace.errors` leaves as its nearest ancestor there.
+    """For code that Spark calls: replace an error of a plug-in's class by its nearest ancestor in `tailrace.errors`.
 
-    Only the name of its class crosses Spark, and only those names are recognised on the other side.
+    Spark passes on only the name of the class, and the driver recognises only those names.
     """
     try:
         yield
@@ -39,7 +39,7 @@ def portable_errors() -> Iterator[None]:
 
 
 def recognise(error: Exception) -> Exception:
-    """The tailrace error behind what Spark raised; the error itself when there is none."""
+    """The tailrace error that caused an error of Spark; the error itself when there is none."""
     if isinstance(error, TailraceError):
         return error
     text = str(error)
@@ -51,20 +51,20 @@ def recognise(error: Exception) -> Exception:
     if _NO_ROOM.search(text):
         return UnavailableError(
             "a disk is full that the pipeline or Spark writes to",
-            fix="make room where `state`, the journal and Spark's scratch folder are; it is tried again",
+            fix="free space where `state`, the journal and Spark's scratch folder are; tailrace retries by itself",
         )
     if _LOST_WORKER.search(text):
-        return UnavailableError("a Spark worker process ended in the middle of a batch; it is done again")
+        return UnavailableError("a Spark worker process ended in the middle of a batch; the batch is repeated")
     if _SLOW_WORKER.search(text):
-        return UnavailableError("a Spark worker process did not answer in time; the batch is done again")
+        return UnavailableError("a Spark worker process did not answer in time; the batch is repeated")
     return error
 
 
 def passed_on(error: Py4JJavaError) -> Exception:
-    """What a batch raises in place of an error of Java's, which goes back to Java.
+    """The error that a batch raises to Java instead of a Java error.
 
-    Spark looks whether an error came of a stop, and the pattern by which it looks through one with py4j's own name
-    overflows Java's stack.
+    Spark checks whether an error was caused by a stop. For an error with py4j's own name, the regular expression of
+    that check overflows Java's stack.
     """
     found = recognise(error)
     return RuntimeError(str(error)) if found is error else found

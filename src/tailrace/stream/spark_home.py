@@ -1,4 +1,4 @@
-"""The SPARK_HOME of a session: where its Java looks for Spark, and so for Spark's Python."""
+"""The SPARK_HOME of a session, where the JVM finds Spark and Spark's Python modules."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _PARTS = ("bin", "conf", "jars", "sbin")
 
 
 def spark_home() -> Path:
-    """The user's own, or else a private one that leads to the installed Spark but leaves out its zipped Python.
+    """The user's SPARK_HOME, or else a private one that links to the installed Spark without its zipped Python modules.
 
-    With the zip, every Python process of Spark compiles Spark's modules anew and every task reads the zip's directory
-    again, although the same modules lie compiled beside it.
+    With the zip, every Python process of Spark compiles Spark's modules again and every task reads the zip's directory
+    again, although the same modules are installed next to it in compiled form.
     """
     if home := os.environ.get("SPARK_HOME"):
         return Path(home)
@@ -32,4 +32,4 @@ def spark_home() -> Path:
     try:
         return made_once(f"spark-{name}", link) if (package / "jars").exists() else package
     except OSError:
-        return package  # as Spark itself would have it
+        return package  # Spark's own default

@@ -1,4 +1,4 @@
-"""The Spark session a pipeline runs on: settings that suit few, large rows, and a Java when the system has none."""
+"""Build the Spark session of a pipeline: settings for few, large rows, and a Java if the system has none."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tailrace.stream.spark_home import spark_home
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
-# Java only passes bytes on: its second compiler costs more than it wins, for minutes after every start.
+# The JVM only passes bytes on, so its second compiler costs more than it gains for minutes after every start.
 JAVA_OPTIONS = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 
-# A block is one row of up to a few MB, so what Spark counts in rows is set low.
+# A block is one row of up to a few MB, so limits that count rows are low.
 SETTINGS = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "8",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
@@ -31,14 +31,14 @@ SETTINGS = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     "spark.driver.memory": "1g",
-    # Blocks are compressed neither here nor in the journal: on one machine it costs more than it saves.
+    # Blocks are compressed neither here nor in the journal: on one machine compression costs more than it saves.
     "spark.shuffle.compress": "false",
     "spark.shuffle.spill.compress": "false",
-    # The default asks a shell about every checkpoint file, which costs more than writing it.
+    # The default runs a shell command for every checkpoint file, which costs more than writing the file.
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
-    # Batches come and go whole: the system's allocator gives their memory back, Arrow's own keeps half of it.
+    # A batch is allocated and freed as a whole: the system's allocator returns its memory, Arrow's own keeps half.
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
     "spark.sql.adaptive.enabled": "false",
@@ -46,21 +46,21 @@ SETTINGS = {
 
 
 def java_options(more: str) -> str:
-    """What the driver's Java is started with; `more` is about its archive of classes."""
+    """The options of the driver's JVM; `more` are those for the class archive."""
     return f"-Dlog4j2.configurationFile=file:{LOGGING} {JAVA_OPTIONS} {more}".rstrip()
 
 
 def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
-    """A session of the pipeline's own, in the Spark that runs already or in a new one, which binds to loopback unless
-    `conf` says otherwise. Sessions of other people keep their settings."""
+    """A session of its own for the pipeline, in the running Spark or in a new one, which binds to loopback unless
+    `conf` says otherwise. The settings of other sessions do not change."""
     if home := java_home():
         os.environ["JAVA_HOME"] = home
-    # YARN sends Spark's zipped Python to its machines, and takes it from the home that has it.
+    # YARN sends Spark's zipped Python modules to its machines, so it needs the original home, which has them.
     if not master.startswith("yarn"):
         os.environ["SPARK_HOME"] = str(spark_home())
-    # numpy's threads for linear algebra take as long to start as all else it loads, and nothing here is linear algebra.
+    # Starting numpy's linear algebra threads takes as long as the rest of its import, and nothing here uses them.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # Workers must import this very package, wherever it is installed.
+    # Workers must import this same package, wherever it is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     os.environ.setdefault("PYSPARK_DRIVER_PYTHON", sys.executable)
     archive = Archive.here()
@@ -74,13 +74,13 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     }
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _interrupt_kept():
+    with _keep_interrupt_handler():
         return builder.create()
 
 
 @contextmanager
-def _interrupt_kept() -> Iterator[None]:
-    """PySpark takes SIGINT for itself when a session begins; what an interrupt does was decided before."""
+def _keep_interrupt_handler() -> Iterator[None]:
+    """Restore the SIGINT handler: PySpark replaces it when a session starts, but the caller has already set one."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield

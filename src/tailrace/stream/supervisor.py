@@ -1,4 +1,4 @@
-"""Looks after tables between batches: what operators ask, retries that are due, errors that were held long enough."""
+"""Handles tables between batches: operator requests, retries that are due, errors whose hold time has passed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from tailrace.state import OperatorRequest, StateStore, TableRecord, TableState
 
 
 class Supervisor:
-    """`tend` is called a few times a second while the pipeline runs. All it does is in the state store, where the
-    follower finds it before the next batch.
+    """`poll` is called a few times a second while the pipeline runs. It changes only the state store, which the
+    follower reads before the next batch.
 
-    `is_stopped` says, by upstream id, whether the follower has heard that a table failed. Before that, a table that
-    is let go on would do so behind the changes that failed.
+    `is_stopped` tells, by upstream id, whether the follower has taken note that a table failed. A table must not
+    resume before that, because it would continue after the changes that failed.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class Supervisor:
         self._clock = clock
 
     def poll(self, *, is_full: bool = False) -> None:
-        """Do what is asked and what is due. With `is_full` the log cannot be kept for stopped tables any longer."""
+        """Handle open requests and due retries. With `is_full` the log can no longer be kept for stopped tables."""
         for request in self._store.open_requests():
             if (outcome := self._answer(request)) is not None:
                 self._store.finish_request(request.id, outcome)
@@ -40,13 +40,13 @@ class Supervisor:
             elif is_full and self._is_kept(table):
                 self._give_up(table, "the journal is full")
             elif table.resume is not None and self._is_held_too_long(table):
-                self._give_up(table, "it was held as long as its policy says")
+                self._give_up(table, "its hold time has passed")
 
     def _is_due(self, table: TableRecord) -> bool:
         return self._is_stopped(table.upstream_id) and (table.next_try is None or table.next_try <= self._clock())
 
     def _is_kept(self, table: TableRecord) -> bool:
-        """Whether the journal keeps a part of the log for this table alone."""
+        """Whether the journal keeps a part of the log only for this table."""
         if table.state is TableState.ERRORED:
             return table.resume is not None
         return (
@@ -60,7 +60,7 @@ class Supervisor:
     def _give_up(self, table: TableRecord, why: str) -> None:
         self._store.fail_table(
             table.upstream_id,
-            f"{table.reason or 'it was paused'}; its part of the log was let go because {why}",
+            f"{table.reason or 'it was paused'}; its part of the log was discarded because {why}",
             fix=f"tailrace resync FILE {table.name}",
             retry="none",
             resume=None,
@@ -68,13 +68,13 @@ class Supervisor:
         )
 
     def _answer(self, request: OperatorRequest) -> str | None:
-        """What came of the request; None when it has to wait."""
+        """The outcome of the request; None when it has to wait."""
         table = next((one for one in self._store.tables() if one.name == request.table), None)
         if table is None:
-            return "the pipeline has no such table any more"
+            return "the pipeline no longer has this table"
         match request.kind:
             case "resync":
-                return None  # begun by the follower, and the ledger sees it begun
+                return None  # the follower starts the copy, and the progress recorder closes the request
             case "pause":
                 self._store.pause_table(table.upstream_id)
                 return "paused"
@@ -88,19 +88,19 @@ class Supervisor:
 
     def _retry(self, table: TableRecord) -> str | None:
         if table.state is not TableState.ERRORED:
-            return "it is not in error"
+            return "the table is not in error"
         if not self._is_stopped(table.upstream_id):
             return None
         self._store.recover_table(table.upstream_id)
-        return "tried again"
+        return "retried"
 
     def _skip(self, table: TableRecord, argument: str | None) -> str | None:
-        """Pass over one dead letter, or over those the table waits for now."""
+        """Skip one dead letter, or all those that the table waits for now."""
         if table.state is TableState.ERRORED and not self._is_stopped(table.upstream_id):
             return None
         waiting = self._store.dead_letters(table.name, "waiting")
         chosen = [letter for letter in waiting if argument is None or letter.id == int(argument)]
         if not chosen:
-            return "no change of it waits to be skipped"
+            return "the table has no change to skip"
         self._store.skip_dead_letters(table.upstream_id, [letter.id for letter in chosen])
         return f"skipped {len(chosen)}"

@@ -1,4 +1,4 @@
-"""What keeps the Python workers of a pipeline quick, small and quiet."""
+"""Keep the Python workers of a pipeline fast, small in memory, and quiet when they end."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ import pyarrow as pa
 
 @cache
 def freeze_imports() -> None:
-    """Spare what is loaded by now from garbage collection. Called by every task; only the first call does something.
+    """Exempt everything loaded so far from garbage collection. Every task calls it; only the first call has an effect.
 
-    A worker collects its garbage after each task before it takes the next one, and walks through a hundred thousand
-    objects of imported modules to find none.
+    A worker collects garbage after each task, before it takes the next one. Without this it would visit a hundred
+    thousand objects of imported modules each time and free none of them.
     """
     gc.collect()
     gc.freeze()
 
 
 def give_back_memory() -> None:
-    """Return to the system what a large batch needed. Called between the steps of a task; costs little when small."""
+    """Return the memory of a large batch to the system. Called between the steps of a task; cheap for small batches."""
     pa.default_memory_pool().release_unused()
 
 
 def leave_quietly() -> None:
-    """For the end of a reader's process. A query may be stopped within an answer of its reader: the connection is lost
-    then, nobody is left to be told of it, and PySpark's attempt to do so would end in a traceback on the terminal."""
+    """Make a reader's process end without a traceback. A query may be stopped while its reader sends an answer. Then
+    the connection is closed, and PySpark's attempt to report that to the other side would fail with a traceback on the
+    terminal."""
     if isinstance(sys.exception(), (EOFError, ConnectionError)):
         sys.excepthook = lambda *_: None

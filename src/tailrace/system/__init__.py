@@ -1,1 +1,1 @@
-"""What tailrace asks of the operating system."""
+"""Operating system services: files, locks, child processes, waiting, failpoints."""

@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole, so that whoever reads one finds the old content or the new."""
+"""Atomic replacement of files: a reader finds the old content or the new, never a mixture."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from tailrace.errors import UnavailableError
 
 
 def replace_text(file: Path, text: str) -> None:
-    """Give a file new content that need not outlive a power cut. Its folder must be there."""
+    """Replace a file's content, without syncing it: a power cut may lose it. The folder must exist."""
     draft = _draft(file)
     draft.write_text(text)
     draft.replace(file)
 
 
 def replace_durably(file: Path, content: bytes) -> None:
-    """Give a file new content, durable when this returns. Its folder must be there."""
+    """Replace a file's content, durable when this returns. The folder must exist."""
     draft = _draft(file)
     with draft.open("wb") as opened:
         opened.write(content)
@@ -32,9 +32,9 @@ def replace_durably(file: Path, content: bytes) -> None:
 
 @contextmanager
 def creating(file: Path) -> Iterator[BinaryIO]:
-    """A file to write, durable under its name when the block ends. A block that fails leaves nothing.
+    """A file to write, durable under its name when the block ends. A block that fails leaves no file.
 
-    Its folder is made where it is missing.
+    Creates the folder if it is missing.
     """
     make_folder(file.parent)
     draft = file.with_name(f".{file.name}")
@@ -51,22 +51,22 @@ def creating(file: Path) -> Iterator[BinaryIO]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, with those above it that are missing, durable when this returns. One that is there stays."""
+    """Create a folder and its missing parents, durable when this returns. An existing folder stays as it is."""
     missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
     folder.mkdir(parents=True, exist_ok=True)
     for each in reversed(missing):
         try:
             sync(each.parent)
         except PermissionError:
-            # Who may write in a folder may be kept from opening it.
+            # Without permission to read the folder we cannot open it to sync it, even if we may write in it.
             os.sync()
 
 
 def remove(path: Path, last: str = "") -> None:
-    """Remove a file, or a folder with all that is in it, of which the file `last` goes last.
+    """Remove a file, or a folder with everything in it; in the folder, the file `last` is removed last.
 
-    What is not there is no error, and a repeat, also after an interruption, does the rest. A folder that is a link, or
-    that a disk is mounted on, stays where it is, empty. Raises UnavailableError when something cannot be removed.
+    A missing path is no error, and after an interruption a repeat removes the rest. A folder that is a link or a mount
+    point is emptied but stays. Raises UnavailableError when something cannot be removed.
     """
     try:
         if not path.is_dir():
@@ -79,7 +79,7 @@ def remove(path: Path, last: str = "") -> None:
                 each.unlink()
     except OSError as error:
         raise UnavailableError(
-            f"{path} cannot be removed: {error.strerror}", fix="see that it belongs to this user; then try again"
+            f"{path} cannot be removed: {error.strerror}", fix="check that it belongs to this user, then try again"
         ) from error
     with suppress(OSError):
         path.rmdir()

@@ -1,4 +1,4 @@
-"""How long to wait before something that failed is tried again, and the waiting itself."""
+"""Retry delays with exponential backoff, and a wait that can be interrupted."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 LOOK_SECONDS = 0.05
-"""How often a wait looks whether it is to end."""
+"""How often a wait checks whether it should stop."""
 
 
 @dataclass(frozen=True)
 class Backoff:
-    """The pauses after the first failures, one step each; then each is `factor` times the one before.
+    """The delays between retries: `steps` after the first failures, then each `factor` times the one before.
 
-    No pause is longer than `longest_seconds`. `spread` is by what share, up or down, chance changes a pause.
+    No delay is longer than `longest_seconds`. `spread` is the jitter: the fraction by which a delay may be longer or
+    shorter.
     """
 
     steps: tuple[float, ...]
@@ -24,7 +25,7 @@ class Backoff:
     spread: float = 0.0
 
     def delay(self, attempts: int, chance: float = 0.5) -> float:
-        """Seconds to wait after so many failed attempts, one or more. `chance` is from 0 to 1."""
+        """Seconds to wait after this number of failed attempts (at least 1). `chance`, from 0 to 1, sets the jitter."""
         step = self.steps[min(attempts, len(self.steps)) - 1]
         try:
             pause = step * self.factor ** max(attempts - len(self.steps), 0)
@@ -36,7 +37,7 @@ class Backoff:
 
 
 def wait(seconds: float, should_stop: Callable[[], bool]) -> bool:
-    """Wait so long, or until it `should_stop` to end: then False."""
+    """Wait for `seconds` and return True, or return False as soon as `should_stop()` is true."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if should_stop():

@@ -1,7 +1,8 @@
-"""A process beside the pipeline: a receiver that must not wait for Spark, a sender that must not hold it up.
+"""Child processes of a pipeline: a receiver that must not wait for Spark, a sender that must not delay it.
 
-Its options come as one line on its standard input, so no secret stands in a process list. Only the owner holds that
-pipe, and its end asks the child to stop, so a child never outlives its owner. Import-light: children start with it.
+A child gets its options as one line on its standard input, so that no secret appears in a process list. Only the owner
+holds the other end of that pipe. When it is closed the child stops, so a child never outlives its owner. This module
+imports little, because every child loads it at its start.
 """
 
 from __future__ import annotations
@@ -21,17 +22,17 @@ from tailrace.errors import UnavailableError, revive
 from tailrace.system.status_file import read_file, write_file
 
 BUSY = 75
-"""Exit code: another process does this work already, which serves every owner as well."""
+"""Exit code: another process does this work already. It serves every owner, so this is not an error."""
 TAKE_OVER_SECONDS = 1.0
 END_SECONDS = 10.0
 
 
 class Child:
-    """`python -m module`, with its status and its log, as `name`, in `folder`.
+    """Runs `python -m module`. Its status file and its log are in `folder`, under `name`.
 
-    None is started while `is_busy` says that another does its work; should that one end, this one takes its place.
-    `patience_seconds` is how long one that was started elsewhere may take to begin. What it prints goes to its log, or
-    with `shows_output` to where the owner prints.
+    No child is started while `is_busy` reports that another process does the work; when that process ends, a child is
+    started. `patience_seconds` is how long a process that was started elsewhere may take to begin its work. The child
+    prints to its log, or with `shows_output` to the owner's standard output.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class Child:
         self._name = name
         self._is_busy = is_busy
         self._shows_output = shows_output
-        self._looked = time.monotonic() + patience_seconds
+        self._checked_at = time.monotonic() + patience_seconds
         self._process: subprocess.Popen[str] | None = None
         if not patience_seconds:
             self._take_over()
@@ -63,32 +64,32 @@ class Child:
         self.stop()
 
     def require_alive(self) -> None:
-        """Raises the error that ended the child, if it has ended; asked again after a moment, it begins another one."""
+        """Raise the error that ended the child, if it has ended. A later call starts a new child."""
         code = self._process.poll() if self._process is not None else BUSY
         if code is None:
             return
         if code == BUSY:
-            if time.monotonic() - self._looked > TAKE_OVER_SECONDS:
+            if time.monotonic() - self._checked_at > TAKE_OVER_SECONDS:
                 self._take_over()
             return
         self.stop()
         status = read_status(self._folder, self._name)
-        # What the one before said of itself must not be taken for this one's.
+        # Ignore a status file that the previous process left.
         error = status.get("error") if self._process is not None and status.get("pid") == self._process.pid else None
-        self._process, self._looked = None, time.monotonic()
+        self._process, self._checked_at = None, time.monotonic()
         if error:
             raise revive(error)
         raise UnavailableError(
             f"the {self._name} ended with code {code}",
-            fix=f"see {self._log}, or {self._log_before.name} there once another one has begun",
+            fix=f"see {self._log}, or {self._log_before.name} in the same folder once a new one has started",
         )
 
     def stop(self) -> None:
-        """End it, if it is ours. A repeat changes nothing."""
+        """Stop the child, if this owner started one. A repeat does nothing."""
         if self._process is None:
             return
         assert self._process.stdin is not None
-        with suppress(OSError):  # it died before it had read its options
+        with suppress(OSError):  # the child died before it read its options
             self._process.stdin.close()
         try:
             self._process.wait(END_SECONDS)
@@ -102,11 +103,11 @@ class Child:
 
     @property
     def _log_before(self) -> Path:
-        """What the one before said: why it ended, perhaps."""
+        """The log of the previous child, which may show why it ended."""
         return self._folder / f"{self._name}.log.1"
 
     def _take_over(self) -> None:
-        self._looked = time.monotonic()
+        self._checked_at = time.monotonic()
         if self._is_busy():
             return
         try:
@@ -114,7 +115,7 @@ class Child:
         except OSError as error:
             raise UnavailableError(
                 f"the {self._name} cannot be started in {self._folder}: {error.strerror or type(error).__name__}",
-                fix="make room on its disk, and see that this user may write there; it is tried again",
+                fix="check that the disk has space and that this user may write there; tailrace retries by itself",
             ) from error
 
     def _start(self) -> None:
@@ -135,31 +136,31 @@ class Child:
 
 
 class WithoutPandas:
-    """Lets pyarrow find no pandas: no child needs it, and loading it takes longer than all the rest."""
+    """Hides pandas from pyarrow: no child needs it, and importing it takes longer than all other imports together."""
 
     def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         if name == "pandas":
-            raise ModuleNotFoundError("this process does without", name=name)
+            raise ModuleNotFoundError("this process does not import pandas", name=name)
 
 
 def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
-    """The child's side. `run` gets the options and a function that says whether to stop, and gives the exit code."""
+    """Run in the child. `run` gets the options and a function that tells whether to stop; it returns the exit code."""
     sys.meta_path.insert(0, WithoutPandas())
-    # Ctrl-C reaches the whole process group; the owner decides when to stop.
+    # Ctrl-C is sent to the whole process group, but the owner decides when the child stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     options = sys.stdin.readline()
 
     def stopping() -> bool:
-        # Nothing more is ever sent: readable means that the owner closed the pipe or died.
+        # Nothing is sent after the options: if the pipe is readable, the owner closed it or died.
         return bool(select.select([sys.stdin], [], [], 0)[0])
 
     return run(options, stopping)
 
 
 def write_status(folder: Path, name: str, status: dict[str, Any]) -> None:
-    """What the child says of itself: `at` is when, `error` (from `describe`) what ended it or keeps it waiting.
+    """Write the child's status: `at` is the time, `error` (from `describe`) what ended it or makes it wait.
 
-    Its process id stands there as `pid`. A disk that refuses it does not stop the child.
+    Adds the process id as `pid`. If the disk refuses the write, the child continues.
     """
     write_file(folder / f"{name}.json", {"pid": os.getpid(), **status})
 

@@ -1,15 +1,15 @@
-"""Named places where a test can make the process die, fail or hang.
+"""Failpoints: named places in the code where a test can make the process die, fail or hang.
 
-TAILRACE_FAILPOINTS holds the orders, separated by commas: `name:action`, where the action is
+TAILRACE_FAILPOINTS holds a comma-separated list of `name:action`, where the action is
 
-    kill     SIGKILL to the process group, and to those of the ancestors that got the same orders (so the JVM goes too)
+    kill     SIGKILL to the process group, and to the groups of ancestors with the same variable (so the JVM dies too)
     raise    raise FailpointError
     hang     block until killed
-    pause    SIGSTOP to the process itself; it goes on when somebody sends it SIGCONT
+    pause    SIGSTOP to the process itself; it continues when it receives SIGCONT
 
-`name:kill@3` acts at the third time this process reaches the place. When TAILRACE_FAILPOINTS_DIR names a directory,
-a file `name` is left there by each place that acted; `name:kill!once` acts only while that file is missing, so
-it acts once however often the process is started again.
+`name:kill@3` acts at the third time this process reaches the failpoint. When TAILRACE_FAILPOINTS_DIR names a directory,
+each failpoint that acts creates a file `name` there. `name:kill!once` acts only while that file is missing, so it acts
+once, even if the process is restarted.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ORDER = re.compile(r"(?P<name>[\w.-]+):(?P<action>kill|raise|hang|pause)(@(?P<n
 
 
 class FailpointError(RuntimeError):
-    """Raised at a place whose order is `raise`. Not a TailraceError: nothing is prepared for it."""
+    """Raised by the action `raise`. Not a TailraceError, so that no code expects it."""
 
 
 @dataclass
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def reach(name: str) -> None:
-    """Say that the process is at the place `name`. Does nothing, in under a microsecond, unless a test ordered it."""
+    """Mark the failpoint `name`. Takes under a microsecond and does nothing unless a test has set an action for it."""
     text = os.environ.get(VARIABLE, "")
     if text or _text:
         _obey(name, text)
@@ -88,7 +88,7 @@ def _parse(text: str) -> dict[str, _Order]:
 
 
 def _leave_mark(name: str) -> bool:
-    """Whether this is the first time ever, as far as anyone keeps count."""
+    """Record that the failpoint acted; True if it had not acted before (always True without a directory)."""
     directory = os.environ.get(DIRECTORY_VARIABLE)
     if not directory:
         return True
@@ -100,9 +100,9 @@ def _leave_mark(name: str) -> bool:
 
 
 def _kill() -> None:
-    # Spark's Python workers live in a group of their own, below the JVM and the driver that are to die with them.
+    # Spark's Python workers have a process group of their own; the JVM and the driver above it must die as well.
     for group in _ordered_groups() - {os.getpgrp()}:
-        with suppress(ProcessLookupError):  # another process is at such a place, too
+        with suppress(ProcessLookupError):  # another process reached a failpoint and killed the group first
             os.killpg(group, signal.SIGKILL)
     os.killpg(os.getpgrp(), signal.SIGKILL)
 

@@ -1,7 +1,7 @@
-"""Locks on files, which the system lets go of when their process dies, however it dies.
+"""File locks, which the operating system releases when their process dies, for whatever reason.
 
-Whoever only looks shares the lock for an instant, so that two who look do not take each other for a holder; whoever
-wants it tries for a moment, since somebody may just be looking.
+`is_locked` takes a shared lock for an instant, so that two processes that check at once do not report each other as the
+holder. `try_lock` retries for a moment, because another process may just be checking.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PAUSE_SECONDS = 0.05
 
 
 def try_lock(file: int) -> bool:
-    """Take the lock on an open file, until it is closed; False while another process has it."""
+    """Take the lock on an open file until the file is closed; False if another process holds it."""
     for attempt in range(_ATTEMPTS):
         if attempt:
             time.sleep(_PAUSE_SECONDS)
@@ -29,7 +29,7 @@ def try_lock(file: int) -> bool:
 
 
 def is_current(file: int, path: Path) -> bool:
-    """Whether an open file is the one at this path. The lock on one that was removed keeps no one out."""
+    """Whether an open file is still the one at this path. A lock on a removed file locks out no other process."""
     try:
         return os.path.samestat(os.fstat(file), path.stat())
     except FileNotFoundError:
@@ -37,7 +37,7 @@ def is_current(file: int, path: Path) -> bool:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process has the lock on this file now. Changes nothing and needs no right to write."""
+    """Whether a process holds the lock on this file now. Changes nothing and needs no write permission."""
     try:
         file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Small JSON files in which a part says of itself how it stands, for people and for other processes."""
+"""Status files: small JSON files in which a process reports its state to people and other processes."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from tailrace.system.atomic_file import replace_text
 
 
 def write_file(file: Path, status: Mapping[str, Any]) -> None:
-    """Replace what was said before; the folder is made where it is missing.
+    """Replace the status file. Creates the folder if it is missing.
 
-    A disk that refuses it, being full perhaps, does not stop the writer: what stands there stays.
+    If the disk refuses the write, for example because it is full, the old status stays and no error is raised.
     """
     with suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -22,7 +22,7 @@ def write_file(file: Path, status: Mapping[str, Any]) -> None:
 
 
 def read_file(file: Path) -> dict[str, Any]:
-    """What was last said; empty before anything was, and for what cannot be read."""
+    """The last status; empty if there is none or it cannot be read."""
     try:
         found = json.loads(file.read_text())
     except (OSError, ValueError):

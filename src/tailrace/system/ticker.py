@@ -1,4 +1,4 @@
-"""Something that is done again and again beside the main thread."""
+"""Call a function at a fixed interval in a background thread."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Self
 
 
 class Ticker:
-    """Calls `act` every so many seconds, in a thread of its own, until the `with` block ends.
+    """Calls `act` every `seconds`, in its own thread, until the `with` block ends.
 
-    What `act` raises ends it, and is raised by the next `check`.
+    An exception from `act` ends the calls; the next `check` raises it.
     """
 
     def __init__(self, act: Callable[[], None], seconds: float) -> None:
@@ -22,7 +22,7 @@ class Ticker:
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def check(self) -> None:
-        """Raises what ended the ticking, if anything did."""
+        """Raise the exception that ended the calls, if there was one."""
         if self._failure is not None:
             raise self._failure
 

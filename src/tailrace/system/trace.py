@@ -1,6 +1,6 @@
-"""What is kept of an unexpected error: its chain of types and frames, and none of its texts.
+"""Records of unexpected errors: the chain of exception types and stack frames, without any message text.
 
-Texts of others may hold anything, rows and passwords included.
+Messages of other libraries may contain anything, even row values and passwords.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _WITHIN = re.compile(
 
 @contextmanager
 def kept(folder: Path) -> Iterator[None]:
-    """An error that is not tailrace's leaves its outline in the folder and in the log, and goes on."""
+    """Write the outline of any error that is not a TailraceError to the folder and the log, then raise it again."""
     try:
         yield
     except TailraceError:
@@ -48,13 +48,13 @@ def kept(folder: Path) -> Iterator[None]:
 
 
 def place_of(error: BaseException) -> str | None:
-    """Where the outline of an error was kept, if it was."""
+    """The file with the outline of an error, if one was written."""
     notes = [note for note in getattr(error, "__notes__", ()) if note.startswith(_NOTE)]
     return notes[-1].removeprefix(_NOTE) if notes else None
 
 
 def outline(error: BaseException) -> str:
-    """The types and frames of an error and of all that led to it, the newest first."""
+    """The types and frames of an error and of all its causes, newest first."""
     lines: list[str] = []
     seen: set[int] = set()
     now: BaseException | None = error
@@ -63,14 +63,14 @@ def outline(error: BaseException) -> str:
         lines.append(f"{'caused by ' if lines else ''}{type(now).__module__}.{type(now).__qualname__}")
         frames = traceback.extract_tb(now.__traceback__)
         lines += [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in reversed(frames)]
-        with suppress(Exception):  # py4j asks Java for the text, which may be gone
+        with suppress(Exception):  # py4j asks the JVM for the text, and the JVM may have ended
             lines += [f"  | {part}" for part in _within(str(now))]
         now = now.__cause__ or now.__context__
     return "\n".join(lines) + "\n"
 
 
 def _within(text: str) -> Iterator[str]:
-    """The types and frames in the text of an error that crossed a process."""
+    """The types and frames in the text of an error that came from another process."""
     for found in _WITHIN.finditer(text):
         if found["file"]:
             yield f"{found['file']}:{found['line']} in {found['function']}"

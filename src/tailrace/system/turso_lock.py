@@ -1,10 +1,11 @@
-"""Whether a process has a file open in Turso, and how to keep out of its way.
+"""Detect whether a process has a file open in Turso, and keep Turso and SQLite from corrupting each other's writes.
 
-Turso opens a file in one of two ways. Alone, it locks the whole file. Under `multiprocess_wal`, every process holds a
-shared lock on the first byte of `FILE-tshm`, which says how much of the WAL counts. That file stays when the last
-process has gone, and the next session under `multiprocess_wal` believes it: frames that were written without it
-meanwhile are ignored, and cut off with the WAL when that session is closed. So tailrace opens a file that way only
-while an application has it open that way, and makes what is left of it void before it writes without Turso.
+Turso opens a file in one of two ways. By default it locks the whole file. Under `multiprocess_wal`, every process holds
+a shared lock on the first byte of `FILE-tshm`, which records how much of the WAL is valid. That file stays when the
+last process has ended, and the next session under `multiprocess_wal` trusts it: frames that were written in the
+meantime without it are ignored, and removed with the WAL when that session is closed. So tailrace opens a file under
+`multiprocess_wal` only while an application has it open in that way, and empties a leftover `FILE-tshm` before it
+writes without Turso.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pathlib import Path
 from tailrace.errors import UnavailableError
 
 SHARED = "multiprocess_wal"
-"""Turso's name for the way in which several processes open one file."""
+"""Turso's name for the mode in which several processes open one file."""
 
 _LOCKS = Path("/proc/locks")
 _FLOCK = "hhqqi4x"
@@ -41,10 +42,11 @@ def is_shared(path: Path) -> bool:
 
 
 def is_locked_whole(path: Path) -> bool:
-    """Whether a Turso connection of its own holds the file.
+    """Whether a Turso connection has the whole file locked.
 
-    Opened under `multiprocess_wal` the file can be read all the same, but what that connection writes never shows. The
-    table of locks is looked at because a lock of our own, let go, would take Turso's locks in this process with it.
+    The file could still be read under `multiprocess_wal`, but changes by that connection would never be visible. This
+    reads the system's table of locks instead of trying a lock: releasing our own lock would also release the locks
+    that Turso holds in this process.
     """
     if not _LOCKS.exists():
         return False
@@ -58,28 +60,29 @@ def is_locked_whole(path: Path) -> bool:
 
 
 def require_not_shared(path: Path) -> None:
-    """Raises UnavailableError while the file is open under `multiprocess_wal`: SQLite does not see Turso's locks."""
+    """Raise UnavailableError if the file is open under `multiprocess_wal`: SQLite does not see Turso's locks."""
     if is_shared(path):
         raise _in_use(path)
 
 
 @contextmanager
 def shut_out(path: Path) -> Iterator[None]:
-    """For writing without `multiprocess_wal`: sessions under it wait until the block ends, and then read the WAL again.
+    """Lock out sessions under `multiprocess_wal` during the block, for writing without it.
 
-    Raises UnavailableError while there is one.
+    Sessions that are opened meanwhile wait until the block ends and then read the WAL again. Raises UnavailableError
+    if such a session is open already.
     """
     try:
         file = os.open(_index(path), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield  # never opened that way
+        yield  # never opened under multiprocess_wal
         return
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _first_byte(fcntl.F_WRLCK))
         except BlockingIOError:
             raise _in_use(path) from None
-        # Void before the first frame is written: a crash in the block must not leave it to be believed.
+        # Empty it before the first frame is written: after a crash in the block no session may trust it.
         os.ftruncate(file, 0)
         yield
     finally:
@@ -96,6 +99,6 @@ def _first_byte(kind: int) -> bytes:
 
 def _in_use(path: Path) -> UnavailableError:
     return UnavailableError(
-        f"{path} is open in Turso under {SHARED}, whose writes other libraries can neither see nor respect",
-        fix="close it in the application and try again; a pipeline follows it live with source.type turso",
+        f"{path} is open in Turso under {SHARED}, whose locks and writes other libraries cannot see",
+        fix="close it in the application and try again; to follow it while it is open, use source.type turso",
     )

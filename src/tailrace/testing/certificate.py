@@ -1,4 +1,4 @@
-"""A throw-away certificate authority, with certificates for a server on 127.0.0.1 and its clients, for tests of TLS."""
+"""A temporary certificate authority for tests of TLS, with certificates for a server on 127.0.0.1 and its clients."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _VALID = datetime.timedelta(days=2)
 
 @dataclass(frozen=True)
 class Authority:
-    """PEM files: what both sides trust, the server's certificate with its key, and a client's.
+    """PEM files: the CA certificate that both sides trust, and certificates with keys for the server and a client.
 
-    `expired_file` is a certificate for the server's key that is no longer valid.
+    `expired_file` is an expired certificate for the server's key.
     """
 
     ca_file: Path
@@ -31,7 +31,7 @@ class Authority:
 
 
 def make_authority(directory: Path) -> Authority:
-    """Make the files in `directory`, or return those that an earlier call made there."""
+    """Create the files in `directory`, or return those that an earlier call created there."""
     names = ("ca.pem", "server.pem", "server.key", "expired.pem", "client.pem", "client.key")
     made = Authority(*(directory / name for name in names))
     if made.ca_file.exists():

@@ -1,6 +1,6 @@
-"""An HTTP(S) endpoint on 127.0.0.1 that takes webhooks, and answers as a script says.
+"""An HTTP(S) endpoint on 127.0.0.1 that receives webhooks and gives scripted answers.
 
-with Endpoint() as endpoint:
+with WebhookEndpoint() as endpoint:
     endpoint.script(Reply(500), Reply(429, {"Retry-After": "1"}))   # the next two requests; the others get 200
     endpoint.rule = failing(0.05, seed=1)                           # from then on one in twenty fails
 """
@@ -20,13 +20,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-if TYPE_CHECKING:  # only an endpoint with TLS needs what that module needs
+if TYPE_CHECKING:  # that module needs `cryptography`, which only an endpoint with TLS requires
     from tailrace.testing.certificate import Authority
 
 
 @dataclass(frozen=True)
 class ReceivedRequest:
-    """What arrived. Names of headers are in lower case."""
+    """A request as it arrived. Header names are in lower case."""
 
     path: str
     headers: Mapping[str, str] = field(repr=False)
@@ -36,9 +36,10 @@ class ReceivedRequest:
 
 @dataclass(frozen=True)
 class Reply:
-    """How a request is answered. `takes` says whether its events count as taken, which the sender never learns.
+    """How a request is answered. `takes` says whether the endpoint accepts its events; the sender cannot see that.
 
-    `hold_seconds` pass before the answer; `drip_seconds` between its bytes; `cut` ends the connection without one.
+    The endpoint waits `hold_seconds` before the answer and `drip_seconds` between its bytes. With `cut` it closes the
+    connection without an answer.
     """
 
     status: int = 200
@@ -63,21 +64,21 @@ def always(reply: Reply) -> ReplyRule:
 
 
 def failing(rate: float, *, seed: int, status: int = 500, takes: bool = False) -> ReplyRule:
-    """Some requests fail, by chance; with `takes` after their events were taken."""
+    """Requests fail at random, at this rate; with `takes` only after their events were accepted."""
     chance = random.Random(seed)
     return lambda request: Reply(status, takes=takes) if chance.random() < rate else Reply()
 
 
 def ids_of_list(body: bytes) -> list[str]:
-    """The ids of events in a JSON list, as the format cloudevents has them."""
+    """The ids of the events in a JSON list, as in the format `cloudevents`."""
     return [event["id"] for event in json.loads(body)]
 
 
 class WebhookEndpoint:
-    """Serves until the `with` block ends; each connection in a thread of its own, requests recorded in order.
+    """Serves until the `with` block ends. Each connection has its own thread; requests are recorded in order.
 
-    `tls` makes it HTTPS, with the authority's certificate or an `expired` one; `mutual` asks clients for theirs. A free
-    port is taken unless one is given.
+    `tls` makes it HTTPS, with the authority's certificate or an `expired` one; `mutual` requires client certificates.
+    Without `port` it uses a free one.
     """
 
     def __init__(
@@ -108,16 +109,16 @@ class WebhookEndpoint:
 
     @property
     def url(self) -> str:
-        """Where to post, by the name `localhost`."""
+        """The URL to post to, with the host name `localhost`."""
         return f"{self._scheme}://localhost:{self.port}/hook"
 
     def script(self, *replies: Reply) -> None:
-        """Answer the next requests so, one after the other; then `rule` decides again."""
+        """Answer the next requests with these replies, in order; afterwards `rule` decides again."""
         with self._lock:
             self._script.extend(replies)
 
     def ids(self) -> list[str]:
-        """The ids of all events that were taken, in order, repeats included."""
+        """The ids of all accepted events, in order, including repeats."""
         with self._lock:
             for request in self.taken[self._parsed :]:
                 self._known += self._ids(request.body)
@@ -125,16 +126,16 @@ class WebhookEndpoint:
             return list(self._known)
 
     def duplicates(self) -> int:
-        """How many events were taken that had been taken before."""
+        """How many accepted events had been accepted before."""
         return sum(count - 1 for count in Counter(self.ids()).values())
 
     def start(self) -> Self:
-        """Begin to serve. Called once."""
+        """Start to serve. Called once."""
         self._thread.start()
         return self
 
     def stop(self) -> None:
-        """Serve no more and let go of every request that is held."""
+        """Stop serving and end the wait of every request that is held."""
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
@@ -149,7 +150,7 @@ class WebhookEndpoint:
         self.stop()
 
     def decide(self, request: ReceivedRequest) -> Reply:
-        """Record a request and say how to answer it. Called by the server's threads."""
+        """Record a request and return the reply to it. Called by the server's threads."""
         with self._lock:
             self.requests.append(request)
             reply = self._script.popleft() if self._script else self.rule(request)
@@ -158,7 +159,7 @@ class WebhookEndpoint:
         return reply
 
     def wait(self, seconds: float) -> None:
-        """Let time pass, unless the endpoint stops."""
+        """Wait for `seconds`, or until the endpoint stops."""
         self._closing.wait(seconds)
 
     @property
@@ -177,7 +178,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", port), _Exchange)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away, or cannot agree on TLS, are what this endpoint is for."""
+        """Ignore clients that disconnect or fail the TLS handshake: tests do this on purpose."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -194,14 +195,14 @@ class _Exchange(BaseHTTPRequestHandler):
     def finish(self) -> None:
         with suppress(OSError):
             super().finish()
-        # A layer of TLS is a socket of its own, which the server does not know of.
+        # With TLS this is a separate socket, which the server does not close.
         with suppress(OSError):
             self.request.close()
 
     def do_POST(self) -> None:
         length = int(self.headers.get("Content-Length", 0))
         body = self.rfile.read(length)
-        if len(body) < length:  # whoever sent it was killed meanwhile
+        if len(body) < length:  # the sender was killed in the meantime
             self.close_connection = True
             return
         headers = {name.lower(): value for name, value in self.headers.items()}
@@ -224,7 +225,7 @@ class _Exchange(BaseHTTPRequestHandler):
             endpoint.wait(reply.drip_seconds)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name the server uses
-        """Tests look at `requests` instead."""
+        """Log nothing: tests read `requests` instead."""
 
 
 def _context(tls: Authority, *, expired: bool, mutual: bool) -> ssl.SSLContext:

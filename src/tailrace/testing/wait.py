@@ -1,4 +1,4 @@
-"""Waiting on a condition, with an end to it."""
+"""Wait for a condition, with a timeout."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 300.0
-"""How long anything is waited for. It ends a hang and says nothing of how long a thing may take: machines are busy."""
+"""The default timeout. It only ends a hang; it is no limit on performance, because machines may be busy."""
 _POLL_SECONDS = 0.02
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
-    """Return as soon as the condition holds. AssertionError when it does not within so many seconds."""
+    """Return as soon as the condition holds. Raises AssertionError if it does not hold within `seconds`."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"it did not happen within {seconds:g} seconds"
+        assert time.monotonic() < deadline, f"the condition did not hold within {seconds:g} seconds"
         time.sleep(_POLL_SECONDS)
