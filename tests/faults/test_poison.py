@@ -6,7 +6,6 @@ One run for all of these tests; every test leaves the tables as equal as it foun
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,8 @@ from tailrace.model.schema import TableName
 from tailrace.state import DeadLetter, StateStore, TableState
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
+from tests.support.invocation import invoke
 from tests.support.postgres_to_delta import Following
-from tests.support.runner import command
 from tests.support.scenario import Scenario
 
 CANARY = "c4naryRow"
@@ -62,11 +61,10 @@ def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
 
 
 def ask(following: Following, *words: str) -> str:
-    """`tailrace WORDS`, with FILE for the pipeline's file, as a process of its own; what it printed."""
-    arguments = [str(following.scenario.file) if word == "FILE" else word for word in words]
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert CANARY not in done.stdout + done.stderr
+    """`tailrace WORDS`, with FILE for the pipeline's file; what it printed."""
+    done = invoke(*(following.scenario.file if word == "FILE" else word for word in words))
+    assert done.exit_code == 0, done.output
+    assert CANARY not in done.output
     return done.stdout
 
 
@@ -225,7 +223,7 @@ def test_a_single_run_ends_in_eight_while_a_table_is_in_error_and_does_what_was_
     following.require_same(without=(BAD,))
     ask(following, "skip", "FILE", BAD)
     following.sql("UPDATE bad SET v = 'mended' WHERE id = 41")
-    assert following.scenario.run_once() == 0
+    following.scenario.apply()
     following.require_same()
 
 
@@ -238,5 +236,5 @@ def test_a_single_run_does_what_was_asked_for_a_table_that_failed_in_the_last_ba
     assert following.scenario.run_once(failpoints="stream.planned:kill@2") != 0
     ask(following, "skip", "FILE", BAD)
     following.sql("UPDATE bad SET v = 'mended' WHERE id = 51")
-    assert following.scenario.run_once() == 0
+    following.scenario.apply()
     following.require_same()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from tailrace.demo.server import EmbeddedPostgres
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.failpoints import COMMIT
+from tests.support.invocation import invoke
 from tests.support.process import descendants, send
-from tests.support.runner import RunningPipeline, command
+from tests.support.runner import RunningPipeline
 from tests.support.scenario import Scenario
 
 
@@ -29,7 +29,7 @@ def test_a_stale_runner_is_fenced_when_it_commits(
         "CREATE TABLE keyless (v int)",
         "INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
 
     with scenario.run(failpoints=f"{COMMIT}:pause!once") as first:
@@ -109,8 +109,7 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             with RunningPipeline(file) as refused:
                 assert refused.wait() == 5
                 assert f"run by process {first.pid}" in refused.log_tail()
-        asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, check=False)
-        assert asked.returncode == 5
+        assert invoke("reset", stranger, "--yes").exit_code == 5
 
         mark.unlink()
         scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from tailrace.demo.traffic import Traffic
 from tailrace.demo.workload import create_shop, load_shop
+from tailrace.model.schema import TableName
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.failpoints import COMMIT
@@ -31,24 +32,27 @@ def test_a_batch_is_one_job_of_spark_however_many_tables_it_holds(
         spark={"master": "local[2]", "conf": {f"spark.{name}": str(value).lower() for name, value in conf.items()}}
     )
     scenario.sql(*(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(TABLES)))
-    assert scenario.run_once() == 0
-    copied = sum(_jobs(scenario).values())
-    scenario.sql(" ".join(f"INSERT INTO t{number} VALUES (1);" for number in range(TABLES)))
-    assert scenario.run_once() == 0
+    with scenario.run() as run:
+        scenario.catch_up(run)
+        scenario.sql(" ".join(f"INSERT INTO t{number} VALUES (1);" for number in range(TABLES)))
+        scenario.catch_up(run)
+        run.terminate()
+        assert run.wait() == 0
 
     assert scenario.differences() == []
+    [batch] = {scenario.batch_ids(TableName("public", f"t{number}"))[-1] for number in range(TABLES)}
     jobs = _jobs(scenario)
-    assert sum(jobs.values()) > copied
+    assert jobs[batch] == 1
     assert set(jobs.values()) == {1}
 
 
-def _jobs(scenario: Scenario) -> Counter[tuple[str, str]]:
-    """How many jobs Spark began for each batch of each run."""
-    found: Counter[tuple[str, str]] = Counter()
+def _jobs(scenario: Scenario) -> Counter[int]:
+    """How many jobs Spark began for each batch."""
+    found: Counter[int] = Counter()
     for log in (scenario.folder / "events").rglob("events_*"):
         for event in map(json.loads, log.read_text().splitlines()):
             if event["Event"] == "SparkListenerJobStart":
-                found[log.name, event["Properties"]["streaming.sql.batchId"]] += 1
+                found[int(event["Properties"]["streaming.sql.batchId"])] += 1
     return found
 
 
@@ -101,7 +105,7 @@ def test_a_single_run_ends_while_the_source_is_written_to_all_the_time(
         create_shop(conn)
         load_shop(conn, 0.01)
     with Traffic(database.dsn, seed=1, rate=100):
-        assert scenario.run_once() == 0
-    assert scenario.run_once() == 0
+        scenario.apply()
+    scenario.apply()
     assert scenario.differences() == []
     assert scenario.doubled() == []
