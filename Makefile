@@ -25,14 +25,16 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py
 
-# Tests wait for servers half of the time, so two at once take little more than one.
+# Tests wait for servers half of the time, so two at once take little more than one. Tests that share a pipeline are a
+# group: they stay in one process, and begin first.
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+
 test: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+	$(PYTEST)
 
 # What needs neither Spark nor a server, with a quarter of hypothesis's examples.
 test-fast: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal -m "not spark and not server and not slow" \
-		--hypothesis-profile quick
+	$(PYTEST) -m "not spark and not server and not slow" --hypothesis-profile quick
 
 # Pipelines killed at random under load. What fails with a seed fails with it again: make soak SEED=…
 KILLS ?= 20

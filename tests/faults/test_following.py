@@ -21,6 +21,8 @@ from tests.support.process import send
 from tests.support.runner import RunningPipeline
 from tests.support.scenario import Scenario
 
+pytestmark = pytest.mark.xdist_group("following")
+
 TABLES = [
     "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
     "CREATE TABLE long (id int PRIMARY KEY, title text, body text, raw bytea)",

@@ -22,6 +22,8 @@ from tests.support.invocation import invoke
 from tests.support.postgres_to_delta import Following
 from tests.support.scenario import Scenario
 
+pytestmark = pytest.mark.xdist_group("poison")
+
 CANARY = "c4naryRow"
 # A database of this encoding takes any bytes for text, and a destination that keeps text as UTF-8 does not.
 POISON = f"'{CANARY}' || convert_from('\\xc3', 'SQL_ASCII')"

@@ -55,7 +55,13 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["event trigger", "relation messages"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(True, id="event trigger", marks=pytest.mark.xdist_group("event trigger")),
+        pytest.param(False, id="relation messages", marks=pytest.mark.xdist_group("relation messages")),
+    ],
+)
 def has_trigger(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 

@@ -17,6 +17,8 @@ from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
 
+pytestmark = pytest.mark.xdist_group("java")
+
 _SESSION = """
 from pathlib import Path
 from tailrace.stream.spark_session import build_session
