@@ -1,4 +1,4 @@
-"""A checkpoint, a state or a slot that is gone: nothing moves before somebody says so, and then nothing is missing."""
+"""A checkpoint, a state or a slot that is gone: nothing moves before a reset, and after it nothing is missing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROWS = 2000
 SLOT = "tailrace_loss"
 
 
-def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_lake_is_never_empty(
+def test_a_lost_checkpoint_state_or_slot_stops_the_pipeline_until_a_reset_and_the_lake_is_never_empty(
     tmp_path: Path,
 ) -> None:
     with EmbeddedPostgres(tmp_path / "server") as server:
@@ -33,12 +33,12 @@ def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_l
         scenario.sql(f"SELECT pg_drop_replication_slot('{SLOT}')")
         require_refusal(scenario, "is gone")
         scenario.sql(
-            "INSERT INTO keyed VALUES (0, 'sent to nobody')",
+            "INSERT INTO keyed VALUES (0, 'sent to no one')",
             f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
         )
         require_refusal(scenario, "Postgres was told to forget")
 
-        copy_anew(scenario)
+        copy_again(scenario)
 
         lose_wal(scenario)
         require_refusal(scenario, "removed WAL")
@@ -64,7 +64,7 @@ def require_refusal_without(scenario: Scenario, place: Path) -> None:
     away.rename(place)
 
 
-def copy_anew(scenario: Scenario) -> None:
+def copy_again(scenario: Scenario) -> None:
     """Reset and run: at every moment the lake holds the old rows or the new ones, in the end those of the source."""
     scenario.sql("DELETE FROM keyed WHERE id > 1990")
     scenario.execute("reset", "--yes")

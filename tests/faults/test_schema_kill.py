@@ -27,7 +27,7 @@ def kill_once_at(scenario: Scenario, step: str) -> None:
 
 
 def change(scenario: Scenario, number: int) -> None:
-    """Rows before, within and behind a schema change of each table, in one transaction."""
+    """Rows before, within and after a schema change of each table, in one transaction."""
     scenario.sql(
         f"BEGIN; UPDATE altered SET a = 'before {number}' WHERE id % 7 = {number};"
         f" ALTER TABLE altered ADD COLUMN b{number} int;"

@@ -127,4 +127,6 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             scenario.catch_up(second)
             assert scenario.differences() == []
     assert scenario.doubled() == []
-    assert RunningPipeline(stranger).start().wait() == 6, "who does not see the checkpoint cannot go on from it"
+    assert RunningPipeline(stranger).start().wait() == 6, (
+        "a machine that does not see the checkpoint cannot go on from it"
+    )

@@ -58,7 +58,7 @@ def _jobs(scenario: Scenario) -> Counter[int]:
 
 @contextmanager
 def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[RunningPipeline, list[int]]]:
-    """A run that has a row of `t` in hand and does not get to write it before its processes are told to go on."""
+    """A run that has a row of `t` in hand and does not get to write it before its processes get SIGCONT."""
     scenario.sql("CREATE TABLE t (id int PRIMARY KEY)")
     run = scenario.run(failpoints=f"{COMMIT}:pause!once")
     mark = run.marks / COMMIT
@@ -79,7 +79,7 @@ def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
     with stopped_before_its_commit(scenario) as (run, paused):
         written = scenario.value("SELECT pg_current_wal_insert_lsn()::text")
         passed = f"confirmed_flush_lsn >= '{written}' FROM pg_replication_slots WHERE slot_name LIKE 'tailrace%'"
-        # By then the receiver has told the server several times how far it is.
+        # By then the receiver has reported its position to the server several times.
         wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"))
         assert not scenario.value(f"SELECT {passed}")
         send(paused, signal.SIGCONT)

@@ -28,7 +28,7 @@ def status_of(scenario: Scenario) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_prints_lines_tells_its_status_and_drains_at_a_signal(scenario: Scenario, number: signal.Signals) -> None:
+def test_a_run_prints_lines_shows_its_status_and_drains_at_a_signal(scenario: Scenario, number: signal.Signals) -> None:
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
         "INSERT INTO keyed SELECT i, 'row' FROM generate_series(1, 1000) i",
@@ -119,7 +119,7 @@ def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: S
     assert scenario.doubled() == []
 
 
-def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(scenario: Scenario) -> None:
+def test_a_run_whose_output_is_closed_ends_after_the_batch_in_hand(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")
     run = subprocess.Popen(
         command("run", str(scenario.file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

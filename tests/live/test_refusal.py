@@ -1,4 +1,4 @@
-"""What cannot work is refused on one screen, with the fix and its exit code, and nothing half-made is left behind."""
+"""What cannot work is refused on one screen, with the fix and its exit code, and nothing half-made is left."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ class Scene:
         self._writers: list[subprocess.Popen[str]] = []
 
     def close(self) -> None:
-        """End the writers that a failed test has left behind."""
+        """End the writers that a failed test has left."""
         for writer in self._writers:
             writer.kill()
             writer.communicate()
@@ -75,7 +75,7 @@ class Scene:
 
 @pytest.fixture
 def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    """`make_scene(**source)` is a pipeline with these keys of `source` beside path and store."""
+    """`make_scene(**source)` is a pipeline with these keys of `source` next to path and store."""
     with ExitStack() as made:
 
         def make(**source: Any) -> Scene:
@@ -113,7 +113,7 @@ def let_short_rows_expire(scene: Scene) -> None:
 def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_a_killed_pipeline(
     tmp_path: Path, make_scene: Callable[..., Scene]
 ) -> None:
-    # While it runs it keeps what the writers' collectors delete; while it is down, nobody does.
+    # While it runs it keeps what the writers' collectors delete; while it is down, no one does.
     scene = make_scene(keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
     first = scene.write(1, min_age="4s")
     some_writes(first, 10)

@@ -68,7 +68,7 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
 
 @contextmanager
 def changing(changer: Changer) -> Iterator[None]:
-    """Somebody who changes rows, columns and tables until the end of the block."""
+    """A thread that changes rows, columns and tables until the end of the block."""
     stopping = threading.Event()
     errors: list[Exception] = []
 

@@ -115,7 +115,7 @@ class Scenario:
         return open_source(load(self.file)).tables()
 
     def differences(self, *, without: Collection[str] = ()) -> list[Difference]:
-        """Where lake and source differ now, but for the tables `without`; nobody may write to either."""
+        """Where lake and source differ now, but for the tables `without`; no one may write to either."""
         return compare(self.dsn, [table for table in self.tables() if str(table.table) not in without], self.lake)
 
     def batch_ids(self, table: TableName) -> list[int]:
