@@ -34,7 +34,7 @@ test: setup
 
 # What needs neither Spark nor a server, with a quarter of hypothesis's examples.
 test-fast: setup
-	$(PYTEST) -m "not spark and not server and not slow" --hypothesis-profile quick
+	$(PYTEST) -m "not spark and not server and not slow" --quick
 
 # Pipelines killed at random under load. What fails with a seed fails with it again: make soak SEED=…
 KILLS ?= 20

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from tests.support.scenario import Scenario
 
 settings.register_profile("busy machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
-settings.register_profile("quick", settings.get_profile("busy machine"), max_examples=25)
 settings.load_profile("busy machine")
 
 _numbers = itertools.count(1)
@@ -38,7 +37,14 @@ MARKERS = {
 }
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="give property tests a quarter of their examples")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("quick"):
+        for test in {item.function for item in items if isinstance(item, pytest.Function)}:
+            _quarter_examples(test)
     for item in items:
         path = item.path.relative_to(Path(__file__).parent)
         places = [str(place) for place in (path, *path.parents)]
@@ -46,6 +52,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(marker)
         if "postgres_server" in getattr(item, "fixturenames", ()):
             item.add_marker("server")
+
+
+def _quarter_examples(test: Any) -> None:
+    # Hypothesis has no public way to change the number that a test itself asks for.
+    if isinstance(own := getattr(test, "_hypothesis_internal_use_settings", None), settings):
+        test._hypothesis_internal_use_settings = settings(own, max_examples=max(1, own.max_examples // 4))
 
 
 @pytest.fixture(scope="session")
