@@ -127,4 +127,6 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             scenario.catch_up(second)
             assert scenario.differences() == []
     assert scenario.doubled() == []
+    with address.open_reading() as store:
+        wait_until(lambda: store.lease_holder() is None)
     assert invoke("run", stranger, "--once").exit_code == 6, "without the checkpoint it cannot go on"
