@@ -33,6 +33,7 @@ MARKERS = {
     "faults/test_rqlite_receiver.py": "slow",
     "faults/test_webhook_sender.py": "slow",
     "live": "spark",
+    "property/test_rqlite.py": "slow",
     "stream/test_java.py": "spark",
 }
 
