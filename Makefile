@@ -7,7 +7,7 @@ WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: setup check test demo bench lock clean
+.PHONY: setup check test test-fast soak demo bench lock clean
 
 setup: $(STAMP)
 
@@ -25,9 +25,22 @@ check: setup
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py
 
-# Tests wait for servers half of the time, so two at once take little more than one.
+# Tests wait for servers half of the time, so two at once take little more than one. Tests that share a pipeline are a
+# group: they stay in one process, and begin first.
+PYTEST := $(BIN)/pytest --numprocesses $(WORKERS) --dist loadgroup
+
 test: setup
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
+	$(PYTEST)
+
+# What needs neither Spark nor a server, with a quarter of hypothesis's examples.
+test-fast: setup
+	$(PYTEST) -m "not spark and not server and not slow" --quick
+
+# Pipelines killed at random under load. What fails with a seed fails with it again: make soak SEED=…
+KILLS ?= 20
+SEED ?= $(shell date +%s)
+soak: setup
+	TAILRACE_SOAK_KILLS=$(KILLS) TAILRACE_SOAK_SEED=$(SEED) $(BIN)/pytest -s tests/live/test_soak.py
 
 demo: setup
 	$(BIN)/tailrace demo --seconds 30

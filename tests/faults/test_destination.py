@@ -18,7 +18,7 @@ from tests.support.scenario import Scenario
 PAUSE = "delta.before_commit"
 
 
-def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_is_got_along_with(scenario: Scenario) -> None:
+def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_does_no_harm(scenario: Scenario) -> None:
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v int)",
         "CREATE TABLE bag (v int)",
@@ -31,7 +31,7 @@ def test_a_lake_that_is_full_or_away_is_waited_for_and_another_writer_is_got_alo
     with run:
         scenario.catch_up(run)
 
-        write_beside_a_commit(scenario, run, mark)
+        write_during_a_commit(scenario, run, mark)
 
         limit_files(run, 0)
         scenario.sql("UPDATE keyed SET v = 2", "INSERT INTO bag SELECT generate_series(1, 100)")
@@ -56,8 +56,8 @@ def waits_for_the_lake(status: PipelineStatus) -> bool:
     return source is not None and source.gear == "waiting" and "lake" in (source.error or "")
 
 
-def write_beside_a_commit(scenario: Scenario, run: RunningPipeline, mark: Path) -> None:
-    """Let somebody else commit between the reading and the commit of a batch."""
+def write_during_a_commit(scenario: Scenario, run: RunningPipeline, mark: Path) -> None:
+    """Let another writer commit between the reading and the commit of a batch."""
     mark.unlink()
     scenario.sql("UPDATE keyed SET v = 1")
     wait_until(lambda: bool(run.paused()))
@@ -76,7 +76,7 @@ def limit_files(run: RunningPipeline, size: int) -> None:
     """Let the processes that write the lake make no file larger than this: the disk is full for them alone."""
 
     def limited() -> bool:
-        # A worker that was forked meanwhile has what its parent had; look until nobody is left.
+        # A worker that was forked meanwhile has what its parent had; look until none is left.
         left = [pid for pid in run.processes(b"pyspark.daemon") if _limit(pid) != size]
         for pid in left:
             with suppress(ProcessLookupError):

@@ -17,9 +17,12 @@ from tailrace.source.postgres.offset import parse_lsn
 from tailrace.state import StateStore
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
+from tests.support.invocation import invoke
 from tests.support.process import send
 from tests.support.runner import RunningPipeline
 from tests.support.scenario import Scenario
+
+pytestmark = pytest.mark.xdist_group("following")
 
 TABLES = [
     "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
@@ -186,9 +189,9 @@ def test_a_second_start_is_refused_and_names_the_first(
     scenario, run = following
     copy = tmp_path / "second.yaml"
     copy.write_text(scenario.file.read_text())
-    with RunningPipeline(copy) as second:
-        assert second.wait() == 5
-        assert str(run.pid) in second.log_tail()
+    second = invoke("run", copy, "--once")
+    assert second.exit_code == 5, second.output
+    assert str(run.pid) in second.output
     scenario.catch_up(run)
     assert scenario.doubled() == []
 

@@ -1,4 +1,4 @@
-"""A checkpoint, a state or a slot that is gone: nothing moves before somebody says so, and then nothing is missing."""
+"""A checkpoint, a state or a slot that is gone: nothing moves before a reset, and after it nothing is missing."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from pathlib import Path
 
 from tailrace.demo.compare import count_lake
 from tailrace.demo.server import EmbeddedPostgres
+from tests.support.invocation import invoke
 from tests.support.scenario import Scenario
 
 ROWS = 2000
 SLOT = "tailrace_loss"
 
 
-def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_lake_is_never_empty(
+def test_a_lost_checkpoint_state_or_slot_stops_the_pipeline_until_a_reset_and_the_lake_is_never_empty(
     tmp_path: Path,
 ) -> None:
     with EmbeddedPostgres(tmp_path / "server") as server:
@@ -23,7 +24,7 @@ def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_l
             f"INSERT INTO keyed SELECT i, 'first' FROM generate_series(1, {ROWS}) i",
             "INSERT INTO bag SELECT 'first' FROM generate_series(1, 100)",
         )
-        assert scenario.run_once() == 0
+        scenario.apply()
         scenario.sql("UPDATE keyed SET v = 'while away' WHERE id <= 10", "INSERT INTO bag VALUES ('while away')")
 
         require_refusal_without(scenario, scenario.state / "checkpoint")
@@ -32,12 +33,12 @@ def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_l
         scenario.sql(f"SELECT pg_drop_replication_slot('{SLOT}')")
         require_refusal(scenario, "is gone")
         scenario.sql(
-            "INSERT INTO keyed VALUES (0, 'sent to nobody')",
+            "INSERT INTO keyed VALUES (0, 'sent to no one')",
             f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
         )
         require_refusal(scenario, "Postgres was told to forget")
 
-        copy_anew(scenario)
+        copy_again(scenario)
 
         lose_wal(scenario)
         require_refusal(scenario, "removed WAL")
@@ -46,9 +47,9 @@ def test_what_is_lost_stops_the_pipeline_until_it_is_told_to_copy_anew_and_the_l
 def require_refusal(scenario: Scenario, reason: str) -> None:
     """A run ends in 6 and says why and how it goes on; the lake is as it was."""
     before = {table.table: count_lake(table, scenario.lake) for table in scenario.tables()}
-    with scenario.run(once=True) as run:
-        assert run.wait() == 6
-        said = " ".join(run.log_tail(10).split())
+    refused = invoke("run", scenario.file, "--once")
+    assert refused.exit_code == 6, refused.output
+    said = " ".join(refused.output.split())
     assert reason in said
     assert f"tailrace reset {scenario.file}" in said
     assert {table.table: count_lake(table, scenario.lake) for table in scenario.tables()} == before
@@ -63,7 +64,7 @@ def require_refusal_without(scenario: Scenario, place: Path) -> None:
     away.rename(place)
 
 
-def copy_anew(scenario: Scenario) -> None:
+def copy_again(scenario: Scenario) -> None:
     """Reset and run: at every moment the lake holds the old rows or the new ones, in the end those of the source."""
     scenario.sql("DELETE FROM keyed WHERE id > 1990")
     scenario.execute("reset", "--yes")

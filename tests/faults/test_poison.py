@@ -1,4 +1,4 @@
-"""A change that cannot be read, and tables that are told to rest: only they wait, and all of it by command.
+"""A change that cannot be read, and tables that are paused: only they wait, and all of it by command.
 
 One run for all of these tests; every test leaves the tables as equal as it found them.
 """
@@ -6,7 +6,6 @@ One run for all of these tests; every test leaves the tables as equal as it foun
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,11 @@ from tailrace.model.schema import TableName
 from tailrace.state import DeadLetter, StateStore, TableState
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
+from tests.support.invocation import invoke
 from tests.support.postgres_to_delta import Following
-from tests.support.runner import command
 from tests.support.scenario import Scenario
+
+pytestmark = pytest.mark.xdist_group("poison")
 
 CANARY = "c4naryRow"
 # A database of this encoding takes any bytes for text, and a destination that keeps text as UTF-8 does not.
@@ -62,11 +63,10 @@ def following(postgres: EmbeddedPostgres, tmp_path_factory: pytest.TempPathFacto
 
 
 def ask(following: Following, *words: str) -> str:
-    """`tailrace WORDS`, with FILE for the pipeline's file, as a process of its own; what it printed."""
-    arguments = [str(following.scenario.file) if word == "FILE" else word for word in words]
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert CANARY not in done.stdout + done.stderr
+    """`tailrace WORDS`, with FILE for the pipeline's file; what it printed."""
+    done = invoke(*(following.scenario.file if word == "FILE" else word for word in words))
+    assert done.exit_code == 0, done.output
+    assert CANARY not in done.output
     return done.stdout
 
 
@@ -80,7 +80,7 @@ def letters(following: Following) -> list[DeadLetter]:
 
 
 def wait_until_tried(following: Following, times: int) -> DeadLetter:
-    """The last change that could not be read, once its table was tried so often and waits for somebody."""
+    """The last change that could not be read, once its table was tried so often and waits for a command."""
     oid = following.oid("bad")
     following.wait_for(
         oid, lambda bad: bad.state is TableState.ERRORED and bad.retry == "manual" and bad.attempts >= times
@@ -92,12 +92,12 @@ def bad_ids(following: Following) -> set[int]:
     return set(following.lake("bad"))
 
 
-def test_only_the_table_of_a_change_that_cannot_be_read_waits_and_goes_on_without_it_when_told(
+def test_only_the_table_of_a_change_that_cannot_be_read_waits_and_goes_on_without_it_after_a_skip(
     following: Following, tmp_path: Path
 ) -> None:
     following.sql(
         f"INSERT INTO bad VALUES (2, 'before'); INSERT INTO bad VALUES (3, {POISON}); INSERT INTO good VALUES (1, 'x')",
-        "INSERT INTO bad VALUES (4, 'behind')",
+        "INSERT INTO bad VALUES (4, 'after it')",
         "INSERT INTO good VALUES (2, 'y')",
     )
     letter = wait_until_tried(following, 2)
@@ -116,8 +116,8 @@ def test_only_the_table_of_a_change_that_cannot_be_read_waits_and_goes_on_withou
     assert (listed["id"], listed["table"], listed["position"]) == (letter.id, BAD, letter.position)
     ask(following, "errors", "show", "FILE", str(letter.id), "--raw", str(tmp_path / "change"))
     assert (tmp_path / "change").read_bytes() == letter.raw
-    (told,) = (table for table in ask_json(following, "status", "FILE")["tables"] if table["name"] == BAD)
-    assert (told["state"], told["letters"], told["retry"], told["attempts"]) == ("Errored", 1, "manual", 2)
+    (bad,) = (table for table in ask_json(following, "status", "FILE")["tables"] if table["name"] == BAD)
+    assert (bad["state"], bad["letters"], bad["retry"], bad["attempts"]) == ("Errored", 1, "manual", 2)
     assert BAD in ask(following, "tables", "FILE")
 
     ask(following, "errors", "retry", "FILE", str(letter.id))
@@ -127,7 +127,7 @@ def test_only_the_table_of_a_change_that_cannot_be_read_waits_and_goes_on_withou
     following.catch_up()
     assert bad_ids(following) == {1, 2, 4}
     assert [(one.id, one.status) for one in letters(following)] == [(letter.id, "skipped")]
-    following.sql("UPDATE bad SET v = 'mended' WHERE id = 3")
+    following.sql("UPDATE bad SET v = 'fixed' WHERE id = 3")
     following.catch_up()
     following.require_same()
 
@@ -135,7 +135,7 @@ def test_only_the_table_of_a_change_that_cannot_be_read_waits_and_goes_on_withou
 def test_several_changes_that_cannot_be_read_are_skipped_one_after_the_other(following: Following) -> None:
     following.sql(
         f"BEGIN; INSERT INTO bad VALUES (11, 'a'), (12, {POISON}), (13, 'b');"
-        f" UPDATE bad SET v = {POISON} WHERE id = 11; UPDATE bad SET v = 'mended' WHERE id IN (11, 12); COMMIT"
+        f" UPDATE bad SET v = {POISON} WHERE id = 11; UPDATE bad SET v = 'fixed' WHERE id IN (11, 12); COMMIT"
     )
     first = wait_until_tried(following, 2)
     ask(following, "errors", "skip", "FILE", str(first.id))
@@ -147,10 +147,10 @@ def test_several_changes_that_cannot_be_read_are_skipped_one_after_the_other(fol
     following.require_same()
 
 
-def test_a_resync_makes_a_table_whole_again_once_its_value_is_mended(following: Following) -> None:
-    following.sql(f"INSERT INTO bad VALUES (21, {POISON})", "INSERT INTO bad VALUES (22, 'behind')")
+def test_a_resync_makes_a_table_whole_again_once_its_value_is_fixed(following: Following) -> None:
+    following.sql(f"INSERT INTO bad VALUES (21, {POISON})", "INSERT INTO bad VALUES (22, 'after it')")
     letter = wait_until_tried(following, 2)
-    following.sql("UPDATE bad SET v = 'mended' WHERE id = 21")
+    following.sql("UPDATE bad SET v = 'fixed' WHERE id = 21")
     ask(following, "resync", "FILE", BAD)
     following.catch_up()
     following.require_same()
@@ -194,7 +194,7 @@ def test_a_copy_that_is_paused_keeps_the_chunks_it_has(following: Following) -> 
         store.ask("pause", str(WIDE))
     following.wait_for(oid, lambda wide: wide.paused_at is not None)
     following.sql(
-        "INSERT INTO good VALUES (300, 'beside a paused copy')", "UPDATE wide SET filler = 'new' WHERE id = 1"
+        "INSERT INTO good VALUES (300, 'next to a paused copy')", "UPDATE wide SET filler = 'new' WHERE id = 1"
     )
     following.catch_up(without=(str(WIDE),))
     paused = following.records()[oid]
@@ -208,7 +208,7 @@ def test_a_copy_that_is_paused_keeps_the_chunks_it_has(following: Following) -> 
     assert following.records()[oid].rows_copied == WIDE_ROWS
 
 
-def test_a_single_run_ends_in_eight_while_a_table_is_in_error_and_does_what_was_asked_meanwhile(
+def test_a_single_run_ends_with_code_8_while_a_table_is_in_error_and_does_what_was_asked_meanwhile(
     following: Following,
 ) -> None:
     following.run.terminate()
@@ -224,8 +224,8 @@ def test_a_single_run_ends_in_eight_while_a_table_is_in_error_and_does_what_was_
     assert "column v holds text that is not UTF-8" in following.run.log_tail()
     following.require_same(without=(BAD,))
     ask(following, "skip", "FILE", BAD)
-    following.sql("UPDATE bad SET v = 'mended' WHERE id = 41")
-    assert following.scenario.run_once() == 0
+    following.sql("UPDATE bad SET v = 'fixed' WHERE id = 41")
+    following.scenario.apply()
     following.require_same()
 
 
@@ -237,6 +237,6 @@ def test_a_single_run_does_what_was_asked_for_a_table_that_failed_in_the_last_ba
     # The first batch fails, the second one, which leaves the table out, is never begun.
     assert following.scenario.run_once(failpoints="stream.planned:kill@2") != 0
     ask(following, "skip", "FILE", BAD)
-    following.sql("UPDATE bad SET v = 'mended' WHERE id = 51")
-    assert following.scenario.run_once() == 0
+    following.sql("UPDATE bad SET v = 'fixed' WHERE id = 51")
+    following.scenario.apply()
     following.require_same()

@@ -1,4 +1,4 @@
-"""A resync beside tables that are written to all the time."""
+"""A resync next to tables that are written to all the time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OTHERS = ("north", "east", "south", "west")
 
 @contextmanager
 def writing(dsn: str) -> Iterator[None]:
-    """Somebody who changes every table, over and over, until the end of the block."""
+    """A thread that changes every table, over and over, until the end of the block."""
     stopping = threading.Event()
     errors: list[Exception] = []
 

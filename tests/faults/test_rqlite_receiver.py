@@ -1,4 +1,4 @@
-"""Rows 21, 26 and 30 where rqlite's events come in: kills, damaged journals, rebuilt clusters, planted secrets."""
+"""Faults where rqlite's events come in: kills, damaged journals, rebuilt clusters, planted secrets."""
 
 from __future__ import annotations
 

@@ -55,7 +55,13 @@ SMALL: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[True, False], ids=["event trigger", "relation messages"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(True, id="event trigger", marks=pytest.mark.xdist_group("event trigger")),
+        pytest.param(False, id="relation messages", marks=pytest.mark.xdist_group("relation messages")),
+    ],
+)
 def has_trigger(request: pytest.FixtureRequest) -> bool:
     return bool(request.param)
 
@@ -147,7 +153,7 @@ def test_a_type_is_widened_where_nothing_is_lost(following: Following) -> None:
     following.require_same(without=UNLIKE)
 
 
-def test_a_type_that_cannot_be_widened_stops_its_table_alone_and_a_resync_mends_it(following: Following) -> None:
+def test_a_type_that_cannot_be_widened_stops_its_table_alone_and_a_resync_fixes_it(following: Following) -> None:
     # More than a few segments of the journal, all of which the table still needs.
     following.sql(
         "BEGIN; ALTER TABLE odd ALTER n TYPE text; INSERT INTO odd VALUES (50, 'odd', 'text');"
@@ -170,7 +176,7 @@ def test_a_type_that_cannot_be_widened_stops_its_table_alone_and_a_resync_mends_
     following.require_same(without=UNLIKE)
 
 
-def test_a_table_with_another_key_or_none_is_copied_anew_and_goes_on(following: Following) -> None:
+def test_a_table_with_another_key_or_none_is_copied_again_and_goes_on(following: Following) -> None:
     following.sql(
         "UPDATE rekeyed SET n = 1000 + id",
         "ALTER TABLE rekeyed DROP CONSTRAINT rekeyed_pkey, ALTER n SET NOT NULL, ADD PRIMARY KEY (n)",
@@ -200,7 +206,7 @@ def test_a_renamed_table_is_followed_under_its_new_name(following: Following) ->
     assert "public.renamed" not in {record.name for record in following.records().values()}
 
 
-def test_a_table_dropped_and_made_again_is_copied_anew(following: Following) -> None:
+def test_a_table_dropped_and_made_again_is_copied_again(following: Following) -> None:
     old = following.oid("recreated")
     following.sql(
         "INSERT INTO recreated VALUES (50, 'gone', 1)",

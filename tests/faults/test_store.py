@@ -24,7 +24,7 @@ def test_a_state_database_that_goes_away_is_waited_for(
             assert before
             server.stop()
             scenario.sql("INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i", "INSERT INTO bag VALUES (1)")
-            # Who asks the store between batches has noticed, and was ended with the query.
+            # The process that asks the store between batches has noticed, and was ended with the query.
             wait_until(lambda: before.isdisjoint(planners(run)))
             server.start()
             scenario.catch_up(run)

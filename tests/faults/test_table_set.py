@@ -26,7 +26,7 @@ def names(following: Following) -> set[str]:
 
 
 def take_out_and_put_back(following: Following, publication: str) -> None:
-    """A table that leaves the publication is forgotten with its rows kept; when it comes back it is copied anew."""
+    """A table that leaves the publication is forgotten with its rows kept; when it comes back it is copied again."""
     oid = following.oid("second")
     following.sql(f"ALTER PUBLICATION {publication} DROP TABLE second")
     following.wait_until_gone(oid)
@@ -42,7 +42,7 @@ def take_out_and_put_back(following: Following, publication: str) -> None:
     following.require_same()
 
 
-def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_somebody_took_out(
+def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_was_taken_out(
     database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, tables={"exclude": ["*.excluded*"]})
@@ -65,7 +65,7 @@ def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_some
 
         take_out_and_put_back(following, scenario.name)
 
-        # What leaves and comes back between two looks was not sent in between, and is copied anew just so.
+        # What leaves and comes back between two looks was not sent in between, and is copied again just so.
         following.sql(
             f"ALTER PUBLICATION {scenario.name} DROP TABLE first",
             "UPDATE first SET v = 'unseen' WHERE id = 1",
@@ -87,7 +87,7 @@ def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_some
         following.require_same()
 
 
-def test_a_publication_of_somebody_else_is_followed_as_it_changes_and_never_added_to(
+def test_a_publication_that_others_made_is_followed_as_it_changes_and_never_added_to(
     database: PostgresDatabase, make_scenario: Callable[..., Scenario]
 ) -> None:
     scenario = make_scenario(database.dsn, source={"publication": "theirs"}, tables={"exclude": ["*.excluded"]})

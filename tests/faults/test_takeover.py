@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +14,9 @@ from tailrace.demo.server import EmbeddedPostgres
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.failpoints import COMMIT
+from tests.support.invocation import invoke
 from tests.support.process import descendants, send
-from tests.support.runner import RunningPipeline, command
+from tests.support.runner import RunningPipeline
 from tests.support.scenario import Scenario
 
 
@@ -29,7 +29,7 @@ def test_a_stale_runner_is_fenced_when_it_commits(
         "CREATE TABLE keyless (v int)",
         "INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
 
     with scenario.run(failpoints=f"{COMMIT}:pause!once") as first:
@@ -106,11 +106,10 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
         scenario.sql("INSERT INTO keyed SELECT i, 0 FROM generate_series(1, 100) i")
         scenario.catch_up(first)
         for file in (elsewhere, stranger):
-            with RunningPipeline(file) as refused:
-                assert refused.wait() == 5
-                assert f"run by process {first.pid}" in refused.log_tail()
-        asked = subprocess.run(command("reset", str(stranger), "--yes"), capture_output=True, check=False)
-        assert asked.returncode == 5
+            refused = invoke("run", file, "--once")
+            assert refused.exit_code == 5, refused.output
+            assert f"run by process {first.pid}" in refused.output
+        assert invoke("reset", stranger, "--yes").exit_code == 5
 
         mark.unlink()
         scenario.sql("UPDATE keyed SET v = v + 1", "INSERT INTO keyless SELECT generate_series(1, 100)")
@@ -128,4 +127,6 @@ def test_a_lease_keeps_a_second_machine_out_until_it_runs_out_and_its_holder_is_
             scenario.catch_up(second)
             assert scenario.differences() == []
     assert scenario.doubled() == []
-    assert RunningPipeline(stranger).start().wait() == 6, "who does not see the checkpoint cannot go on from it"
+    with address.open_reading() as store:
+        wait_until(lambda: store.lease_holder() is None)
+    assert invoke("run", stranger, "--once").exit_code == 6, "without the checkpoint it cannot go on"

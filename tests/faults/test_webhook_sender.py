@@ -159,7 +159,7 @@ def test_no_answer_of_an_endpoint_loses_an_event(
 
 
 @pytest.mark.parametrize("fault", ["expired", "unknown", "no client certificate", "plain"])
-def test_no_certificate_makes_it_send_to_a_stranger_and_nothing_is_lost_meanwhile(
+def test_nothing_is_sent_to_an_endpoint_whose_certificate_is_not_trusted_and_nothing_is_lost_meanwhile(
     tmp_path: Path, queue: Path, authority: Authority, fault: str
 ) -> None:
     fill(queue, numbered(1, 30, TABLES))
@@ -186,14 +186,14 @@ def test_no_certificate_makes_it_send_to_a_stranger_and_nothing_is_lost_meanwhil
         wait_until(lambda: status(queue).get("failures", 0) >= 3)
         assert status(queue)["error"]["kind"] == "UnavailableError"
         assert endpoint.requests == []
-    with WebhookEndpoint(tls=trusted, port=port) as mended:
+    with WebhookEndpoint(tls=trusted, port=port) as fixed:
         wait_until(lambda: status(queue).get("delivered") == 30)
-        assert mended.ids() == ids(30)
+        assert fixed.ids() == ids(30)
         node.stop()
 
 
 def follow_order(endpoint: WebhookEndpoint, count: int) -> None:
-    """Nothing is missing, and of each table every event came for the first time only behind those before it."""
+    """Nothing is missing, and of each table every event came for the first time only after those before it."""
     seen = list(dict.fromkeys(endpoint.ids()))
     assert len(seen) == count
     assert set(seen) == set(ids(count))

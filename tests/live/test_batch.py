@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from tailrace.demo.traffic import Traffic
 from tailrace.demo.workload import create_shop, load_shop
+from tailrace.model.schema import TableName
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.failpoints import COMMIT
@@ -31,30 +32,33 @@ def test_a_batch_is_one_job_of_spark_however_many_tables_it_holds(
         spark={"master": "local[2]", "conf": {f"spark.{name}": str(value).lower() for name, value in conf.items()}}
     )
     scenario.sql(*(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(TABLES)))
-    assert scenario.run_once() == 0
-    copied = sum(_jobs(scenario).values())
-    scenario.sql(" ".join(f"INSERT INTO t{number} VALUES (1);" for number in range(TABLES)))
-    assert scenario.run_once() == 0
+    with scenario.run() as run:
+        scenario.catch_up(run)
+        scenario.sql(" ".join(f"INSERT INTO t{number} VALUES (1);" for number in range(TABLES)))
+        scenario.catch_up(run)
+        run.terminate()
+        assert run.wait() == 0
 
     assert scenario.differences() == []
+    [batch] = {scenario.batch_ids(TableName("public", f"t{number}"))[-1] for number in range(TABLES)}
     jobs = _jobs(scenario)
-    assert sum(jobs.values()) > copied
+    assert jobs[batch] == 1
     assert set(jobs.values()) == {1}
 
 
-def _jobs(scenario: Scenario) -> Counter[tuple[str, str]]:
-    """How many jobs Spark began for each batch of each run."""
-    found: Counter[tuple[str, str]] = Counter()
+def _jobs(scenario: Scenario) -> Counter[int]:
+    """How many jobs Spark began for each batch."""
+    found: Counter[int] = Counter()
     for log in (scenario.folder / "events").rglob("events_*"):
         for event in map(json.loads, log.read_text().splitlines()):
             if event["Event"] == "SparkListenerJobStart":
-                found[log.name, event["Properties"]["streaming.sql.batchId"]] += 1
+                found[int(event["Properties"]["streaming.sql.batchId"])] += 1
     return found
 
 
 @contextmanager
 def stopped_before_its_commit(scenario: Scenario) -> Iterator[tuple[RunningPipeline, list[int]]]:
-    """A run that has a row of `t` in hand and does not get to write it before its processes are told to go on."""
+    """A run that has a row of `t` in hand and does not get to write it before its processes get SIGCONT."""
     scenario.sql("CREATE TABLE t (id int PRIMARY KEY)")
     run = scenario.run(failpoints=f"{COMMIT}:pause!once")
     mark = run.marks / COMMIT
@@ -75,7 +79,7 @@ def test_upstream_keeps_what_a_batch_has_in_hand_until_it_is_in_the_lake(
     with stopped_before_its_commit(scenario) as (run, paused):
         written = scenario.value("SELECT pg_current_wal_insert_lsn()::text")
         passed = f"confirmed_flush_lsn >= '{written}' FROM pg_replication_slots WHERE slot_name LIKE 'tailrace%'"
-        # By then the receiver has told the server several times how far it is.
+        # By then the receiver has reported its position to the server several times.
         wait_until(lambda: scenario.value(f"SELECT pg_current_wal_insert_lsn() - '{written}'::pg_lsn > 500"))
         assert not scenario.value(f"SELECT {passed}")
         send(paused, signal.SIGCONT)
@@ -101,7 +105,7 @@ def test_a_single_run_ends_while_the_source_is_written_to_all_the_time(
         create_shop(conn)
         load_shop(conn, 0.01)
     with Traffic(database.dsn, seed=1, rate=100):
-        assert scenario.run_once() == 0
-    assert scenario.run_once() == 0
+        scenario.apply()
+    scenario.apply()
     assert scenario.differences() == []
     assert scenario.doubled() == []

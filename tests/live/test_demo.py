@@ -1,4 +1,4 @@
-"""The demo, as somebody sees it who has just installed tailrace; `make demo` is the same with more rows."""
+"""The demo, as it runs right after an installation; `make demo` is the same with more rows."""
 
 from __future__ import annotations
 

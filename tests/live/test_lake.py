@@ -20,13 +20,13 @@ def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once
         "CREATE TABLE tree (path int[] PRIMARY KEY, a text)",
         "INSERT INTO tree VALUES ('{1}', 'root'), ('{1,2}', 'leaf')",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
 
     items, away = scenario.lake / "public" / "items", scenario.folder / "away"
     items.rename(away)
     scenario.sql("INSERT INTO items VALUES (101, 'new')", "UPDATE tree SET a = 'changed' WHERE path = '{1}'")
-    scenario.run_once()
+    scenario.apply(errored=["public.items"])
     with StateStore.open_reading(scenario.state) as store:
         [errored] = [table for table in store.tables() if table.state is TableState.ERRORED]
     assert str(errored.name) == "public.items"
@@ -35,7 +35,7 @@ def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once
 
     away.rename(items)
     scenario.execute("retry", "public.items")
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
     assert scenario.doubled() == []
 
@@ -50,7 +50,7 @@ def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_t
         "ALTER TABLE ranked REPLICA IDENTITY FULL",
         "INSERT INTO ranked SELECT i, 'row ' || i FROM generate_series(1, 4) i",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.sql(
         "ALTER TABLE scaled ALTER n TYPE numeric(10,2)",
         "ALTER TABLE floating ALTER n TYPE real",
@@ -58,7 +58,7 @@ def test_what_a_narrower_type_rounded_and_what_a_deferrable_key_let_pass_is_in_t
         "UPDATE floating SET n = 3 WHERE id = 2",
         "UPDATE ranked SET id = id + 1",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
     for table in ("scaled", "floating"):
         rows = DeltaTable(str(scenario.lake / "public" / table)).to_pyarrow_table().to_pylist()
@@ -71,7 +71,7 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
 ) -> None:
     scenario = make_scenario(database.dsn, destination={"history": ["public.items"]})
     scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'copied')")
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.sql(
         "UPDATE items SET a = 'once' WHERE id = 1",
         "UPDATE items SET a = 'twice' WHERE id = 1",
@@ -80,7 +80,7 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
         "INSERT INTO items VALUES (3, 'new')",
     )
     assert scenario.run_once(failpoints="delta.committed:kill") != 0
-    assert scenario.run_once() == 0
+    scenario.apply()
     rows = DeltaTable(str(scenario.lake / "public" / "items")).to_pyarrow_table().sort_by("_tailrace_position")
     assert rows.select(["_tailrace_op", "id", "a"]).to_pylist() == [
         {"_tailrace_op": op, "id": key, "a": text}
@@ -100,11 +100,11 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
 def test_a_new_column_that_is_widened_before_anybody_looked_keeps_what_older_rows_hold(scenario: Scenario) -> None:
     scenario.execute("prepare")
     scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'a'), (2, 'b')")
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.sql(
         "ALTER TABLE items ADD COLUMN n int DEFAULT 5",
         "ALTER TABLE items ALTER COLUMN n TYPE bigint",
         "UPDATE items SET a = 'c' WHERE id = 2",
     )
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []

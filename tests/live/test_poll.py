@@ -44,7 +44,7 @@ def test_a_polled_database_and_its_lake_are_equal_after_every_run(
     scene = make_scenario(
         database.dsn, source={"type": "poll", "page_rows": 500, "chunk_rows": 1000, "interval": "50ms"}, tables=TABLES
     )
-    assert scene.run_once() == 0
+    scene.apply()
     assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [
         ("public.items", 3000, True),
         ("public.orders", 3000, True),
@@ -65,7 +65,7 @@ def test_a_polled_database_and_its_lake_are_equal_after_every_run(
     assert before["public.orders"].missing == 1
     assert all(len(key) == 2 for key in before["public.items"].keys)
 
-    assert scene.run_once() == 0
+    scene.apply()
     assert all(one.equal for one in verify(load(scene.file)))
     assert scene.doubled() == []
 
@@ -77,10 +77,10 @@ def test_a_full_diff_that_was_killed_is_done_again_and_applied_once(
     database.run(*SETUP)
     tables = {**TABLES, "include": ["public.items"]}
     scene = make_scenario(database.dsn, source={"type": "poll", "chunk_rows": 500, "interval": "50ms"}, tables=tables)
-    assert scene.run_once() == 0
+    scene.apply()
     database.run("DELETE FROM items WHERE b % 100 = 0", "UPDATE items SET v = -1 WHERE b % 100 = 1")
     assert scene.run_once(failpoints=f"{step}:kill") != 0
-    assert scene.run_once() == 0
+    scene.apply()
     [verdict] = verify(load(scene.file))
     assert (verdict.source_rows, verdict.equal) == (2970, True)
     assert scene.doubled() == []
@@ -106,5 +106,5 @@ def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
         source={"type": "poll", "dsn": f"{library}:///{file}", "chunk_rows": 100},
         tables={"defaults": {"updated_at": "updated_at", "deletes": deletes}},
     )
-    assert scene.run_once() == 0
+    scene.apply()
     assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [("main.notes", 500, True)]

@@ -28,7 +28,7 @@ def status_of(scenario: Scenario) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_run_prints_lines_tells_its_status_and_drains_at_a_signal(scenario: Scenario, number: signal.Signals) -> None:
+def test_a_run_prints_lines_shows_its_status_and_drains_at_a_signal(scenario: Scenario, number: signal.Signals) -> None:
     scenario.sql(
         "CREATE TABLE keyed (id int PRIMARY KEY, v text)",
         "INSERT INTO keyed SELECT i, 'row' FROM generate_series(1, 1000) i",
@@ -58,7 +58,7 @@ def test_a_run_prints_lines_tells_its_status_and_drains_at_a_signal(scenario: Sc
     ended = status_of(scenario)
     assert ended["runner"] is None
     assert len(ended["tables"]) == 2
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
     assert scenario.doubled() == []
 
@@ -70,7 +70,7 @@ def test_a_single_run_that_a_signal_ended_does_not_say_that_it_is_done(scenario:
         run.resume()
         assert run.wait() == 130, run.log_tail()
         assert "Traceback" not in run.log_file.read_text()
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
 
 
@@ -87,7 +87,7 @@ def test_one_signal_ends_a_run_whose_slot_waits_for_an_open_transaction(
             assert run.wait() == code
             assert "Traceback" not in run.log_file.read_text()
         assert scenario.value("SELECT count(*) FROM pg_replication_slots WHERE database = current_database()") == 0
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
 
 
@@ -114,12 +114,12 @@ def test_a_second_signal_ends_a_run_within_its_batch_without_a_trace(scenario: S
         said = run.log_file.read_text()
         assert "Exception in thread" not in said
         assert "/src/tailrace/" not in said
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
     assert scenario.doubled() == []
 
 
-def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(scenario: Scenario) -> None:
+def test_a_run_whose_output_is_closed_ends_after_the_batch_in_hand(scenario: Scenario) -> None:
     scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY)", "INSERT INTO keyed SELECT generate_series(1, 1000)")
     run = subprocess.Popen(
         command("run", str(scenario.file)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -134,12 +134,12 @@ def test_a_run_whose_lines_nobody_reads_any_more_ends_with_the_batch_in_hand(sce
     # Spark's own processes may say something when they are ended.
     assert "/src/tailrace/" not in said
     assert "error:" not in said
-    assert scenario.run_once() == 0
+    scenario.apply()
     assert scenario.differences() == []
 
 
 def test_a_run_into_another_destination_says_so_at_its_start(scenario: Scenario) -> None:
-    assert scenario.run_once() == 0
+    scenario.apply()
     scenario.write(destination={"path": str(scenario.folder / "elsewhere")})
     with scenario.run(once=True) as run:
         assert run.wait() == 0

@@ -1,4 +1,4 @@
-"""What cannot work is refused on one screen, with the fix and its exit code, and nothing half-made is left behind."""
+"""What cannot work is refused on one screen, with the fix and its exit code, and nothing half-made is left."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import yaml
 
 from tailrace.demo.server import EmbeddedPostgres
 from tests.support.database import PostgresDatabase
+from tests.support.invocation import invoke
 from tests.support.runner import command
 from tests.support.scenario import Scenario
 
@@ -37,19 +38,24 @@ def refused(tmp_path: Path, database: PostgresDatabase) -> Iterator[Callable[...
 
 
 def execute(file: Path) -> tuple[int, str]:
-    done = subprocess.run(command("run", str(file), "--once"), capture_output=True, text=True, check=False)
-    said = done.stdout + done.stderr
+    done = invoke("run", file, "--once")
+    require_one_screen(done.output)
+    return done.exit_code, done.output
+
+
+def require_one_screen(said: str) -> None:
     assert "Traceback" not in said
     assert len(said.splitlines()) <= SCREEN_LINES
     assert "fix: " in said
-    return done.returncode, said
 
 
 def test_a_file_with_errors_names_their_lines(tmp_path: Path) -> None:
     file = tmp_path / "bad.yaml"
     file.write_text("name: Bad Name\nsource: {type: postgres, dsn: 'x', publicaton: y}\ndestination: {type: delta}\n")
-    code, said = execute(file)
-    assert code == 2
+    done = subprocess.run(command("run", str(file), "--once"), capture_output=True, text=True, check=False)
+    said = done.stdout + done.stderr
+    require_one_screen(said)
+    assert done.returncode == 2
     assert "line 1" in said
     assert "line 2" in said
     assert "publication" in said
@@ -135,7 +141,7 @@ def test_a_table_whose_changes_postgres_would_refuse_is_refused_with_the_sql(
     assert 'ALTER TABLE "public"."keyed" REPLICA IDENTITY DEFAULT' in said
 
 
-def test_the_canary_is_in_no_file_of_a_refused_pipeline(tmp_path: Path) -> None:
+def test_a_password_is_in_no_file_of_a_refused_pipeline(tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     sections = {
         "name": "canary",
@@ -143,7 +149,8 @@ def test_the_canary_is_in_no_file_of_a_refused_pipeline(tmp_path: Path) -> None:
         "destination": {"type": "delta", "path": "./lake"},
     }
     file.write_text(yaml.safe_dump(sections))
-    _, said = execute(file)
+    code, said = execute(file)
+    assert code == 4
     assert PASSWORD not in said
     assert [path for path in tmp_path.rglob("*") if path != file] == []
 

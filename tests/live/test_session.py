@@ -32,7 +32,7 @@ def application(tmp_path: Path) -> Iterator[Application]:
 @pytest.fixture
 def pipeline(application: Application, tmp_path: Path) -> Pipeline:
     return Pipeline(
-        name="beside",
+        name="guest",
         source={"type": "sqlite", "path": str(application.path)},
         destination={"type": "sqlite", "path": str(tmp_path / "there.db")},
         state=str(tmp_path / "state"),
@@ -48,7 +48,7 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
     other = stream.start()
 
     def reported() -> int:
-        """The last batch of the other query that Spark has told of."""
+        """The last batch of the other query that Spark has reported."""
         return other.lastProgress["batchId"] if other.lastProgress else -1
 
     seen: list[int] = []

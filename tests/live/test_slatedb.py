@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import struct
 import subprocess
 import sys
@@ -17,7 +18,8 @@ from deltalake import DeltaTable
 
 from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.testing.wait import wait_until
-from tests.support.runner import RunningPipeline, all_ready, command
+from tests.support.invocation import apply, invoke
+from tests.support.runner import RunningPipeline, all_ready
 from tests.support.slatedb_traffic import FOLDS, MAPPING, SHORT_MILLIS, TABLES
 from tests.support.slatedb_writing import Writer, scan
 
@@ -38,13 +40,13 @@ class Scene:
             "tables": MAPPING,
             "destination": {"type": "delta", "path": str(self.lake)},
             "state": str(folder / "state"),
-            "spark": {"master": "local[2]", "conf": {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}},
+            "spark": {"master": "local[2]"},
         }
         self.file.write_text(yaml.safe_dump(sections))
         self._writers: list[subprocess.Popen[str]] = []
 
     def close(self) -> None:
-        """End the writers that a failed test has left behind."""
+        """End the writers that a failed test has left."""
         for writer in self._writers:
             writer.kill()
             writer.communicate()
@@ -56,10 +58,6 @@ class Scene:
         writer = subprocess.Popen(arguments, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._writers.append(writer)
         return writer
-
-    def run_once(self, failpoints: str = "") -> int:
-        with RunningPipeline(self.file, once=True, failpoints=failpoints) as run:
-            return run.wait()
 
     def in_lake(self) -> dict[bytes, tuple[Any, ...]]:
         rows: dict[bytes, tuple[Any, ...]] = {}
@@ -77,7 +75,7 @@ class Scene:
 
 @pytest.fixture
 def make_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
-    """`make_scene(**source)` is a pipeline with these keys of `source` beside path and store."""
+    """`make_scene(**source)` is a pipeline with these keys of `source` next to path and store."""
     with ExitStack() as made:
 
         def make(**source: Any) -> Scene:
@@ -115,7 +113,7 @@ def let_short_rows_expire(scene: Scene) -> None:
 def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_a_killed_pipeline(
     tmp_path: Path, make_scene: Callable[..., Scene]
 ) -> None:
-    # While it runs it keeps what the writers' collectors delete; while it is down, nobody does.
+    # While it runs it keeps what the writers' collectors delete; while it is down, no one does.
     scene = make_scene(keep_wal=str(tmp_path / "kept"), on_collected="resnapshot")
     first = scene.write(1, min_age="4s")
     some_writes(first, 10)
@@ -143,33 +141,32 @@ def test_lake_and_store_are_equal_after_crashed_reopened_and_fenced_writers_and_
         assert end(last) == 0
         run.kill()
     let_short_rows_expire(scene)
-    assert scene.run_once() == 0
+    apply(scene.file)
     assert scene.in_lake() == scene.in_store()
 
 
-def test_a_pipeline_killed_at_every_step_loses_nothing_and_a_collected_log_needs_a_new_snapshot(
+def test_a_pipeline_killed_when_its_copy_begins_loses_nothing_and_a_collected_log_needs_a_new_snapshot(
     make_scene: Callable[..., Scene],
 ) -> None:
     scene = make_scene()
-    steps = ["slatedb.checkpoint", "stream.staged", "delta.before_commit", "delta.committed", "pipeline.before_release"]
-    orders = ",".join(f"{step}:kill!once" for step in steps)
-    for seed, _ in enumerate(steps):
+    assert end(scene.write(0, writes=400)) == 0
+    with RunningPipeline(scene.file, once=True, failpoints="slatedb.checkpoint:kill") as run:
+        assert run.wait() == -signal.SIGKILL
+    for seed in (1, 2):
         assert end(scene.write(seed, writes=400)) == 0
-        assert scene.run_once(orders) < 0
-    assert end(scene.write(99, writes=400)) == 0
-    let_short_rows_expire(scene)
-    assert scene.run_once(orders) == 0
-    assert scene.in_lake() == scene.in_store()
+        let_short_rows_expire(scene)
+        apply(scene.file)
+        assert scene.in_lake() == scene.in_store()
 
     with Writer(scene.store, TABLES) as writer:
         for number in range(5):
             writer.put(b"unread%d" % number, b"")
             writer.flush()
         writer.collect()
-    with RunningPipeline(scene.file, once=True) as run:
-        assert run.wait() == 6
-        assert "re-snapshot" in run.log_tail()
+    refused = invoke("run", scene.file, "--once")
+    assert refused.exit_code == 6, refused.output
+    assert "re-snapshot" in refused.output
     for table in ("slatedb.db1", "slatedb.counter", "slatedb.user"):
-        subprocess.run(command("resync", str(scene.file), table), check=True, capture_output=True)
-    assert scene.run_once() == 0
+        assert invoke("resync", scene.file, table).exit_code == 0
+    apply(scene.file)
     assert scene.in_lake() == scene.in_store()

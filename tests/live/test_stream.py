@@ -120,7 +120,7 @@ def test_every_change_comes_as_json(spark: SparkSession, scenario: Scenario) -> 
     assert (truncate["key"], truncate["before"], truncate["after"]) == (None, None, None)
 
 
-def test_a_stream_beside_a_running_pipeline_takes_nothing_from_it(spark: SparkSession, scenario: Scenario) -> None:
+def test_a_stream_next_to_a_running_pipeline_takes_nothing_from_it(spark: SparkSession, scenario: Scenario) -> None:
     scenario.sql(*TABLES)
     with scenario.run() as run:
         scenario.catch_up(run)
@@ -130,7 +130,7 @@ def test_a_stream_beside_a_running_pipeline_takes_nothing_from_it(spark: SparkSe
             .option("table", "public.orders")
             .load()
         )
-        with collecting(stream, str(scenario.folder / "beside")) as (query, rows):
+        with collecting(stream, str(scenario.folder / "stream")) as (query, rows):
             wait_until(lambda: _seen(query, rows, 5))
             scenario.sql(*CHANGES)
             scenario.catch_up(run)

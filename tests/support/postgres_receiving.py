@@ -1,4 +1,4 @@
-"""A receiver in a thread of this process, and what stands in the server and in the journal beside it."""
+"""A receiver in a thread of this process, and what stands in the server and in its journal."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def mark(source: PostgresSource) -> Position:
 
 
 def ids(source: PostgresSource, after: Position | None = None) -> list[int]:
-    """The key of every change in the journal, in order; of those behind `after`, if it is given."""
+    """The key of every change in the journal, in order; of those past `after`, if it is given."""
     tables = {oid: only(published.schema) for oid, published in source.discover().items()}
     found: list[int] = []
     with closing(JournalReader(source.journal)) as reader:

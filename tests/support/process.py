@@ -36,7 +36,7 @@ def stat(pid: int) -> list[str]:
 
 
 def is_ended(pid: int) -> bool:
-    """Whether a process does nothing any more, be it that nobody has asked yet how it ended."""
+    """Whether a process does nothing any more, even if no one has asked yet how it ended."""
     return not (fields := stat(pid)) or fields[0] in "ZX"
 
 
@@ -45,7 +45,7 @@ def is_paused(pid: int) -> bool:
 
 
 def command_line(pid: int) -> bytes:
-    """The words a process was started with, each with a zero byte behind it; nothing once it is gone."""
+    """The words a process was started with, each with a zero byte after it; nothing once it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:

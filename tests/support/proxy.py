@@ -1,7 +1,7 @@
 """A TCP proxy on 127.0.0.1 that breaks connections in the ways networks do.
 
 The forwarding is done by a process of its own: libpq holds Python's lock while it waits for bytes, and would wait
-for ever for those that a thread beside it should bring.
+for ever for those that another thread should bring.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _TLS_REQUEST = struct.pack("!ii", 8, 80877103)  # what a PostgreSQL client asks 
 
 
 class Proxy:
-    """Forwards connections to one target until told otherwise.
+    """Forwards connections to one target until a method says otherwise.
 
     Every method returns when what it says is so. `tls` puts TLS before a PostgreSQL server that was built without
     it: clients have to encrypt, the way to the target stays plain.
@@ -151,7 +151,7 @@ class _Forwarder:
             self._listener = self._bind(port)
 
     def _bind(self, port: int) -> socket.socket:
-        # A port that is bound but not listened on refuses, and nobody else can take it meanwhile.
+        # A port that is bound but not listened on refuses, and no one else can take it meanwhile.
         listener = socket.socket()
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))

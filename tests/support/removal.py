@@ -13,7 +13,7 @@ import pytest
 
 @contextmanager
 def removals_fail(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Within the block no file can be removed, as if it belonged to somebody else."""
+    """Within the block no file can be removed, as if it belonged to another user."""
 
     def refuse(path: Any, **_: Any) -> None:
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)

@@ -25,7 +25,7 @@ _held: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """A port for whoever listens on it by its number. It stays bound, so nobody else is given it meanwhile."""
+    """A port to be listened on by its number. It stays bound, so no one else is given it meanwhile."""
     holder = socket.socket()
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     holder.bind(("127.0.0.1", 0))

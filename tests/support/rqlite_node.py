@@ -166,7 +166,7 @@ class RqliteNode:
             self._wakes.notify_all()
 
     def rebuild(self) -> None:
-        """The cluster is made anew: an empty database, indexes from the start."""
+        """The cluster is made again: an empty database, indexes from the start."""
         with self._lock:
             self._connection.close()
             self._connection = self._open()
@@ -419,7 +419,7 @@ class _Exchange(BaseHTTPRequestHandler):
             self._answer(404, {})
 
     def _is_over(self) -> bool:
-        # Connections outlive the listener; a node that is gone answers nobody.
+        # Connections outlive the listener; a node that is gone answers no one.
         self.close_connection = self.server.node.is_closed
         return self.close_connection
 
@@ -432,4 +432,4 @@ class _Exchange(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: what a node is asked is nobody's news."""
+        """Nothing: what a node is asked is of no interest."""

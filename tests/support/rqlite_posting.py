@@ -50,8 +50,8 @@ def entry(index: int, *events: dict[str, Any], at: int = 1_794_766_424_567) -> E
 
 
 def body(entries: Sequence[Entry], *, service: str | None = None, node: str = "n1") -> bytes:
-    told = {} if service is None else {"service_id": service}
-    return json.dumps({**told, "node_id": node, "payload": list(entries)}).encode()
+    named = {} if service is None else {"service_id": service}
+    return json.dumps({**named, "node_id": node, "payload": list(entries)}).encode()
 
 
 def recorded() -> list[bytes]:

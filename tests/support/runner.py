@@ -28,8 +28,8 @@ Condition = Callable[[PipelineStatus], bool]
 class RunningPipeline:
     """One `tailrace run FILE`, in a session of its own: Spark's JVM, its workers and the receiver are all below it.
 
-    `failpoints` are orders of `tailrace.system.failpoint`; marks of those that acted are left beside the file. What the
-    process prints goes to `log_file`, over all runs of the file. Leaving the `with` block kills whatever is left.
+    `failpoints` are orders of `tailrace.system.failpoint`; marks of those that acted are left next to the file. What
+    the process prints goes to `log_file`, over all runs of the file. Leaving the `with` block kills whatever is left.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RunningPipeline:
         deadline = time.monotonic() + seconds
         while True:
             status = self.status()
-            # What a run before this one left behind says nothing.
+            # What a run before this one left says nothing.
             ours = status is not None and status.runner is not None and status.runner.pid == self.pid
             if status is not None and ours and condition(status):
                 return status
@@ -157,7 +157,7 @@ def all_ready(status: PipelineStatus) -> bool:
 
 
 def _session_members(session: int) -> list[int]:
-    # Those whose parent died are nobody's descendants any more, but stay in the session.
+    # Those whose parent died are no one's descendants any more, but stay in the session.
     return [pid for pid in processes() if stat(pid)[3:4] == [str(session)]]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,10 +19,8 @@ from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.postgres.offset import parse_lsn
 from tailrace.state.status import PipelineStatus
 from tailrace.testing.wait import PATIENCE_SECONDS
-from tests.support.runner import RunningPipeline, all_ready, command
-
-# A short-lived JVM spends more on its second compiler than it gets back.
-_QUICK_JVM = {"spark.driver.defaultJavaOptions": "-XX:TieredStopAtLevel=1"}
+from tests.support.invocation import apply, invoke
+from tests.support.runner import RunningPipeline, all_ready
 
 
 class Scenario:
@@ -54,7 +51,7 @@ class Scenario:
             "source": {"type": "postgres", "dsn": self.dsn},
             "destination": {"type": "delta", "path": str(self.lake)},
             "state": str(self.state),
-            "spark": {"master": "local[2]", "conf": _QUICK_JVM},
+            "spark": {"master": "local[2]"},
         }
         for key, section in options.items():
             sections[key] = {**sections.get(key, {}), **section}
@@ -77,10 +74,14 @@ class Scenario:
         """The pipeline as a process, not started yet."""
         return RunningPipeline(self.file, once=once, failpoints=failpoints, environment=environment)
 
-    def run_once(self, *, failpoints: str = "", environment: Mapping[str, str] = {}) -> int:
-        """`tailrace run --once` to its end; the exit code."""
-        with self.run(once=True, failpoints=failpoints, environment=environment) as run:
+    def run_once(self, *, failpoints: str = "") -> int:
+        """`tailrace run --once` to its end, as a process; the exit code. `apply` where none is killed or read."""
+        with self.run(once=True, failpoints=failpoints) as run:
             return run.wait()
+
+    def apply(self, *, errored: Collection[str] = ()) -> None:
+        """Apply what is there now, in this process. Exactly the tables `errored` are in error at the end."""
+        apply(self.file, errored=errored)
 
     def fence(self) -> int:
         """A place in the log: whoever has applied it has applied everything committed before this call."""
@@ -104,19 +105,17 @@ class Scenario:
         run.wait_until(caught_up, seconds)
 
     def execute(self, name: str, *arguments: str) -> str:
-        """`tailrace NAME FILE ARGUMENTS` to its end, as a process of its own; what it printed."""
-        done = subprocess.run(
-            command(name, str(self.file), *arguments), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        """`tailrace NAME FILE ARGUMENTS` to its end, which is a good one; what it printed."""
+        done = invoke(name, self.file, *arguments)
+        assert done.exit_code == 0, done.output
+        return done.output
 
     def tables(self) -> list[TableSchema]:
         """The tables the pipeline follows, as the source has them now."""
         return open_source(load(self.file)).tables()
 
     def differences(self, *, without: Collection[str] = ()) -> list[Difference]:
-        """Where lake and source differ now, but for the tables `without`; nobody may write to either."""
+        """Where lake and source differ now, but for the tables `without`; no one may write to either."""
         return compare(self.dsn, [table for table in self.tables() if str(table.table) not in without], self.lake)
 
     def batch_ids(self, table: TableName) -> list[int]:

@@ -145,7 +145,7 @@ class _Request(BaseHTTPRequestHandler):
             if value is not None:
                 self.send_header(name, value)
         self.send_header("Content-Length", str(len(body)))
-        # A client that has given up is nobody's concern.
+        # A client that has given up is no concern.
         with suppress(ConnectionError):
             self.end_headers()
             if self.command != "HEAD":

@@ -21,7 +21,7 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
         process.kill()
 
 
-def test_a_process_is_told_of(sleeper: subprocess.Popen[bytes]) -> None:
+def test_a_process_is_described(sleeper: subprocess.Popen[bytes]) -> None:
     me = os.getpid()
     assert sleeper.pid in descendants(me)
     assert me not in descendants(me)
@@ -35,7 +35,7 @@ def test_a_process_is_told_of(sleeper: subprocess.Popen[bytes]) -> None:
 
 def test_a_gone_process_is_ended_and_nothing_else(sleeper: subprocess.Popen[bytes]) -> None:
     send([sleeper.pid], signal.SIGKILL)
-    wait_until(lambda: is_ended(sleeper.pid))  # nobody has asked how it ended
+    wait_until(lambda: is_ended(sleeper.pid))  # no one has asked how it ended
     sleeper.wait()
     assert is_ended(sleeper.pid)
     assert not is_paused(sleeper.pid)

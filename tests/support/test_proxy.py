@@ -1,4 +1,4 @@
-"""The proxy breaks connections exactly as told."""
+"""The proxy breaks connections exactly as asked."""
 
 from __future__ import annotations
 

@@ -237,7 +237,7 @@ class ZooTraffic:
     def _remove_every(self, conn: psycopg.Connection) -> None:
         if self._random.random() < 0.5:
             conn.execute("DELETE FROM zoo.every_type WHERE id = %s", [self._id()])
-        else:  # to another key, unless somebody has it
+        else:  # to another key, unless another row has it
             old, new = self._id(), self._id()
             conn.execute(
                 "UPDATE zoo.every_type SET id = %(new)s WHERE id = %(old)s"

@@ -44,7 +44,7 @@ def row(table: str, commit: int, ordinal: int = 0, *, copied: bool = False, mark
 
 
 def copied(table: str, commit: int, count: int) -> list[dict[str, Any]]:
-    """The rows of a copy, and the marker behind them."""
+    """The rows of a copy, and the marker after them."""
     rows = [row(table, commit, LAST_ORDINAL, copied=True) for _ in range(count)]
     for number, each in enumerate(rows):
         each["id"] = f"{table}:copy {commit}:{number}"
