@@ -95,8 +95,8 @@ class PipelineMetrics(Collector):
         yield from UP.of([(self._own, True)])
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
-        # One that was made anew has its name beside the one that is gone, for a while; no line may be there twice.
-        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
+        # A table that was made again and the one that is gone share a name for a while; no line may be there twice.
+        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.entered_at)}
         tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
         for figure in TABLE:
             yield from figure.of(tables)

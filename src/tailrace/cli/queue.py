@@ -47,8 +47,7 @@ def drain(
     """Send what waits, or see the running pipeline send it, until nothing does; exit code 4 if time runs out."""
     from tailrace.errors import UnavailableError
 
-    destination = _open(file)
-    if left := _drain(destination, timeout, quiet=as_json):
+    if left := _drain(*_open(file), timeout, quiet=as_json):
         raise UnavailableError(f"{left} events still wait", fix="tailrace queue status FILE says why")
     print_result("nothing waits", {"pending": left}, as_json=as_json)
 
@@ -66,23 +65,25 @@ def purge(
     from tailrace.destination.webhook.sender.leader import Leadership, open_engine
     from tailrace.destination.webhook.sender.lock import claim_queue, queue_id
 
-    destination = _open(file)
-    folder = Path(destination.queue)
+    destination, pipeline = _open(file)
+    folder = destination.queue.path
     waiting = read_queue(folder)["pending"]
     if not yes:
         typer.confirm(f"Never send {_events(waiting)} in {folder}?", abort=True, err=True)
-    sender = destination.sender
     with claim_queue(folder):
         with QueueWriter(
-            folder, segment_bytes=destination.segment_bytes, max_bytes=destination.max_bytes, accepts_damage=True
+            folder,
+            segment_bytes=destination.queue.segment_bytes,
+            max_bytes=destination.queue.max_bytes,
+            accepts_damage=True,
         ) as writer:
             head = writer.give_up()
         leadership = Leadership(
-            open_engine(sender.lease),
-            sender.pipeline,
-            node=sender.node_id,
+            open_engine(destination.leader.lease.reveal()),
+            pipeline,
+            node=destination.node_id,
             queue=queue_id(folder),
-            seconds=sender.lease_seconds,
+            seconds=destination.leader.seconds,
         )
         try:
             leadership.pass_over(head)
@@ -95,7 +96,7 @@ def _events(waiting: int | None) -> str:
     return "what waits, as far as it can be read," if waiting is None else f"the {waiting} events that wait"
 
 
-def _open(file: Path) -> WebhookDestination:
+def _open(file: Path) -> tuple[WebhookDestination, str]:
     from tailrace.config.pipeline import load
     from tailrace.config.registry import open_destination
     from tailrace.destination.webhook.destination import WebhookDestination
@@ -104,7 +105,7 @@ def _open(file: Path) -> WebhookDestination:
     _require_webhook(config.destination.type)
     destination = open_destination(config)
     assert isinstance(destination, WebhookDestination)
-    return destination
+    return destination, config.name
 
 
 def queue_folder(file: Path) -> Path:
@@ -165,13 +166,13 @@ def _waiting(reader: QueueReader, delivered_to: str | None) -> int:
     return max(reader.count(Position(place.commit, 0)) - place.ordinal, 0)
 
 
-def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: bool) -> int:
+def _drain(destination: WebhookDestination, pipeline: str, timeout: float | None, *, quiet: bool) -> int:
     """Send until nothing waits or time is over; how many events wait then. A running pipeline's sender does it."""
     from tailrace.destination.webhook.sender.lock import is_claimed
     from tailrace.destination.webhook.sender.sender import Sender
     from tailrace.errors import OwnedError
 
-    folder = Path(destination.queue)
+    folder = destination.queue.path
     deadline = time.monotonic() + timeout if timeout is not None else None
     shown = 0.0
 
@@ -186,7 +187,7 @@ def _drain(destination: WebhookDestination, timeout: float | None, *, quiet: boo
     while not over():
         if not is_claimed(folder):
             with suppress(OwnedError):  # a pipeline that began a moment ago sends instead
-                Sender(destination.sender, over, until_empty=True).run()
+                Sender(destination, pipeline, over, until_empty=True).run()
                 break
         elif read_queue(folder)["pending"] == 0:
             break

@@ -36,7 +36,7 @@ class Backoff:
 
 
 def wait(seconds: float, should_stop: Callable[[], bool]) -> bool:
-    """Wait so long, or until it `should_stop` to end: then False."""
+    """Wait so long, or until `should_stop` is true: then False."""
     deadline = time.monotonic() + seconds
     while (left := deadline - time.monotonic()) > 0:
         if should_stop():

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 
 from tailrace.destination.delta.column import delta_type, to_delta
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.evolution import is_wider
 from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.part import DELETED_AT
+from tailrace.destination.evolution import is_wider
+from tailrace.destination.metadata import DELETED_AT
 from tailrace.destination.sqlite import bookkeeping
 from tailrace.destination.sqlite.column import as_kept, note_nan
 from tailrace.destination.sqlite.destination import SqliteDestination

@@ -64,9 +64,9 @@ def _(source: PostgresSource, table: TableSchema) -> RowBatches:
 
 @source_rows.register
 def _(source: PollSource, table: TableSchema) -> RowBatches:
-    settings = source.tables_wanted.settings_of(str(table.table))
+    settings = source.context.tables.settings_of(str(table.table))
     soft = settings.deletes.soft if settings.deletes is not None else None
-    query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.page_rows)
+    query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.options.page_rows)
     with source.connector().open() as session:
         for page in pages(session, query):
             yield _with_exact(page.rows, page.exact)
@@ -80,7 +80,9 @@ def _(source: SqliteSource, table: TableSchema) -> RowBatches:
 @source_rows.register
 def _(source: RqliteSource, table: TableSchema) -> RowBatches:
     by_key = all(table.column(name).upstream_type != ROWID for name in table.key)
-    split = rqlite_copy.RqliteCopySplit(copies=table, high=_LAST_ROWID, by_key=by_key, rows=source.chunk_rows)
+    split = rqlite_copy.RqliteCopySplit(
+        copies=table, high=_LAST_ROWID, by_key=by_key, rows=source.options.copying.chunk_rows
+    )
     return _copied(source.read(split))
 
 
