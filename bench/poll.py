@@ -18,8 +18,10 @@ from tailrace.source.follower import Limit, Offset, TableDirectives
 from tailrace.source.poll.follower import PollFollower
 from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
+from tailrace.source.poll.option import PollOptions
 from tailrace.source.poll.source import PollSource
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
+from tailrace.source.source import SourceContext
 from tailrace.source.split import ScanSplit, Split
 
 ROWS = 5_000_000
@@ -56,14 +58,10 @@ def measure(report: Report, folder: Path, scale: float) -> None:
                 "defaults": {"updated_at": "updated_at", "deletes": {"full_diff": {"every": "1d"}}},
             }
         )
-        source = PollSource(
-            "bench",
-            server.postgres.dsn("polled"),
-            str(folder / "known"),
-            tables,
-            interval_seconds=1e-9,
-            idle_interval_seconds=1e-9,
+        options = PollOptions.model_validate(
+            {"type": "poll", "dsn": server.postgres.dsn("polled"), "interval": 1e-9, "idle_interval": 1e-9}
         )
+        source = PollSource(options, SourceContext("bench", tables, folder))
         _PolledTable(source, server, report, rows).measure()
 
 
@@ -97,14 +95,14 @@ class _PolledTable:
     def _make_diff_due(self) -> None:
         """Make the next full diff due, by a schedule that says the last one was long ago."""
         self.follower.stop()
-        schedule = Path(self.source.folder) / "schedule.json"
+        schedule = self.source.folder / "schedule.json"
         schedule.write_text(json.dumps({each: {"polls": 0, "diffed": 0.0} for each in self.offset["tables"]}))
         self.follower = self.source.follow(self.versions)
 
     def _known_keys(self) -> int:
         """How many keys the last full diff has stored."""
         [(table, entry)] = PollOffset.from_json(self.offset).tables.items()
-        bases = KeySnapshot.of(self.source.folder, table).bases(entry.base)
+        bases = KeySnapshot.of(str(self.source.folder), table).bases(entry.base)
         assert bases is not None
         return sum(base.read().num_rows for base in bases)
 

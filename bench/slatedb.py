@@ -19,14 +19,16 @@ from typing import Any
 from bench.report import Report
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, TableDirectives
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 from tailrace.source.slatedb.log_split import WalRange, WalSplit
 from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase, binding, run
 from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.reader_pool import WORTHWHILE_BYTES, reader_pool
 from tailrace.source.slatedb.row import look_up
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.wal import find_tail
+from tailrace.source.source import SourceContext
 from tailrace.source.split import Split
 
 ROWS = 400_000
@@ -42,7 +44,9 @@ def measure(report: Report, folder: Path, scale: float) -> None:
     """Fill a database, read its log in both ways, alternating, then follow new writes in both ways."""
     (folder / "store").mkdir(parents=True)
     database = SlateDbDatabase("bench", ObjectStore("local", str(folder / "store")))
-    source = SlateDbSource("bench", database, TableOptions(), str(folder / "state"), poll_seconds=0.0)
+    store = {"type": "local", "path": folder / "store"}
+    options = SlateDbOptions.model_validate({"type": "slatedb", "path": "bench", "store": store, "poll": 0.0})
+    source = SlateDbSource(options, SourceContext("bench", TableOptions(), folder / "state"))
     rows = int(ROWS * scale)
     run(_fill(database, rows), "filling the database")
     splits = _splits(source, find_tail(database, 0))

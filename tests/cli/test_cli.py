@@ -19,7 +19,7 @@ from tailrace.cli import app
 from tailrace.cli.error import EXIT_CODES, name_file
 from tailrace.config.pipeline import load
 from tailrace.errors import TailraceError
-from tailrace.state import RunnerLock, SourceStatus, StateStore, TableState
+from tailrace.state import RunnerLock, SourceStatus, SqliteStore, StateStore, TableState
 from tests.support.removal import removals_fail
 
 CANARY = "c4nary-Pa55"
@@ -30,56 +30,54 @@ PLUGIN = """
 from dataclasses import dataclass
 from typing import Literal
 import pyarrow as pa
+from tailrace.destination import Destination, Written
 from tailrace.errors import Finding, UnavailableError
 from tailrace.option.value import Secret, TypedOptions
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.source import Source
+from tailrace.source.option import SourceOptions
 
-class TapOptions(TypedOptions):
+class TapOptions(SourceOptions):
     type: Literal["tap"]
     token: Secret
     mood: str = "ready"
 
-class SinkOptions(TypedOptions):
-    type: Literal["sink"]
-
 @dataclass(frozen=True)
-class Tap:
-    options = TapOptions
-    mood: str
-    token: str
-
-    @classmethod
-    def from_options(cls, options, *, name, tables, state_dir):
-        return cls(options.mood, options.token.reveal())
+class Tap(Source):
+    Options = TapOptions
 
     def check(self):
-        if self.mood == "down":
+        if self.options.mood == "down":
             raise UnavailableError("the tap does not answer", fix="turn it on")
-        if self.mood == "broken":
-            raise RuntimeError(f"login with {self.token} failed")
+        if self.options.mood == "broken":
+            raise RuntimeError(f"login with {self.options.token.reveal()} failed")
         bad = Finding("error", "tap", "it is dry", "fill it\\nand wait")
-        return [Finding("ok", "tap", "it runs"), *([bad] if self.mood == "dry" else [])]
+        return [Finding("ok", "tap", "it runs"), *([bad] if self.options.mood == "dry" else [])]
 
     def tables(self):
         columns = (Column("id", pa.int64(), False, "bigint"),)
         keyed = TableSchema(TableName("public", "a"), columns, ("id",))
         return [keyed, TableSchema(TableName("public", "log"), columns)]
 
-    def reset(self):
-        pass
+    def follow(self, schemas, *, is_receiving=False):
+        raise NotImplementedError
 
-@dataclass(frozen=True)
-class Sink:
-    options = SinkOptions
+    def read(self, split):
+        return iter(())
 
-    @classmethod
-    def from_options(cls, options, *, name):
-        return cls()
+    def progress(self, offset):
+        return []
+
+class Sink(Destination):
+    type: Literal["sink"] = "sink"
 
     def check(self, tables):
         if tables is None:
             return [Finding("warning", "sink", "tables are not known")]
         return [Finding("warning", "sink", f"{len(tables)} tables will come")]
+
+    def write_changes(self, batch):
+        return Written()
 """
 
 
@@ -119,7 +117,7 @@ def invoke(*arguments: object) -> Result:
 
 def make_state(file: Path) -> StateStore:
     config = load(file)
-    store = StateStore.open(config.state, name=config.name, fingerprint=config.fingerprint)
+    store = SqliteStore(config.name, config.state).open()
     store.add_table("1", "public.a")
     store.fail_table("1", "the key is gone", fix="ALTER TABLE public.a ADD PRIMARY KEY (id)")
     store.put_source_status(SourceStatus("streaming", journal_bytes=12_300))

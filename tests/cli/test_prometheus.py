@@ -19,7 +19,7 @@ from typer.testing import CliRunner, Result
 from tailrace.cli import app, prometheus
 from tailrace.config.pipeline import load
 from tailrace.model.change import end_of
-from tailrace.state import BatchRecord, RunnerLock, SourceStatus, StateStore, TableUpdate
+from tailrace.state import BatchRecord, RunnerLock, SourceStatus, SqliteStore, StateStore, TableUpdate
 from tailrace.state.state_machine import WAY
 from tests.support.runner import command
 
@@ -37,7 +37,7 @@ def write(folder: Path, destination: str = DELTA) -> Path:
 
 def make_state(file: Path) -> StateStore:
     config = load(file, connects=False)
-    store = StateStore.open(config.state, name=config.name)
+    store = SqliteStore(config.name, config.state).open()
     store.add_table("1", "public.orders")
     store.add_table("2", HOSTILE)
     update = TableUpdate("1", WAY[1:], rows_copied=12_345_678, changes_applied=5, position=str(end_of(1000)))
@@ -159,7 +159,7 @@ def test_every_figure_is_on_the_page_of_the_commands(tmp_path: Path) -> None:
 
 def test_what_is_not_known_has_no_line(tmp_path: Path) -> None:
     file = write(tmp_path)
-    StateStore.open(load(file, connects=False).state, name="shop").close()
+    SqliteStore("shop", load(file, connects=False).state).open().close()
     found = samples(invoke("metrics", file).stdout)
     assert found["tailrace_running", "", ""] == 0
     assert ("tailrace_batch", "", "") not in found

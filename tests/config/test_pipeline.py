@@ -2,12 +2,15 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tailrace.config.pipeline import from_dict, json_schema, load
+from tailrace.config.registry import open_destination
+from tailrace.destination import Destination, TableBatch, Written
 from tailrace.destination.delta.option import DeltaOptions
 from tailrace.errors import ConfigError
 from tailrace.option.table import TableOptions
@@ -256,20 +259,12 @@ def test_a_file_in_another_encoding_is_to_be_saved_as_utf_8(tmp_path: Path) -> N
     assert refused.value.fix == "save it as UTF-8"
 
 
-def test_no_secret_shows_in_text_json_or_the_fingerprint(tmp_path: Path) -> None:
+def test_no_secret_shows_in_text_or_json(tmp_path: Path) -> None:
     text = SHOP.replace("path: ./lake", f"path: s3://b/lake, storage_options: {{key: {CANARY}}}")
     config = load(write(tmp_path, text))
     assert CANARY not in repr(config) + str(config) + config.model_dump_json() + str(config.model_dump())
     assert "postgresql://me:***@db.example:5432/shop" in repr(config)
     assert pickle.loads(pickle.dumps(config)) == config
-
-
-def test_the_fingerprint_tells_another_database_but_not_another_password(tmp_path: Path) -> None:
-    def fingerprint(dsn: str) -> str:
-        return from_dict({**SMALL, "source": {"type": "postgres", "dsn": dsn}}, folder=tmp_path).fingerprint
-
-    assert fingerprint("postgres://u:a@h/db") == fingerprint("postgres://u:b@h/db")
-    assert fingerprint("postgres://u:a@h/db") != fingerprint("postgres://u:a@h/other")
 
 
 @pytest.mark.parametrize(
@@ -344,3 +339,17 @@ def test_a_table_takes_what_its_own_errors_leave_open_from_the_defaults(tmp_path
     tables = load(write(tmp_path, SHOP.replace('["public.*"]', f'["public.*"], {errors}'))).tables
     held = tables.settings_of("public.orders").errors
     assert (held.retry, held.attempts) == ("none", 9)
+
+
+class Sink(Destination):
+    type: Literal["sink"] = "sink"
+    path: str
+
+    def write_changes(self, batch: TableBatch) -> Written:
+        return Written()
+
+
+def test_an_object_may_stand_for_the_section_of_a_destination() -> None:
+    sink = Sink(path="./somewhere")
+    config = from_dict({**SMALL, "destination": sink})
+    assert open_destination(config) is sink

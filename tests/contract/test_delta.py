@@ -12,14 +12,14 @@ from tailrace.destination import Destination
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.model.schema import TableSchema
-from tailrace.testing.destination import DestinationContract
+from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination
 
 
-class TestDelta(DestinationContract):
+class TestDelta(ChunkedCopyContract):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
-        return DeltaDestination(str(tmp_path / "lake"))
+        return DeltaDestination(path=str(tmp_path / "lake"))
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, DeltaDestination)
@@ -33,20 +33,20 @@ class TestDelta(DestinationContract):
 class TestDeltaWithEveryColumn(TestDelta):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
-        return DeltaDestination(str(tmp_path / "lake"), deletes="soft", metadata=True)
+        return DeltaDestination(path=str(tmp_path / "lake"), deletes="soft", metadata=True)
 
 
 class TestDeltaPartitioned(TestDelta):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
-        return DeltaDestination(str(tmp_path / "lake"), partition_by={"shop.items": ("price", "name")})
+        return DeltaDestination(path=str(tmp_path / "lake"), partition_by={"shop.items": ["price", "name"]})
 
 
 class TestDeltaBehindAWrapperWithoutFaults(TestDelta):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
         (tmp_path / "faults").mkdir()
-        return FaultyDestination(DeltaDestination(str(tmp_path / "lake")), tmp_path / "faults")
+        return FaultyDestination(inner=DeltaDestination(path=str(tmp_path / "lake")), directory=tmp_path / "faults")
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, FaultyDestination)

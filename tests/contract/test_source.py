@@ -15,17 +15,15 @@ import pytest
 
 from tailrace.capture import enable
 from tailrace.option.table import TableOptions
-from tailrace.source.poll.source import PollSource
-from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.rqlite import cluster_follower
 from tailrace.source.source import Source
-from tailrace.source.sqlite.source import SqliteSource
 from tailrace.testing.source import LogContract, SourceContract, TransactionContract, Upstream
 from tests.support.database import PostgresDatabase
 from tests.support.rqlite_following import free_port
 from tests.support.rqlite_following import make_source as make_rqlite_source
 from tests.support.rqlite_node import RqliteNode
 from tests.support.slatedb_writing import Writer
+from tests.support.source_making import make_polled, make_postgres, make_sqlite
 
 TABLE = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)"
 UPSERT = "INSERT INTO t (id, v) VALUES (?, ?) ON CONFLICT (id) DO UPDATE SET v = excluded.v"
@@ -53,15 +51,14 @@ class Server:
 class TestPostgres(TransactionContract):
     @pytest.fixture
     def upstream(self, database: PostgresDatabase, tmp_path: Path) -> Iterator[Upstream]:
-        source = PostgresSource(
-            name="contract",
-            dsn=database.dsn,
-            publication="contract",
+        source = make_postgres(
+            database.dsn,
+            tmp_path,
+            "contract",
+            TableOptions(include=["public.t"]),
             slot=f"contract_{database.name}",
-            journal=str(tmp_path / "journal"),
-            tables_wanted=TableOptions(include=["public.t"]),
-            segment_bytes=1_000_000,
-            chunk_bytes=8192,
+            journal={"segment_bytes": 1_000_000},
+            copying={"chunk_bytes": 8192},
         )
         with closing(database.connect()) as connection:
             connection.execute(TABLE)
@@ -102,9 +99,7 @@ class TestSqlite(LogContract):
     def upstream(self, app: sqlite3.Connection, tmp_path: Path) -> Upstream:
         app.execute(TABLE)
         enable(app)
-        wanted = TableOptions(include=["main.*"])
-        path, folder = str(tmp_path / "app.db"), str(tmp_path / "tape")
-        return File(SqliteSource("contract", path, folder, wanted, chunk_rows=10), app)
+        return File(make_sqlite(tmp_path / "app.db", tmp_path, TableOptions(include=["main.*"]), chunk_rows=10), app)
 
 
 @dataclass(frozen=True)
@@ -132,7 +127,7 @@ class TestRqlite(TransactionContract):
         port = free_port()
         with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
             node.execute(TABLE)
-            yield Cluster(make_rqlite_source(tmp_path, port, api=node.url, chunk_rows=10), node)
+            yield Cluster(make_rqlite_source(tmp_path, port, api=node.url, copying={"chunk_rows": 10}), node)
 
 
 @dataclass(frozen=True)
@@ -169,18 +164,9 @@ class TestSlateDb(TransactionContract):
 NOW = "strftime('%Y-%m-%d %H:%M:%f', 'now')"
 
 
-def make_polled(folder: Path, deletes: dict[str, Any]) -> PollSource:
+def make_file_source(folder: Path, deletes: dict[str, Any]) -> Source:
     tables = TableOptions.model_validate({"defaults": {"updated_at": "updated_at", "deletes": deletes}})
-    return PollSource(
-        "contract",
-        f"sqlite:///{folder / 'app.db'}",
-        str(folder / "poll" / "pipeline"),
-        tables,
-        page_rows=7,
-        chunk_rows=20,
-        interval_seconds=0.001,
-        idle_interval_seconds=0.001,
-    )
+    return make_polled(f"sqlite:///{folder / 'app.db'}", folder, tables, page_rows=7, chunk_rows=20)
 
 
 class TestPoll(SourceContract):
@@ -188,7 +174,7 @@ class TestPoll(SourceContract):
     def upstream(self, app: sqlite3.Connection, tmp_path: Path) -> Upstream:
         app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT)")
         upsert = f"INSERT OR REPLACE INTO t VALUES (?, ?, {NOW})"
-        return File(make_polled(tmp_path, {"full_diff": {"every_cycles": 1}}), app, upsert)
+        return File(make_file_source(tmp_path, {"full_diff": {"every_cycles": 1}}), app, upsert)
 
 
 class TestPollWithSoftDeletes(SourceContract):
@@ -196,7 +182,7 @@ class TestPollWithSoftDeletes(SourceContract):
     def upstream(self, app: sqlite3.Connection, tmp_path: Path) -> Upstream:
         app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at TEXT, deleted_at TEXT)")
         return File(
-            make_polled(tmp_path, {"soft": "deleted_at"}),
+            make_file_source(tmp_path, {"soft": "deleted_at"}),
             app,
             upsert=f"INSERT OR REPLACE INTO t VALUES (?, ?, {NOW}, NULL)",
             delete=f"UPDATE t SET deleted_at = {NOW} WHERE id = ?",

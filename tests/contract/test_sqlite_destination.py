@@ -18,7 +18,7 @@ from tailrace.destination import Destination
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name, quote
 from tailrace.model.schema import TableSchema
-from tailrace.testing.destination import DestinationContract
+from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination
 
 
@@ -35,10 +35,10 @@ def reader_of(kind: pa.DataType) -> Callable[[Any], Any]:
     return json.loads if pa.types.is_nested(kind) else lambda value: value
 
 
-class TestSqlite(DestinationContract):
+class TestSqlite(ChunkedCopyContract):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
-        return SqliteDestination(str(tmp_path / "replica.db"))
+        return SqliteDestination(path=tmp_path / "replica.db")
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, SqliteDestination)
@@ -52,7 +52,7 @@ class TestSqlite(DestinationContract):
                 return []
             found = [dict(row) for row in connection.execute(f"SELECT * FROM {quote(name)}")]
         return [
-            {name: None if row[name] is None else read(row[name]) for name, read in readers.items()}
+            {name: None if row[name] is None else readers.get(name, str)(row[name]) for name in row}
             for row in found
             if row.get("_tailrace_deleted_at") is None
         ]
@@ -61,14 +61,14 @@ class TestSqlite(DestinationContract):
 class TestSqliteWithEveryColumn(TestSqlite):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
-        return SqliteDestination(str(tmp_path / "replica.db"), deletes="soft", metadata=True)
+        return SqliteDestination(path=tmp_path / "replica.db", deletes="soft", metadata=True)
 
 
 class TestSqliteBehindAWrapperWithoutFaults(TestSqlite):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
         (tmp_path / "faults").mkdir()
-        return FaultyDestination(SqliteDestination(str(tmp_path / "replica.db")), tmp_path / "faults")
+        return FaultyDestination(inner=SqliteDestination(path=tmp_path / "replica.db"), directory=tmp_path / "faults")
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, FaultyDestination)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.state import StoreAddress
+from tailrace.state import SqliteStore, StoreAddress
+from tailrace.state.postgres import PostgresStore
 from tailrace.testing.store import StoreContract
 from tests.support.database import PostgresDatabase
 
@@ -14,10 +15,10 @@ from tests.support.database import PostgresDatabase
 class TestSqlite(StoreContract):
     @pytest.fixture
     def address(self, tmp_path: Path) -> StoreAddress:
-        return StoreAddress("shop", tmp_path / "state")
+        return SqliteStore("shop", tmp_path / "state")
 
 
 class TestPostgres(StoreContract):
     @pytest.fixture
     def address(self, tmp_path: Path, database: PostgresDatabase) -> StoreAddress:
-        return StoreAddress("shop", tmp_path / "state", "postgres", database.dsn, "the state")
+        return PostgresStore("shop", tmp_path / "state", database.dsn, "the state")

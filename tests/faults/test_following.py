@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from tailrace.demo.server import EmbeddedPostgres
 from tailrace.model.schema import TableName
 from tailrace.source.postgres.offset import parse_lsn
-from tailrace.state import StateStore
+from tailrace.state import SqliteStore
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.invocation import invoke
@@ -174,7 +174,7 @@ def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(
                 and status.source.journal_bytes < 6_000_000
             )
         )
-        with StateStore.open_reading(scenario.state) as store:
+        with SqliteStore("shop", scenario.state).open_reading() as store:
             seconds = [batch.seconds for batch in reversed(store.recent_batches(_batch(scenario) - first))]
         # The machine may be busy; the best of six is the batch's own.
         assert min(seconds[-6:]) < 3 * min(seconds[:6]) + 0.5
@@ -209,7 +209,7 @@ def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario,
 
 
 def _batch(scenario: Scenario) -> int:
-    with StateStore.open_reading(scenario.state) as store:
+    with SqliteStore("shop", scenario.state).open_reading() as store:
         last = store.last_batch()
     assert last is not None
     return last.id

@@ -15,7 +15,7 @@ import pytest
 from tailrace.config.pipeline import load
 from tailrace.demo.server import EmbeddedPostgres
 from tailrace.model.schema import TableName
-from tailrace.state import DeadLetter, StateStore, TableState
+from tailrace.state import DeadLetter, SqliteStore, TableState
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.invocation import invoke
@@ -75,7 +75,7 @@ def ask_json(following: Following, *words: str) -> Any:
 
 
 def letters(following: Following) -> list[DeadLetter]:
-    with StateStore.open_reading(following.scenario.state) as store:
+    with SqliteStore("shop", following.scenario.state).open_reading() as store:
         return store.dead_letters(BAD)
 
 

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.destination import Batch
-from tailrace.destination.sqlite import replica_file, stage
+from tailrace.destination import Batch, Stage
+from tailrace.destination.sqlite import replica_file
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.sender.lock import claim_queue, queue_id
@@ -26,12 +26,11 @@ from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.keyset import START as FIRST
 from tailrace.source.poll.keyset import Stretch
 from tailrace.source.rqlite.deduplication import DeduplicationWindow
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 from tailrace.source.slatedb.expiry_index import ExpiryIndex
 from tailrace.source.slatedb.wal_archive import WalArchive
 from tailrace.source.sqlite.cursor import Cursors
-from tailrace.state import RunnerLock, StateStore
-from tailrace.state.sqlite import SqliteStateDatabase
+from tailrace.state import RunnerLock, SqliteStore
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.system.atomic_file import make_folder
 from tailrace.testing.destination import ITEMS, changes_of, read
@@ -85,7 +84,7 @@ def fill_queue(folder: Path) -> None:
 
 
 def begin_checkpoint(folder: Path) -> None:
-    with StateStore.open(folder.parent.with_name("state"), name="p") as store, RunnerLock(folder):
+    with SqliteStore("p", folder.parent.with_name("state")).open() as store, RunnerLock(folder):
         checkpoint = Checkpoint(folder / "checkpoint")
         checkpoint.require(store)
         checkpoint.note_destination("delta /lake")
@@ -106,7 +105,7 @@ def follow_tape(folder: Path) -> None:
 
 
 def stage_rows(folder: Path) -> None:
-    stage.write(folder / "replica.db", ITEMS, changes_of(ITEMS, read(id=1, name="a", price=1)))
+    Stage(folder / "staged").write(ITEMS, changes_of(ITEMS, read(id=1, name="a", price=1)))
 
 
 @pytest.mark.parametrize(
@@ -141,7 +140,7 @@ def test_a_power_cut_undoes_no_commit_where_sqlite_cannot_have_its_log(tmp_path:
         with replica_file.opened(replica, 0.0) as another:
             assert another.execute("PRAGMA journal_mode").fetchone() == ("delete",)
             assert another.execute("PRAGMA synchronous").fetchone() == (EXTRA,)
-    state = SqliteStateDatabase.open_writing(tmp_path / "state")
+    state = SqliteStore("p", tmp_path / "state").open_database()
     assert state.read("PRAGMA synchronous", {}) == [{"synchronous": EXTRA}]
     state.close()
 

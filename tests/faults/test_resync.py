@@ -10,7 +10,7 @@ from itertools import pairwise
 import psycopg
 
 from tailrace.source.postgres.offset import PostgresOffset
-from tailrace.state import BatchRecord, StateStore, TableState
+from tailrace.state import BatchRecord, SqliteStore, TableState
 from tests.support.database import PostgresDatabase
 from tests.support.postgres_to_delta import Following
 from tests.support.scenario import Scenario
@@ -82,5 +82,5 @@ def test_a_resync_of_one_table_of_five_under_load_holds_up_no_batch_of_the_other
 
 def batches(scenario: Scenario) -> list[BatchRecord]:
     """Every batch there was, oldest first."""
-    with StateStore.open_reading(scenario.state) as store:
+    with SqliteStore("shop", scenario.state).open_reading() as store:
         return store.recent_batches(1000)[::-1]

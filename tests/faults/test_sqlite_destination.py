@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.system.failpoint import VARIABLE
 from tailrace.testing.destination import ITEMS, changes_of, insert
@@ -37,8 +37,8 @@ destination.write_changes(
 @pytest.mark.parametrize("place", ["sqlite.staged", "sqlite.before_commit", "sqlite.committed"])
 def test_a_writer_killed_at_any_point_leaves_the_table_before_or_after_its_batch(tmp_path: Path, place: str) -> None:
     path = tmp_path / "replica.db"
-    destination = SqliteDestination(str(path))
-    destination.write_changes(ITEMS, changes_of(ITEMS, insert(id=1, name="old", price=1)), Batch("p", 0))
+    destination = SqliteDestination(path=path)
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 0), changes_of(ITEMS, insert(id=1, name="old", price=1))))
     killed = subprocess.run(
         [sys.executable, "-c", WRITER, str(path)],
         env={**os.environ, VARIABLE: f"{place}:kill"},

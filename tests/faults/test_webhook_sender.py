@@ -17,10 +17,8 @@ from typing import Any
 import pytest
 from psycopg import conninfo
 
-from tailrace.destination.webhook.retry import RetrySchedule
+from tailrace.destination.webhook.option import RetryOptions, WebhookOptions
 from tailrace.destination.webhook.sender.leader import Leadership, open_engine
-from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.transport import WebhookTls
 from tailrace.errors import ConfigError
 from tailrace.system.child_process import BUSY
 from tailrace.testing.certificate import Authority, make_authority
@@ -37,8 +35,8 @@ TABLES = tuple(f"public.t{number}" for number in range(5))
 class Node:
     """A sender process with its queue."""
 
-    def __init__(self, chosen: SenderOptions) -> None:
-        self.folder = Path(chosen.queue)
+    def __init__(self, chosen: WebhookOptions) -> None:
+        self.folder = chosen.queue.path
         self._options = chosen
         self._process: subprocess.Popen[str] | None = None
 
@@ -57,7 +55,7 @@ class Node:
                 text=True,
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(self._options.to_json() + "\n")
+        self._process.stdin.write(self._options.to_text("shop") + "\n")
         self._process.stdin.flush()
 
     def kill(self) -> None:
@@ -144,7 +142,7 @@ def test_no_answer_of_an_endpoint_loses_an_event(
     with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(), *faults)
         chosen = options(
-            queue, endpoint.url, tmp_path, timeout_seconds=3.0, schedule=RetrySchedule("exponential", 0.05, 0.2)
+            queue, endpoint.url, tmp_path, timeout=3.0, retry=RetryOptions(policy="exponential", min=0.05, max=0.2)
         )
         with running(Node(chosen)):
             wait_until(lambda: len(endpoint.requests) == 3 + len(faults))
@@ -178,8 +176,8 @@ def test_nothing_is_sent_to_an_endpoint_whose_certificate_is_not_trusted_and_not
             queue,
             url,
             tmp_path,
-            tls=WebhookTls(ca=str(trusted.ca_file)),
-            schedule=RetrySchedule("exponential", 0.05, 0.1),
+            tls={"ca": str(trusted.ca_file)},
+            retry=RetryOptions(policy="exponential", min=0.05, max=0.1),
         )
         node = Node(chosen)
         node.start()
@@ -227,8 +225,8 @@ def test_leaders_that_are_killed_or_paused_lose_nothing_and_repeat_only_what_the
                 endpoint.url,
                 lease,
                 max_events=50,
-                lease_seconds=3.0,
-                interval_seconds=0.2,
+                seconds=3.0,
+                interval=0.2,
                 headers={"X-Node": name},
             )
             fill(tmp_path / name, *(numbered(first, 1000, TABLES) for first in range(1, count, 1000)))
@@ -307,7 +305,7 @@ def test_a_leader_that_cannot_reach_the_store_stops_before_its_lease_ends_and_go
     with Proxy(str(parts["host"]), int(str(parts["port"]))) as proxy, WebhookEndpoint() as endpoint:
         dsn = conninfo.make_conninfo(database.dsn, host="127.0.0.1", port=proxy.port)
         fill(queue, numbered(1, 10, TABLES))
-        with running(Node(options(queue, endpoint.url, dsn, lease_seconds=3.0))):
+        with running(Node(options(queue, endpoint.url, dsn, seconds=3.0))):
             wait_until(lambda: status(queue).get("delivered") == 10)
             proxy.refuse()
             proxy.cut()
@@ -327,7 +325,7 @@ def test_a_sender_that_is_asked_to_stop_stores_what_it_delivered_and_lets_the_le
 ) -> None:
     fill(queue, numbered(1, 30, TABLES))
     with WebhookEndpoint() as endpoint:
-        node = Node(options(queue, endpoint.url, tmp_path, interval_seconds=60.0, lease_seconds=60.0))
+        node = Node(options(queue, endpoint.url, tmp_path, interval=60.0, seconds=60.0))
         node.start()
         wait_until(lambda: len(endpoint.ids()) == 30)
         assert node.stop(how) == 0
@@ -356,10 +354,10 @@ def test_secrets_show_in_no_log_status_state_or_list_of_processes(
             queue,
             url,
             dsn,
-            tls=WebhookTls(ca=None if fault == "tls" else str(authority.ca_file)),
+            tls={} if fault == "tls" else {"ca": str(authority.ca_file)},
             headers={"Authorization": f"Bearer {CANARY}"},
-            secrets=(CANARY,),
-            schedule=RetrySchedule("linear", 0.01, 0.01, limit=3),
+            secret=CANARY,
+            retry=RetryOptions(policy="linear", min=0.01, max=0.01, limit=3),
         )
         node = Node(chosen)
         node.start()
@@ -384,9 +382,7 @@ def test_secrets_show_in_no_log_status_state_or_list_of_processes(
 def test_a_sender_that_cannot_begin_says_why_and_a_second_one_lets_the_first_work(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 5, TABLES))
     with WebhookEndpoint() as endpoint:
-        broken = options(
-            queue, endpoint.url.replace("http:", "https:"), tmp_path, tls=WebhookTls(ca=str(tmp_path / "no.pem"))
-        )
+        broken = options(queue, endpoint.url.replace("http:", "https:"), tmp_path, tls={"ca": str(tmp_path / "no.pem")})
         node = Node(broken)
         node.start()
         wait_until(lambda: bool(status(queue)))

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tailrace.destination import Batch
-from tailrace.destination.webhook.batch_file import Piece, Stage
+from tailrace.destination.webhook.batch_file import EventStage, Piece
 from tailrace.errors import LostError, revive
 from tailrace.journal import Cursor, Frame, Journal, cursors
 from tailrace.model.change import START, Position
@@ -19,7 +19,7 @@ from tailrace.source.poll.consumer import FileWatermarks
 from tailrace.source.poll.schedule import PollSchedule
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.deduplication import DeduplicationWindow
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.system.child_process import read_status, write_status
 from tests.support.format_fixture import FOLDER, unpack
@@ -181,7 +181,7 @@ def test_every_kind_of_error_that_is_stored_by_name_is_known_by_it() -> None:
 
 def test_what_a_batch_has_for_a_table_is_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
     batch = Batch("shop/epoch", 7)
-    assert Stage(folder / "queue").tables(batch) == {"public.orders"}
+    assert EventStage(folder / "queue").tables(batch) == {"public.orders"}
     copied, log = Piece("a.arrow", 3, 1000, 40), Piece("b.arrow", 2, 900, 50)
-    Stage(tmp_path / "again").enter(batch, "public.orders", copied=[copied], log=[log], completes=True)
+    EventStage(tmp_path / "again").enter(batch, "public.orders", copied=[copied], log=[log], completes=True)
     assert contents(tmp_path / "again") == contents(folder / "queue")

@@ -20,7 +20,7 @@ from tailrace.source.offset import log_ranges
 from tailrace.source.poll.key_snapshot import HASH, KeySnapshot
 from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.offset import PostgresOffset
-from tailrace.state import StateStore
+from tailrace.state import SqliteStore
 from tailrace.stream.checkpoint import Checkpoint
 from tests.support.format_fixture import unpack
 
@@ -47,7 +47,7 @@ def test_a_checkpoint_belongs_to_its_state_and_ends_where_the_state_does(name: s
     file = unpack(name, tmp_path)
     config = load(file)
     checkpoint = Checkpoint(tmp_path / "state" / "checkpoint")
-    with StateStore.open(tmp_path / "state", name=config.name) as store:
+    with SqliteStore(config.name, tmp_path / "state").open() as store:
         checkpoint.require(store)
         last, done = store.last_batch(), checkpoint.last_commit()
         assert last is not None
@@ -64,7 +64,7 @@ def test_the_journal_of_a_postgres_that_is_gone_is_planned_and_decoded(tmp_path:
     source = open_source(load(unpack("postgres-delta", tmp_path)))
     state = tmp_path / "state"
     start, end = (PostgresOffset.from_json(offset(state, batch)) for batch in (1, 2))
-    with StateStore.open_reading(state) as store:
+    with SqliteStore("shop", state).open_reading() as store:
         wanted = {
             oid: PgRange(one.after, one.upto, tuple(store.schemas_between(str(oid), one.after, one.upto)))
             for oid, one in log_ranges(start, end).items()
@@ -92,11 +92,14 @@ def test_what_a_receiver_of_postgres_said_last_is_shown(tmp_path: Path) -> None:
     raw = json.loads((tmp_path / "state" / "journal" / "receiver.json").read_text())
     assert list(raw) == ["pid", "at", "gear", "durable", "server", "confirmed", "restart", "journal_bytes", "error"]
     told = source.status()
-    assert (told["gear"], told["journal_bytes"], told["error"], told["fix"]) == ("streaming", 1976, None, None)
-    assert [int(told[name][:16], 16) + 1 for name in ("received", "server", "slot_restart", "slot_confirmed")] == [
-        raw[name] for name in ("durable", "server", "restart", "confirmed")
-    ]
-    assert told["passed"] == json.loads((tmp_path / "state" / "journal" / "follower.json").read_text())["passed"]
+    assert (told.gear, told.journal_bytes, told.error, told.fix) == ("streaming", 1976, None, None)
+    assert [
+        int(getattr(told, name)[:16], 16) + 1 for name in ("received", "server", "slot_restart", "slot_confirmed")
+    ] == [raw[name] for name in ("durable", "server", "restart", "confirmed")]
+    assert (
+        list(source.idle_until() or ())
+        == json.loads((tmp_path / "state" / "journal" / "follower.json").read_text())["passed"]
+    )
 
 
 # -- polling --------------------------------------------------------------------------------------------------

@@ -14,8 +14,9 @@ import pytest
 from tailrace.destination.webhook.sender.leader import Leadership, open_engine
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.state import StateStore, TableState
+from tailrace.state import SqliteStore, TableState
 from tailrace.state.status import PipelineStatus
+from tailrace.testing.standing import all_versions
 from tests.support.format_fixture import unpack_state
 
 AT = datetime(2025, 6, 7, 8, 9, 10, 123456, tzinfo=UTC)
@@ -36,9 +37,9 @@ def orders(*extra: str) -> TableSchema:
 
 @pytest.mark.parametrize("number", [2, 3])
 def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
-    with StateStore.open(unpack_state(number, tmp_path), name="shop") as store:
+    with SqliteStore("shop", unpack_state(number, tmp_path)).open() as store:
         pipeline = store.pipeline()
-        assert (pipeline.name, pipeline.fingerprint, pipeline.run) == ("shop", "a-print", 1)
+        assert (pipeline.name, pipeline.run) == ("shop", 1)
         assert pipeline.owner is not None
         items, late, mine = store.tables()
         assert (items.state, items.reason, items.fix, items.retry) == (TableState.ERRORED, "why", "how", "timed")
@@ -54,7 +55,7 @@ def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
             TableState.FINISHED_COPY,
             TableState.SYNC_WAIT,
         }
-        assert store.schemas("16400") == [(START, orders()), (Position(5, 0), orders("total"))]
+        assert all_versions(store, "16400") == [(START, orders()), (Position(5, 0), orders("total"))]
         batch, status = store.last_batch(), store.source_status()
         assert batch is not None
         assert (batch.id, batch.position, batch.rows, batch.bytes, batch.seconds, batch.at) == (
@@ -83,7 +84,7 @@ def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
 def test_a_store_is_written_again_to_the_byte(tmp_path: Path) -> None:
     folder = unpack_state(3, tmp_path)
     before = stored(folder)
-    with StateStore.open(folder, name="shop") as store:
+    with SqliteStore("shop", folder).open() as store:
         status, batch = store.source_status(), store.last_batch()
         assert status is not None
         assert batch is not None
@@ -113,7 +114,7 @@ def test_the_leadership_of_senders_means_what_it_meant(tmp_path: Path) -> None:
 def test_a_store_of_an_older_format_comes_to_be_as_one_of_the_newest(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / str(number)).mkdir()
-        with StateStore.open(unpack_state(number, tmp_path / str(number)), name="shop"):
+        with SqliteStore("shop", unpack_state(number, tmp_path / str(number))).open():
             pass
     first, second, third = (stored(tmp_path / str(number)).keys() for number in (1, 2, 3))
     assert second == third
@@ -122,7 +123,7 @@ def test_a_store_of_an_older_format_comes_to_be_as_one_of_the_newest(tmp_path: P
 
 
 def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
-    with StateStore.open_reading(unpack_state(3, tmp_path)) as store:
+    with SqliteStore("shop", unpack_state(3, tmp_path)).open_reading() as store:
         told = PipelineStatus.read(store, at=AT).to_dict()
     assert list(told) == [
         "pipeline",

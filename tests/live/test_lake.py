@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from deltalake import DeltaTable
 
-from tailrace.state import StateStore, TableState
+from tailrace.state import SqliteStore, TableState
 from tests.support.database import PostgresDatabase
 from tests.support.scenario import Scenario
 
@@ -27,7 +27,7 @@ def test_a_table_that_is_gone_from_the_lake_stops_and_goes_on_with_all_rows_once
     items.rename(away)
     scenario.sql("INSERT INTO items VALUES (101, 'new')", "UPDATE tree SET a = 'changed' WHERE path = '{1}'")
     scenario.apply(errored=["public.items"])
-    with StateStore.open_reading(scenario.state) as store:
+    with SqliteStore("shop", scenario.state).open_reading() as store:
         [errored] = [table for table in store.tables() if table.state is TableState.ERRORED]
     assert str(errored.name) == "public.items"
     assert not items.exists()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from tailrace.state import StateStore
+from tailrace.state import SqliteStore
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.pipeline import Pipeline
 from tailrace.testing.wait import wait_until
@@ -63,7 +63,7 @@ def test_a_pipeline_takes_no_batch_of_another_query_in_the_session_for_its_own(
         pipeline.run(on_progress=watch)
     finally:
         other.stop()
-    with StateStore.open_reading(tmp_path / "state") as store:
+    with SqliteStore("shop", tmp_path / "state").open_reading() as store:
         last = store.last_batch()
         assert last is not None
         assert [table.phase for table in pipeline.source.progress(dict(last.offset))] == ["ready"]

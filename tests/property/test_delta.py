@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.model.change import Op, Position
@@ -62,12 +62,12 @@ def check_replay(kind: str, data: Any, partitioned: bool) -> None:
     table = table_of(*types)
     expected: dict[Key, Row] = {}
     with tempfile.TemporaryDirectory() as path:
-        destination = DeltaDestination(path, partition_by={"public.t": ["a"]} if partitioned else {})
+        destination = DeltaDestination(path=path, partition_by={"public.t": ["a"]} if partitioned else {})
         for number, events in enumerate(data.draw(histories(table, keys, cuts=3))):
             expected = replay(table, events, expected)
             changes = as_changes(table, events, 5, first_commit=100 * number)
             for attempt in range(2):
-                written = destination.write_changes(table, changes, Batch("p", number))
+                written = destination.write_changes(TableBatch(table, Batch("p", number), changes))
                 assert written.repeated == (attempt == 1 and bool(events))
             if not events:
                 continue
@@ -83,14 +83,14 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
     ever: dict[Key, Row] = {}
     alive: dict[Key, Row] = {}
     with tempfile.TemporaryDirectory() as path:
-        destination = DeltaDestination(path, deletes="soft")
+        destination = DeltaDestination(path=path, deletes="soft")
         for number, events in enumerate(data.draw(histories(table, KINDS["dense int64"][1], cuts=3))):
             events = [event for event in events if event.op.name != "TRUNCATE"]
             alive_before = alive
             for count in range(len(events) + 1):
                 alive = replay(table, events[:count], alive_before)
                 ever |= alive
-            destination.write_changes(table, as_changes(table, events, 5), Batch("p", number))
+            destination.write_changes(TableBatch(table, Batch("p", number), as_changes(table, events, 5)))
         if not ever:
             return
         found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()
@@ -106,7 +106,7 @@ def test_a_delta_table_follows_its_columns_whatever_the_batches_hold(
 ) -> None:
     with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
         destination = DeltaDestination(
-            path, deletes="soft" if soft else "hard", partition_by={"public.t": ["p"]} if partitioned else {}
+            path=path, deletes="soft" if soft else "hard", partition_by={"public.t": ["p"]} if partitioned else {}
         )
         exists = False
         for table, changes, expected in delivered(destination, batches):
@@ -128,7 +128,7 @@ def test_replaying_a_history_gives_the_table_whatever_the_batches_hold(
     count = 0
     with tempfile.TemporaryDirectory() as path, parts_of(1 if in_parts else delta.PART_BYTES):
         partition_by = {"public.t": ["p"]} if partitioned else {}
-        destination = DeltaDestination(path, partition_by=partition_by, history=["public.*"])
+        destination = DeltaDestination(path=path, partition_by=partition_by, history=["public.*"])
         for table, changes, expected in delivered(destination, batches):
             count += sum(map(len, changes))
             if count:

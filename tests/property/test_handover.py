@@ -17,6 +17,7 @@ from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
+from tests.support.source_making import make_postgres
 
 TABLES = """
 CREATE TABLE plain (id int PRIMARY KEY, v text, n numeric(12,2), at timestamptz);
@@ -133,16 +134,15 @@ def differences(lake: Contents, source: Contents) -> dict[str, tuple[int, int, l
 
 
 def make_source(database: PostgresDatabase, path: Path) -> PostgresSource:
-    return PostgresSource(
-        name="soak",
-        dsn=database.dsn,
-        publication="soak",
+    return make_postgres(
+        database.dsn,
+        path,
+        "soak",
+        TableOptions(include=["public.*"]),
         slot=f"soak_{database.name}",
-        journal=str(path / "journal"),
-        tables_wanted=TableOptions(include=["public.*"]),
-        chunk_bytes=16 * 8192,
-        segment_bytes=1_000_000,
-        heartbeat_seconds=None,
+        journal={"segment_bytes": 1_000_000},
+        copying={"chunk_bytes": 16 * 8192},
+        heartbeat=None,
     )
 
 

@@ -25,6 +25,7 @@ from tailrace.source.poll.source import PollSource
 from tailrace.source.split import ScanSplit, Split
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
+from tests.support.source_making import make_polled
 
 # A case takes too long for hypothesis to try hundreds of smaller ones.
 EVERY_ORDER = settings(
@@ -42,17 +43,8 @@ class ErrandSource(PollSource):
 
 
 def make_source(dsn: str, folder: Path, tables: dict[str, Any], **options: Any) -> PollSource:
-    return ErrandSource(
-        "property",
-        dsn,
-        str(folder / "known"),
-        TableOptions.model_validate(tables),
-        page_rows=options.pop("page_rows", 3),
-        chunk_rows=options.pop("chunk_rows", 7),
-        interval_seconds=0.001,
-        idle_interval_seconds=0.001,
-        **options,
-    )
+    fast = {"page_rows": 3, "chunk_rows": 7}
+    return make_polled(dsn, folder, TableOptions.model_validate(tables), kind=ErrandSource, **{**fast, **options})
 
 
 def counted(rows: Iterable[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:

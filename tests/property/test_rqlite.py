@@ -138,7 +138,7 @@ def test_cluster_and_destination_are_equal_after_crashes_failovers_and_new_colum
         writer = Writer(node, chance)
         writer.load(chance.choice([0, 60, 400]))
         limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([20_000, 64_000_000]))
-        with SourceReplay(make_source(tmp_path, port, api=node.url, chunk_rows=40), limit) as replay:
+        with SourceReplay(make_source(tmp_path, port, api=node.url, copying={"chunk_rows": 40}), limit) as replay:
             requests = 0
             for _ in range(30):
                 for _ in range(chance.randint(0, 4)):

@@ -14,10 +14,10 @@ import pytest
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres import event_trigger
-from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
 from tests.support.schema_changer import Changer
+from tests.support.source_making import make_postgres
 
 
 def contents(connection: psycopg.Connection[Any], names: list[str]) -> dict[str, Counter[tuple[Any, ...]]]:
@@ -34,16 +34,15 @@ def test_source_and_destination_are_equal_after_random_schema_changes_and_crashe
     seed: int, trigger: bool, database: PostgresDatabase, tmp_path: Path
 ) -> None:
     chance = random.Random(seed)
-    source = PostgresSource(
-        name="soak",
-        dsn=database.dsn,
-        publication="soak",
+    source = make_postgres(
+        database.dsn,
+        tmp_path,
+        "soak",
+        TableOptions(include=["public.*"]),
         slot=f"soak_{database.name}",
-        journal=str(tmp_path / "journal"),
-        tables_wanted=TableOptions(include=["public.*"]),
-        chunk_bytes=2 * 8192,
-        segment_bytes=1_000_000,
-        heartbeat_seconds=None,
+        journal={"segment_bytes": 1_000_000},
+        copying={"chunk_bytes": 2 * 8192},
+        heartbeat=None,
     )
     limit = Limit(rows=chance.choice([50, 5000]), bytes=chance.choice([200_000, 64_000_000]))
     with closing(database.connect()) as connection, SourceReplay(source, limit) as replay:

@@ -20,7 +20,7 @@ from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.slatedb import follower, merge_operator
 from tailrace.source.slatedb import row as lookup
 from tailrace.source.slatedb.key_layout import KeyLayout
-from tailrace.source.slatedb.row import Partition
+from tailrace.source.slatedb.option import PartitionOptions
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.testing.replay import SourceReplay
 from tests.support.slatedb_writing import Writer
@@ -192,12 +192,15 @@ def write_again_what_expires(traffic: Traffic, replays: list[SourceReplay]) -> N
 def sources(writer: Writer, folder: Path, options: Mapping[str, Any]) -> list[SlateDbSource]:
     given: dict[str, Any] = {}
     if "keep" in options:
-        given["keeps"] = str(folder / "kept")
+        given["keep_wal"] = folder / "kept"
     if "collect" in options:
         given["on_collected"] = "resnapshot"
     if "partitions" in options:
         of = options["partitions"]
-        return [writer.source(folder / f"state{index}", TABLES, partition=Partition(of, index)) for index in range(of)]
+        return [
+            writer.source(folder / f"state{index}", TABLES, partition=PartitionOptions(of=of, index=index))
+            for index in range(of)
+        ]
     return [writer.source(folder / "state", TABLES, **given)]
 
 

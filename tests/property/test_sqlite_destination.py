@@ -6,6 +6,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -13,8 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.destination import Batch
-from tailrace.destination.sqlite import destination as sqlite
+from tailrace.destination import Batch, TableBatch, chunking
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.model.schema import TableSchema
@@ -31,7 +31,7 @@ from tests.support.history import (
 )
 
 
-def rows_in(path: str) -> list[Row]:
+def rows_in(path: Path) -> list[Row]:
     with closing(sqlite3.connect(path)) as connection:
         connection.row_factory = sqlite3.Row
         return [dict(row) for row in connection.execute('SELECT * FROM "public.t"')]
@@ -51,11 +51,11 @@ def as_kept(table: TableSchema, rows: dict[Key, Row]) -> dict[Key, Row]:
 @contextmanager
 def parts_of(size: int) -> Iterator[None]:
     """Within the block a batch is written in parts of this many bytes: as if it were larger than memory."""
-    before, sqlite.PART_BYTES = sqlite.PART_BYTES, size
+    before, chunking.PART_BYTES = chunking.PART_BYTES, size
     try:
         yield
     finally:
-        sqlite.PART_BYTES = before
+        chunking.PART_BYTES = before
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -65,13 +65,13 @@ def test_a_replica_equals_replaying_whatever_the_batches_hold(kind: str, data: A
     types, keys = KINDS[kind]
     table = table_of(*types)
     expected: dict[Key, Row] = {}
-    with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else sqlite.PART_BYTES):
-        destination = SqliteDestination(f"{folder}/replica.db")
+    with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else chunking.PART_BYTES):
+        destination = SqliteDestination(path=Path(f"{folder}/replica.db"))
         for number, events in enumerate(data.draw(histories(table, keys, cuts=3))):
             expected = replay(table, events, expected)
             changes = as_changes(table, events, 5, first_commit=100 * number)
             for attempt in range(2):
-                written = destination.write_changes(table, changes, Batch("p", number))
+                written = destination.write_changes(TableBatch(table, Batch("p", number), changes))
                 assert written.repeated == (attempt == 1 and bool(events))
             if not events:
                 continue
@@ -87,14 +87,14 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
     ever: dict[Key, Row] = {}
     alive: dict[Key, Row] = {}
     with tempfile.TemporaryDirectory() as folder:
-        destination = SqliteDestination(f"{folder}/replica.db", deletes="soft")
+        destination = SqliteDestination(path=Path(f"{folder}/replica.db"), deletes="soft")
         for number, events in enumerate(data.draw(histories(table, KINDS["two texts"][1], cuts=3))):
             events = [event for event in events if event.op.name != "TRUNCATE"]
             alive_before = alive
             for count in range(len(events) + 1):
                 alive = replay(table, events[:count], alive_before)
                 ever |= alive
-            destination.write_changes(table, as_changes(table, events, 5), Batch("p", number))
+            destination.write_changes(TableBatch(table, Batch("p", number), as_changes(table, events, 5)))
         if not ever:
             return
         found = rows_in(destination.path)
@@ -106,8 +106,8 @@ def test_soft_deletes_keep_exactly_the_rows_that_ever_were(data: Any) -> None:
 @settings(max_examples=60)
 @given(batches=shifting_histories(cuts=4), soft=st.booleans(), in_parts=st.booleans())
 def test_a_replica_follows_its_columns_whatever_the_batches_hold(batches: Any, soft: bool, in_parts: bool) -> None:
-    with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else sqlite.PART_BYTES):
-        destination = SqliteDestination(f"{folder}/replica.db", deletes="soft" if soft else "hard")
+    with tempfile.TemporaryDirectory() as folder, parts_of(1 if in_parts else chunking.PART_BYTES):
+        destination = SqliteDestination(path=Path(f"{folder}/replica.db"), deletes="soft" if soft else "hard")
         exists = False
         for table, changes, expected in delivered(destination, batches):
             exists = exists or bool(changes)

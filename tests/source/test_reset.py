@@ -9,25 +9,22 @@ import pytest
 
 from tailrace.errors import UnavailableError
 from tailrace.option.table import TableOptions
-from tailrace.source.poll.source import PollSource
-from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
-from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.source import Source
-from tailrace.source.sqlite.source import SqliteSource
 from tests.support.removal import removals_fail
+from tests.support.source_making import make_polled, make_slatedb, make_sqlite
 
 
 def polled(folder: Path) -> tuple[Source, Path]:
-    return PollSource("p", "", str(folder / "poll"), TableOptions()), folder / "poll" / "schedule.json"
+    return make_polled("sqlite:///app.db", folder, TableOptions()), folder / "poll/pipeline/schedule.json"
 
 
 def taped(folder: Path) -> tuple[Source, Path]:
-    return SqliteSource("p", "", str(folder / "tape"), TableOptions()), folder / "tape" / "pipeline.cursor"
+    return make_sqlite(folder / "app.db", folder, TableOptions()), folder / "tape" / "pipeline.cursor"
 
 
 def stored(folder: Path) -> tuple[Source, Path]:
-    database = SlateDbDatabase(str(folder / "db"), ObjectStore("memory", ""))
-    return SlateDbSource("p", database, TableOptions(), str(folder / "state")), folder / "state/pipeline/status.json"
+    store = {"type": "memory", "name": str(folder)}
+    return make_slatedb(store, folder), folder / "slatedb/pipeline/status.json"
 
 
 @pytest.mark.parametrize("make", [polled, taped, stored])

@@ -12,7 +12,8 @@ import pytest
 
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.state import StateStore, TableState
+from tailrace.state import SqliteStore, StateStore, TableState
+from tailrace.testing.standing import all_versions
 
 AT = datetime(2025, 6, 7, 8, 9, 10, tzinfo=UTC)
 
@@ -47,7 +48,7 @@ def check(store: StateStore) -> None:
         "timed",
         TableState.FINISHED_COPY,
     )
-    assert store.schemas("16400") == [(START, orders("a")), (Position(5, 0), orders("a", "b"))]
+    assert all_versions(store, "16400") == [(START, orders("a")), (Position(5, 0), orders("a", "b"))]
     assert batch is not None
     assert (batch.id, batch.offset, batch.seconds) == (4, {"lsn": 1}, 0.5)
     assert status is not None
@@ -59,10 +60,9 @@ def check(store: StateStore) -> None:
 
 def test_a_file_of_the_first_format_is_upgraded_when_it_is_opened_for_writing(folder: Path) -> None:
     for _ in range(2):
-        with StateStore.open(folder, name="shop") as store:
+        with SqliteStore("shop", folder).open() as store:
             check(store)
-            assert store.pipeline().fingerprint == "print"
-    with StateStore.open(folder, name="shop") as store:
+    with SqliteStore("shop", folder).open() as store:
         assert store.claim_run() == 8
         assert store.ask("pause", "public.items").id > 3
         store.recover_table("16401")
@@ -70,7 +70,7 @@ def test_a_file_of_the_first_format_is_upgraded_when_it_is_opened_for_writing(fo
 
 
 def test_a_reader_sees_an_old_file_as_a_new_one_and_leaves_it_as_it_is(folder: Path) -> None:
-    with StateStore.open_reading(folder) as reader:
+    with SqliteStore("shop", folder).open_reading() as reader:
         check(reader)
     with sqlite3.connect(folder / "state.db") as connection:
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
@@ -82,7 +82,7 @@ def test_an_upgrade_that_cannot_be_finished_leaves_the_old_file(folder: Path) ->
         connection.execute("DROP TABLE source_status")
     connection.close()
     with pytest.raises(Exception, match="no such table"):
-        StateStore.open(folder, name="shop")
+        SqliteStore("shop", folder).open()
     with sqlite3.connect(folder / "state.db") as connection:
         tables = {row[0] for row in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
         assert connection.execute("PRAGMA user_version").fetchone() == (1,)
@@ -92,15 +92,15 @@ def test_an_upgrade_that_cannot_be_finished_leaves_the_old_file(folder: Path) ->
 
 
 def test_a_file_of_the_second_format_gets_the_tables_it_lacks_and_keeps_the_rest(tmp_path: Path) -> None:
-    with StateStore.open(tmp_path, name="shop") as store:
+    with SqliteStore("shop", tmp_path).open() as store:
         store.claim_run()
     with sqlite3.connect(tmp_path / "state.db") as connection:
         for table in ("sender_lease", "sender_watermark", "sender_queue"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 2")
     connection.close()
-    with StateStore.open_reading(tmp_path) as reader:
+    with SqliteStore("shop", tmp_path).open_reading() as reader:
         assert reader.pipeline().run == 1
-    with StateStore.open(tmp_path, name="shop") as store:
+    with SqliteStore("shop", tmp_path).open() as store:
         assert store.claim_run() == 2
         store.forget_pipeline()

@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.state import BatchRecord, Owner, StoreAddress, TableState
+from tailrace.state.postgres import PostgresStore
 from tailrace.state.status import PipelineStatus
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
@@ -18,12 +19,12 @@ CANARY = "c4nary-Pa55"
 
 
 @pytest.fixture
-def address(tmp_path: Path, database: PostgresDatabase) -> StoreAddress:
-    return StoreAddress("shop", tmp_path, "postgres", database.dsn)
+def address(tmp_path: Path, database: PostgresDatabase) -> PostgresStore:
+    return PostgresStore("shop", tmp_path, database.dsn)
 
 
-def test_pipelines_share_a_schema_and_know_nothing_of_each_other(address: StoreAddress, tmp_path: Path) -> None:
-    other = StoreAddress("office", tmp_path, "postgres", address.dsn)
+def test_pipelines_share_a_schema_and_know_nothing_of_each_other(address: PostgresStore, tmp_path: Path) -> None:
+    other = PostgresStore("office", tmp_path, address.dsn)
     with address.open() as shop, other.open() as office:
         assert (shop.claim_run(), shop.claim_run(), office.claim_run()) == (1, 2, 1)
         shop.add_table("1", "public.a")
@@ -34,12 +35,12 @@ def test_pipelines_share_a_schema_and_know_nothing_of_each_other(address: StoreA
         assert (office.tables(), office.last_batch(), office.dead_letter(letter.id)) == ([], None, None)
         assert [table.name for table in shop.tables()] == ["public.a"]
     with pytest.raises(ConfigError, match="holds no pipeline third"):
-        StoreAddress("third", tmp_path, "postgres", address.dsn).open_reading()
+        PostgresStore("third", tmp_path, address.dsn).open_reading()
 
 
 @pytest.mark.parametrize("schema", ['quo"te; --', "%s {x} :y", "select", "Grün", "x" * 63])
 def test_a_hostile_schema_is_only_a_name(tmp_path: Path, database: PostgresDatabase, schema: str) -> None:
-    address = StoreAddress("shop", tmp_path, "postgres", database.dsn, schema)
+    address = PostgresStore("shop", tmp_path, database.dsn, schema)
     with address.open() as store:
         store.add_table("1", "public.a")
     with address.open_reading() as reader:
@@ -192,7 +193,7 @@ def test_another_format_is_refused(address: StoreAddress, database: PostgresData
     address.open().close()
     database.run("UPDATE tailrace.format SET version = 99")
     for attempt in (address.open, address.open_reading):
-        with pytest.raises(ConfigError, match="has format 99, this tailrace uses 3"):
+        with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 3"):
             attempt()
 
 
@@ -223,7 +224,7 @@ def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase)
         (missing, PreflightError),
         (stranger, TailraceError),
     ):
-        address = StoreAddress("shop", tmp_path, "postgres", dsn)
+        address = PostgresStore("shop", tmp_path, dsn)
         with pytest.raises(kind) as refused:
             address.open()
         assert CANARY not in f"{refused.value} {refused.value.__cause__} {address!r}"
@@ -232,7 +233,7 @@ def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase)
 def test_a_role_without_rights_is_told_the_sql(tmp_path: Path, database: PostgresDatabase) -> None:
     database.run("DROP ROLE IF EXISTS plain_state", "CREATE ROLE plain_state LOGIN")
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user="plain_state")
-    address = StoreAddress("shop", tmp_path, "postgres", dsn)
+    address = PostgresStore("shop", tmp_path, dsn)
     try:
         with pytest.raises(PreflightError, match="may not use schema tailrace") as refused:
             address.open()

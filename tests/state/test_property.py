@@ -18,8 +18,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from tailrace.errors import OwnedError
 from tailrace.model.change import Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.state import BatchRecord, StateStore, StoreAddress, TableState, TableUpdate
+from tailrace.state import BatchRecord, SqliteStore, StateStore, StoreAddress, TableState, TableUpdate
+from tailrace.state.postgres import PostgresStore
 from tailrace.state.state_machine import TRANSITIONS, TransitionError, durable, resumed
+from tailrace.testing.standing import all_versions
 from tests.support.database import PostgresDatabase
 
 IDS = st.sampled_from(["1", "2", "3"])
@@ -45,8 +47,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         name = f"p{next(self.pipelines)}"
-        made = self.address
-        self.place = StoreAddress(name, self.folder, made.kind, made.dsn, made.schema)
+        self.place = self.address.bind(name, self.folder)
         self.store = self.place.open()
         self.tables: dict[str, Model] = {}
         self.versions: dict[str, dict[Position, tuple[int, list[str]]]] = {}
@@ -96,11 +97,14 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(upstream_id=IDS, steps=st.lists(STATES.filter(lambda state: state is not TableState.ERRORED), max_size=3))
     def move(self, upstream_id: str, steps: list[TableState]) -> None:
+        update = TableUpdate(upstream_id, tuple(steps), asked=TableState.INIT in steps)
+        batch = BatchRecord(self.batch, {"lsn": self.batch})
         if self._walk(upstream_id, steps):
-            self.store.move_table(upstream_id, *steps)
+            self.store.apply_batch(batch, [update])
+            self.batch += 1
         else:
             with pytest.raises(TransitionError):
-                self.store.move_table(upstream_id, *steps)
+                self.store.apply_batch(batch, [update])
 
     @rule(upstream_id=IDS, attempts=st.integers(0, 5))
     def fail(self, upstream_id: str, attempts: int) -> None:
@@ -132,13 +136,6 @@ class StoreMachine(RuleBasedStateMachine):
         if upstream_id in self.tables:
             (self.store.pause_table if paused else self.store.resume_table)(upstream_id)
             self.tables[upstream_id]["paused"] = paused
-
-    @rule(upstream_id=IDS)
-    def reset(self, upstream_id: str) -> None:
-        if upstream_id in self.tables:
-            self.store.reset_table(upstream_id)
-            if not self._walk(upstream_id, [TableState.INIT]):
-                self._drop_letters(upstream_id)
 
     @rule(upstream_id=IDS)
     def forget(self, upstream_id: str) -> None:
@@ -268,7 +265,7 @@ class StoreMachine(RuleBasedStateMachine):
         with self.place.open_reading() as reader:
             self._compare(self.store, shows_passing=True)
             self._compare(reader, shows_passing=False)
-            assert [self.store.schemas(i) for i in "123"] == [reader.schemas(i) for i in "123"]
+            assert [all_versions(self.store, i) for i in "123"] == [all_versions(reader, i) for i in "123"]
 
     def _compare(self, store: StateStore, *, shows_passing: bool) -> None:
         def state_of(state: TableState) -> TableState:
@@ -289,7 +286,7 @@ class StoreMachine(RuleBasedStateMachine):
         assert seen == {key: table | {"state": state_of(table["state"])} for key, table in self.tables.items()}
         for upstream_id in "123":
             expected = sorted(self.versions.get(upstream_id, {}).items())
-            assert store.schemas(upstream_id) == [
+            assert all_versions(store, upstream_id) == [
                 (position, schema_of(upstream_id, columns, number)) for position, (number, columns) in expected
             ]
             table = store.table(upstream_id)
@@ -314,8 +311,8 @@ def check(address: StoreAddress, examples: int, steps: int) -> None:
 
 
 def test_a_store_in_a_file_says_what_dictionaries_would_say(tmp_path: Path) -> None:
-    check(StoreAddress("any", tmp_path), examples=40, steps=40)
+    check(SqliteStore("any", tmp_path), examples=40, steps=40)
 
 
 def test_a_store_in_postgres_says_what_dictionaries_would_say(tmp_path: Path, database: PostgresDatabase) -> None:
-    check(StoreAddress("any", tmp_path, "postgres", database.dsn), examples=4, steps=25)
+    check(PostgresStore("any", tmp_path, database.dsn), examples=4, steps=25)

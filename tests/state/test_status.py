@@ -12,7 +12,16 @@ from rich.console import Console
 
 from tailrace.cli.progress_view import LineView, LiveView, draw, format_bytes
 from tailrace.model.change import end_of
-from tailrace.state import BatchRecord, Owner, RunnerLock, SourceStatus, StateStore, TableState, TableUpdate
+from tailrace.state import (
+    BatchRecord,
+    Owner,
+    RunnerLock,
+    SourceStatus,
+    SqliteStore,
+    StateStore,
+    TableState,
+    TableUpdate,
+)
 from tailrace.state.state_machine import WAY
 from tailrace.state.status import PipelineStatus
 
@@ -21,7 +30,7 @@ NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
-    with StateStore.open(tmp_path, name="shop") as opened:
+    with SqliteStore("shop", tmp_path).open() as opened:
         opened.add_table("1", "public.orders")
         yield opened
 

@@ -15,41 +15,18 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import ConfigError, DamagedError, OwnedError
-from tailrace.state import (
-    DeadLetters,
-    Lease,
-    Owner,
-    Progress,
-    Requests,
-    RunnerLock,
-    SchemaVersionStates,
-    StateStore,
-    TableLifecycle,
-    TableStates,
-)
+from tailrace.state import Owner, RunnerLock, SqliteStore, StateStore
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
-    with StateStore.open(tmp_path, name="shop") as opened:
+    with SqliteStore("shop", tmp_path).open() as opened:
         yield opened
-
-
-def test_a_store_keeps_each_of_the_protocols(store: StateStore) -> None:
-    # It is the type checker that fails here.
-    states: TableStates = store
-    lifecycle: TableLifecycle = store
-    versions: SchemaVersionStates = store
-    progress: Progress = store
-    requests: Requests = store
-    letters: DeadLetters = store
-    lease: Lease = store
-    assert {id(each) for each in (states, lifecycle, versions, progress, requests, letters, lease)} == {id(store)}
 
 
 def test_the_state_of_another_pipeline_is_refused(store: StateStore, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="belongs to pipeline shop, not other"):
-        StateStore.open(tmp_path, name="other")
+        SqliteStore("other", tmp_path).open()
     assert store.pipeline().name == "shop"
 
 
@@ -82,14 +59,14 @@ def test_a_dead_process_on_another_machine_of_the_same_name_may_live(store: Stat
 
 
 def test_a_copy_of_the_bare_file_can_be_read_after_a_clean_end(tmp_path: Path) -> None:
-    with StateStore.open(tmp_path / "live", name="shop") as store:
+    with SqliteStore("shop", tmp_path / "live").open() as store:
         store.add_table("1", "public.a")
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     shutil.copy(tmp_path / "live" / "state.db", elsewhere)
     elsewhere.chmod(0o555)
     try:
-        with StateStore.open_reading(elsewhere) as reader:
+        with SqliteStore("shop", elsewhere).open_reading() as reader:
             assert [table.name for table in reader.tables()] == ["public.a"]
     finally:
         elsewhere.chmod(0o755)
@@ -97,7 +74,7 @@ def test_a_copy_of_the_bare_file_can_be_read_after_a_clean_end(tmp_path: Path) -
 
 def test_reading_before_the_first_run_leaves_the_folder_empty(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has not run yet"):
-        StateStore.open_reading(tmp_path)
+        SqliteStore("shop", tmp_path).open_reading()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -105,7 +82,7 @@ def test_a_file_that_is_only_being_made_is_not_read(tmp_path: Path) -> None:
     sqlite3.connect(tmp_path / "state.db").close()
     (tmp_path / "state.db").touch()
     with pytest.raises(ConfigError, match="only being made"):
-        StateStore.open_reading(tmp_path)
+        SqliteStore("shop", tmp_path).open_reading()
 
 
 def test_a_newer_format_is_refused_by_readers_and_writers(store: StateStore, tmp_path: Path) -> None:
@@ -114,22 +91,22 @@ def test_a_newer_format_is_refused_by_readers_and_writers(store: StateStore, tmp
         connection.execute("PRAGMA user_version = 99")
     connection.close()
     with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 3"):
-        StateStore.open(tmp_path, name="shop")
+        SqliteStore("shop", tmp_path).open()
     with pytest.raises(ConfigError, match="has format 99"):
-        StateStore.open_reading(tmp_path)
+        SqliteStore("shop", tmp_path).open_reading()
 
 
 def test_a_file_that_is_no_database_is_called_damaged(tmp_path: Path) -> None:
     (tmp_path / "state.db").write_bytes(b"not a database at all, but long enough to be taken for one" * 100)
     with pytest.raises(DamagedError, match="not a sound state file"):
-        StateStore.open(tmp_path, name="shop")
+        SqliteStore("shop", tmp_path).open()
 
 
 def test_reading_the_state_loads_neither_arrow_nor_a_driver(store: StateStore, tmp_path: Path) -> None:
     store.add_table("1", "public.a")
     code = (
-        "import sys; from tailrace.state.status import PipelineStatus; from tailrace.state import StateStore\n"
-        "PipelineStatus.read(StateStore.open_reading(sys.argv[1])).to_dict()\n"
+        "import sys; from tailrace.state.status import PipelineStatus; from tailrace.state import SqliteStore\n"
+        "PipelineStatus.read(SqliteStore('shop', sys.argv[1]).open_reading()).to_dict()\n"
         "print({'pyarrow', 'psycopg', 'pydantic', 'pyspark'} & set(sys.modules))"
     )
     said = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
@@ -138,8 +115,8 @@ def test_reading_the_state_loads_neither_arrow_nor_a_driver(store: StateStore, t
 
 _WRITER = """
 import sys
-from tailrace.state import BatchRecord, StateStore, TableUpdate
-with StateStore.open(sys.argv[1], name="shop") as store:
+from tailrace.state import BatchRecord, SqliteStore, TableUpdate
+with SqliteStore("shop", sys.argv[1]).open() as store:
     store.claim_run()
     store.add_table("1", "public.a"), store.add_table("2", "public.b")
     for batch in range(1_000_000):
@@ -164,7 +141,7 @@ def test_a_writer_killed_at_any_moment_leaves_whole_batches(tmp_path: Path) -> N
         writer.stdout.close()
         writer.wait()
         said = int(rest[-1]) if rest else said
-        with StateStore.open(folder, name="shop") as store:
+        with SqliteStore("shop", folder).open() as store:
             last = store.last_batch()
             assert last is not None
             # One batch more may be on disk than the writer could still say.

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import LostError
-from tailrace.state import BatchRecord, StateStore
+from tailrace.state import BatchRecord, SqliteStore, StateStore
 from tailrace.stream.checkpoint import Checkpoint
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
-    with StateStore.open(tmp_path / "state", name="shop") as store:
+    with SqliteStore("shop", tmp_path / "state").open() as store:
         yield store
 
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, Offset, TableDirectives
-from tailrace.source.sqlite.source import SqliteSource
 from tailrace.stream import data_source
 from tailrace.stream.data_source import BlockReader, Feed
+from tests.support.source_making import make_sqlite
 
 LIMIT = Limit(1, 1)
 
@@ -40,8 +41,8 @@ class CountingReader(BlockReader):
 
 
 @pytest.fixture
-def reader() -> Iterator[CountingReader]:
-    source = SqliteSource("p", path="", folder="", tables_wanted=TableOptions())
+def reader(tmp_path: Path) -> Iterator[CountingReader]:
+    source = make_sqlite(tmp_path / "app.db", tmp_path, TableOptions())
     made = CountingReader(Feed(source, LIMIT, lanes=1))
     made._follower = Scripted()  # type: ignore[assignment]
     yield made

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 import pytest
 
 from tailrace.errors import (
-    Finding,
     SchemaChangedError,
     StaleCopyError,
     TableError,
@@ -23,53 +21,43 @@ from tailrace.errors import (
 )
 from tailrace.model.change import START, Changes, Position
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.model.source_status import SourceStatus
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Follower, Offset, SchemaVersions, TableProgress
+from tailrace.source.option import SourceOptions
+from tailrace.source.source import Source
 from tailrace.source.split import Split
-from tailrace.state import StateStore, TableRecord, TableState
+from tailrace.state import SqliteStore, StateStore, TableRecord, TableState
 from tailrace.stream.micro_batch import TableResult
 from tailrace.stream.progress import ProgressRecorder
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
 
+class PlainOptions(SourceOptions):
+    type: Literal["plain"] = "plain"
+
+
 @dataclass(frozen=True)
-class PlainSource:
+class PlainSource(Source):
     """An upstream whose offset is what `progress` answers, by upstream id; it notes what it may forget."""
 
-    released: list[Offset] = field(default_factory=list)
-    passed: list[list[str]] = field(default_factory=list)
-    said: dict[str, Any] = field(default_factory=dict)
+    Options = PlainOptions
 
-    def check(self) -> list[Finding]:
-        return []
+    released: list[Offset] = field(default_factory=list)
+    passed: list[tuple[str, str]] = field(default_factory=list)
 
     def tables(self) -> list[TableSchema]:
         return []
 
-    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        pass
-
-    def reset(self) -> None:
-        pass
-
-    def receiving(self) -> AbstractContextManager[object]:
-        return nullcontext()
-
-    def follow(self, versions: SchemaVersions | None = None) -> Follower:
-        raise LookupError("nobody follows it")
+    def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
+        raise LookupError("no one follows it")
 
     def read(self, split: Split) -> Iterator[Changes]:
         return iter(())
 
-    def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
-        return keys
-
     def release(self, upto: Offset) -> None:
         self.released.append(upto)
-
-    def for_reader(self, reader: str, table: str | None = None) -> PlainSource:
-        return self
 
     def progress(self, offset: Offset) -> list[TableProgress]:
         return [
@@ -77,8 +65,11 @@ class PlainSource:
             for upstream_id, each in offset.items()
         ]
 
-    def status(self) -> dict[str, Any]:
-        return {"gear": "streaming", "passed": self.passed[-1] if self.passed else None, **self.said}
+    def status(self) -> SourceStatus:
+        return SourceStatus("streaming", journal_bytes=7)
+
+    def idle_until(self) -> tuple[str, str] | None:
+        return self.passed[-1] if self.passed else None
 
 
 class Scene:
@@ -86,7 +77,7 @@ class Scene:
 
     def __init__(self, store: StateStore, options: Mapping[str, Any] = {}) -> None:
         self.store = store
-        self.source = PlainSource()
+        self.source = PlainSource(PlainOptions())
         self.options = TableOptions.model_validate({"defaults": {"errors": dict(options)}})
         self.at: dict[str, dict[str, Any]] = {}
         self.recorder = self.open()
@@ -104,7 +95,7 @@ class Scene:
 
     def passes(self, behind: int, upto: int) -> None:
         """The follower finds nothing between two positions."""
-        self.source.passed.append([str(Position(behind, 0)), str(Position(upto, 0))])
+        self.source.passed.append((str(Position(behind, 0)), str(Position(upto, 0))))
         self.recorder.note_source()
 
     def reached(self) -> int:
@@ -152,7 +143,7 @@ def poison(position: int) -> UnfitError:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[StateStore]:
-    with StateStore.open(tmp_path, name="shop") as store:
+    with SqliteStore("shop", tmp_path).open() as store:
         store.claim_run()
         yield store
 
@@ -499,8 +490,7 @@ def test_tables_that_left_while_nobody_ran_are_forgotten_at_the_start(scene: Sce
     assert [known.upstream_id for known in scene.store.tables()] == ["1"]
 
 
-def test_what_a_source_says_of_itself_beyond_the_known_words_ends_no_run(scene: Scene) -> None:
-    scene.source.said.update(shards=3, journal_bytes=7)
+def test_while_something_is_out_of_reach_the_status_says_so(scene: Scene) -> None:
     assert scene.recorder.note_source() == "streaming"
     scene.recorder.waiting(UnavailableError("out of reach", fix="wait"))
     status = scene.store.source_status()

@@ -7,15 +7,16 @@ import struct
 import subprocess
 import sys
 from contextlib import ExitStack
+from pathlib import Path
 
 from pyspark.sql.streaming.python_streaming_source_runner import GET_DEFAULT_READ_LIMIT_FUNC_ID
 from pyspark.sql.types import StructType
 
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit
-from tailrace.source.sqlite.source import SqliteSource
 from tailrace.stream.block import Pickled
 from tailrace.stream.data_source import Feed, bound
+from tests.support.source_making import make_sqlite
 
 RUNNER = """
 import socket, sys
@@ -34,7 +35,7 @@ def framed(data: bytes) -> bytes:
 
 
 def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_word() -> None:
-    source = SqliteSource("stopped", path="never-opened.db", folder="", tables_wanted=TableOptions())
+    source = make_sqlite(Path("never-opened.db"), Path(), TableOptions())
     feed = Feed(source, Limit(1, 1), lanes=1)
     data_source = bound(feed, "stopped")({})
     with ExitStack() as stack:

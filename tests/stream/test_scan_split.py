@@ -5,7 +5,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ from tailrace.model.change import Changes, Op
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.poll.diff import NewcomerSplit
-from tailrace.source.poll.source import PollSource
 from tailrace.stream.block import LOG, Pickled, rows_of
 from tailrace.stream.data_source import BlockReader, Feed, LogPartition, ScanPartition
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
+from tests.support.source_making import make_polled, with_options, with_tables
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 ROWS = 50
@@ -48,9 +47,8 @@ def replay(tmp_path: Path, run: Callable[..., None]) -> SourceReplay:
     tables = TableOptions.model_validate(
         {"defaults": {"updated_at": "updated_at", "deletes": {"full_diff": {"every_cycles": 1}}}}
     )
-    source = PollSource(
-        "p", f"sqlite:///{tmp_path}/app.db", str(tmp_path / "known"), tables, chunk_rows=10, interval_seconds=1e-6
-    )
+    dsn = f"sqlite:///{tmp_path}/app.db"
+    source = make_polled(dsn, tmp_path, tables, chunk_rows=10, interval=1e-6, idle_interval=30.0)
     replay = SourceReplay(source, LIMIT)
     replay.catch_up()
     return replay
@@ -60,7 +58,7 @@ def partitions_of(replay: SourceReplay, lake: Path) -> tuple[BlockReader, list[A
     wait_until(replay.plan)
     assert replay.offset is not None
     assert replay.planned is not None
-    destination: Destination = DeltaDestination(str(lake))
+    destination: Destination = DeltaDestination(path=str(lake))
     reader = BlockReader(Feed(replay.source, LIMIT, lanes=2, destination=Pickled.of(destination)))
     reader._follower = replay.follower
     return reader, list(reader.partitions(replay.offset, replay.planned))
@@ -89,7 +87,7 @@ def test_every_stretch_of_keys_is_a_task_of_its_own(
     replay.write()
     replay.commit()
     assert replay.contents()["main.t"].total() == ROWS - 2
-    assert not list((tmp_path / "known").rglob("found-*"))
+    assert not list((tmp_path / "poll").rglob("found-*"))
 
 
 def test_a_task_that_is_repeated_leaves_the_same_to_be_read(
@@ -117,7 +115,7 @@ def test_a_table_that_cannot_be_compared_fails_where_it_is_written_and_not_befor
 def test_keys_that_polls_brought_are_shared_out_when_they_are_many(
     replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
-    replay.source = replace(replay.source, tables_wanted=_every(3))  # type: ignore[type-var]
+    replay.source = with_tables(replay.source, _every(3))
     replay.crash()
     run(*(f"INSERT INTO t VALUES ({key}, 'new', datetime('now'))" for key in range(100, 135)))
     assert replay.step()
@@ -137,7 +135,7 @@ def test_keys_that_polls_brought_are_shared_out_when_they_are_many(
 def test_a_table_that_was_empty_when_it_was_copied_is_compared_by_several_tasks_when_it_has_grown(
     replay: SourceReplay, run: Callable[..., None], tmp_path: Path
 ) -> None:
-    replay.source = replace(replay.source, tables_wanted=_every(3))  # type: ignore[type-var]
+    replay.source = with_tables(replay.source, _every(3))
     replay.crash()
     run("DELETE FROM t")
     assert replay.offset is not None
@@ -162,7 +160,7 @@ def test_a_small_table_is_compared_by_the_task_that_writes_it(
     run("DELETE FROM t WHERE id >= 5")
     for _ in range(2):
         replay.catch_up()
-    replay.source = replace(replay.source, chunk_rows=100)  # type: ignore[type-var]
+    replay.source = with_options(replay.source, chunk_rows=100)
     assert replay.offset is not None
     [table] = replay.offset["tables"]
     replay.directives = TableDirectives(resync={table: 1})

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 
 from tailrace.errors import LostError, PreflightError, UnavailableError
-from tailrace.option.table import TableOptions
-from tailrace.source.follower import Limit, SchemaVersions
+from tailrace.source.follower import Limit
 from tailrace.source.slatedb.object_store import CollectedError
-from tailrace.source.sqlite.follower import SqliteFollower
+from tailrace.source.sqlite.option import SqliteSourceOptions
 from tailrace.source.sqlite.source import SqliteSource
 from tailrace.stream.data_source import BlockReader, Feed
 from tailrace.stream.spark_error import portable_errors, recognise
@@ -106,12 +107,13 @@ def test_a_name_of_a_timeout_in_the_middle_of_a_text_is_none() -> None:
 class Collected(SqliteSource):
     """A source whose log was deleted, which it says with an error of its own kind."""
 
-    def follow(self, versions: SchemaVersions | None = None) -> SqliteFollower:
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         raise CollectedError("WAL file 7 is gone", fix="copy again")
 
 
 def test_an_error_of_an_authors_kind_is_recognised_as_the_nearest_kind_that_everyone_knows() -> None:
-    reader = BlockReader(Feed(Collected("p", path="", folder="", tables_wanted=TableOptions()), Limit(1, 1), lanes=1))
+    source = Collected(SqliteSourceOptions(type="sqlite", path=Path("app.db")))
+    reader = BlockReader(Feed(source, Limit(1, 1), lanes=1))
     for call in (
         reader.initialOffset,
         reader.prepareForTriggerAvailableNow,

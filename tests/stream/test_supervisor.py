@@ -12,10 +12,11 @@ import pytest
 
 from tailrace.errors import TailraceError
 from tailrace.option.table import TableOptions
-from tailrace.state import StateStore, TableRecord, TableState
+from tailrace.state import SqliteStore, StateStore, TableRecord, TableState
 from tailrace.state.record import RequestKind
 from tailrace.state.state_machine import WAY
 from tailrace.stream.supervisor import Supervisor
+from tailrace.testing.standing import move
 
 HOLD = timedelta(hours=24)
 RESUME = "0" * 31 + "5"
@@ -31,7 +32,7 @@ class Scene:
         self.supervisor = Supervisor(store, TableOptions(), self.stopped.__contains__, lambda: self.now)
         for upstream_id, name in (("1", "public.a"), ("2", "public.b")):
             store.add_table(upstream_id, name)
-            store.move_table(upstream_id, *WAY[1:])
+            move(store, upstream_id, *WAY[1:])
 
     def fail(self, upstream_id: str = "1", *, retry: str = "timed", wait_seconds: float = 5.0) -> None:
         self.store.fail_table(
@@ -62,7 +63,7 @@ class Scene:
 
 @pytest.fixture
 def scene(tmp_path: Path) -> Iterator[Scene]:
-    with StateStore.open(tmp_path, name="shop") as store:
+    with SqliteStore("shop", tmp_path).open() as store:
         store.claim_run()
         yield Scene(store)
 
@@ -119,7 +120,7 @@ def test_the_log_of_a_table_in_error_is_let_go_when_its_policy_says_so(scene: Sc
 
 def test_a_full_journal_lets_go_of_tables_that_stand_still_and_of_no_other(scene: Scene) -> None:
     scene.store.add_table("3", "public.c")
-    scene.store.move_table("3", *WAY[1:])
+    move(scene.store, "3", *WAY[1:])
     scene.fail("1", retry="manual")
     scene.ask("pause", "public.b")
     scene.supervisor.poll(is_full=True)
@@ -178,7 +179,7 @@ def test_a_skip_that_is_broken_off_has_done_nothing_and_is_done_the_next_time(sc
 
 
 def test_a_skip_that_leads_to_a_new_copy_leaves_no_other_change_waiting(scene: Scene) -> None:
-    scene.store.reset_table("1")
+    move(scene.store, "1", TableState.INIT)
     scene.fail(retry="manual")
     first, _ = (
         scene.store.put_dead_letter("1", "public.a", f"{number:032}", kind="UnfitError", reason="no").id

@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of
 
@@ -21,7 +21,7 @@ TREE = TableSchema(
 
 
 def write(destination: Any, number: int, *changes: RowChange, table: TableSchema = ITEMS, **more: Any) -> Any:
-    return destination.write_changes(table, changes_of(table, *changes), Batch("p", number), **more)
+    return destination.write_changes(TableBatch(table, Batch("p", number), changes_of(table, *changes), **more))
 
 
 @contextmanager

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from tailrace.destination import Batch, Destination
+from tailrace.destination import Batch, Destination, TableBatch
 from tailrace.model.change import Changes, Op, pack_unchanged
 from tailrace.model.schema import Column, TableName, TableSchema
 
@@ -291,7 +291,7 @@ def delivered(
         table = steps[-1].table
         changes = step_changes(steps, 5, first_commit=100 * number)
         for _ in range(2):
-            destination.write_changes(table, changes, Batch("p", number))
+            destination.write_changes(TableBatch(table, Batch("p", number), changes))
         yield table, changes, expected
 
 

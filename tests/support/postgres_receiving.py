@@ -21,27 +21,26 @@ from tailrace.source.postgres.receiver import PostgresReceiver, PostgresReceiver
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
+from tests.support.source_making import make_postgres
 
 Session = psycopg.Connection[Any]
 
 
 def make_source(database: PostgresDatabase, folder: Path, *tables: str, **options: Any) -> PostgresSource:
     """A source of these tables with its journal in the folder, not yet prepared."""
-    return PostgresSource(
-        name="receive",
-        dsn=database.dsn,
-        publication="receive",
+    return make_postgres(
+        database.dsn,
+        folder,
+        "receive",
+        TableOptions(include=list(tables)),
         slot=f"receive_{database.name}",
-        journal=str(folder / "journal"),
-        tables_wanted=TableOptions(include=list(tables)),
-        segment_bytes=1_000_000,
-        **options,
+        **{"journal": {"segment_bytes": 1_000_000}, **options},
     )
 
 
 def make_received(database: PostgresDatabase, folder: Path) -> PostgresSource:
     """A prepared source of the table `t`. Nothing but the test writes to the server: it has no heartbeat."""
-    made = make_source(database, folder, "public.t", heartbeat_seconds=None)
+    made = make_source(database, folder, "public.t", heartbeat=None)
     made.prepare()
     origin(made)
     return made
@@ -83,7 +82,7 @@ def server_lsn(session: Session) -> int:
 
 def confirmed(session: Session, source: PostgresSource) -> int:
     query = "SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = %s"
-    row = session.execute(query, [source.slot]).fetchone()
+    row = session.execute(query, [source.options.slot]).fetchone()
     assert row is not None
     return parse_lsn(row[0])
 
@@ -122,4 +121,4 @@ def origin(source: PostgresSource) -> Position:
     return _ORIGINS.setdefault(source.journal, mark(source))
 
 
-_ORIGINS: dict[str, Position] = {}
+_ORIGINS: dict[Path, Position] = {}

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from deltalake import DeltaTable
 
-from tailrace.state import StateStore, TableRecord, TableState
+from tailrace.state import SqliteStore, TableRecord, TableState
 from tailrace.state.status import PipelineStatus
 from tests.support.runner import RunningPipeline
 from tests.support.scenario import Scenario
@@ -49,7 +49,7 @@ class Following:
 
     def records(self) -> dict[str, TableRecord]:
         """What the state store says of the tables, by their identity upstream."""
-        with StateStore.open_reading(self.scenario.state) as store:
+        with SqliteStore("shop", self.scenario.state).open_reading() as store:
             return {table.upstream_id: table for table in store.tables()}
 
     def wait_for(self, oid: str, condition: Callable[[TableRecord], bool]) -> TableRecord:

@@ -12,13 +12,12 @@ import pytest
 import urllib3
 
 from tailrace.errors import TableError
-from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit
-from tailrace.source.rqlite.receiver import RqliteReceiverOptions
 from tailrace.source.rqlite.source import RqliteSource
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.support.rqlite_node import RqliteNode
+from tests.support.source_making import make_rqlite
 
 LIMIT = Limit(100_000, 100_000_000)
 _held: list[socket.socket] = []
@@ -34,15 +33,8 @@ def free_port() -> int:
 
 
 def make_source(folder: Path, port: int, *, max_bytes: int = 1_000_000_000, **options: Any) -> RqliteSource:
-    receiver = RqliteReceiverOptions(
-        journal=str(folder / "journal"),
-        segment_bytes=50_000,
-        max_bytes=max_bytes,
-        listen=f"127.0.0.1:{port}",
-        path="/cdc",
-        max_body=32_000_000,
-    )
-    return RqliteSource("test", receiver, TableOptions(), **options)
+    journal = {"segment_bytes": 50_000, "max_bytes": max_bytes}
+    return make_rqlite(folder, f"127.0.0.1:{port}", journal=journal, **options)
 
 
 @contextmanager
@@ -65,12 +57,12 @@ def node_and_replay(
 
 def post(source: RqliteSource, *bodies: bytes) -> None:
     """What a node posts, one after the other; a receiver that has not begun yet is waited for."""
-    url = f"http://{source.receiver.listen}{source.receiver.path}"
+    url = f"http://{source.options.listen}{source.options.path}"
     with urllib3.PoolManager(retries=False, timeout=10) as pool:
 
         def is_up() -> bool:
             try:
-                return pool.request("GET", f"http://{source.receiver.listen}/healthz").status == 200
+                return pool.request("GET", f"http://{source.options.listen}/healthz").status == 200
             except urllib3.exceptions.HTTPError:
                 return False
 

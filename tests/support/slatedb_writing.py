@@ -12,8 +12,10 @@ from typing import Any, Self
 from tailrace.option.table import TableOptions
 from tailrace.source.slatedb import merge_operator
 from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase, binding, run
+from tailrace.source.slatedb.option import ObjectStoreOptions
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.table_mapping import folds_of, read_mappings
+from tests.support.source_making import make_slatedb
 
 api = binding()
 NOW = api.GarbageCollectorDirectoryOptions(interval_ms=None, min_age_ms=0, dry_run=False)
@@ -119,13 +121,9 @@ class Writer:
         return scan(self.database, clock, folds={b"": merge_operator.make("append", "raw"), **folds_of(self.rules)})
 
     def source(self, state: Path, tables: TableOptions | None = None, **options: Any) -> SlateDbSource:
-        return SlateDbSource(
-            name="test",
-            database=self.database,
-            tables_wanted=tables or TableOptions(),
-            state=str(state),
-            **{"poll_seconds": 0.0, **options},
-        )
+        if self.database.wal_store is not None:
+            options["wal_store"] = ObjectStoreOptions.model_validate(_options_of(self.database.wal_store))
+        return make_slatedb(_options_of(self.database.store), state, tables, **options)
 
     def __enter__(self) -> Self:
         return self
@@ -135,6 +133,12 @@ class Writer:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
+
+
+def _options_of(store: ObjectStore) -> dict[str, Any]:
+    """What a file would say of the store."""
+    place = {"local": "path", "memory": "name", "azure": "container"}.get(store.type, "bucket")
+    return {"type": store.type, place: store.place, "options": dict(store.options)}
 
 
 def _store(place: Path | ObjectStore) -> ObjectStore:

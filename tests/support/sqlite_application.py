@@ -16,6 +16,7 @@ from tailrace.capture import capture, enable
 from tailrace.option.table import TableOptions
 from tailrace.source.sqlite.source import SqliteSource
 from tailrace.testing.replay import MemoryTable
+from tests.support.source_making import make_sqlite
 
 Kind = Literal["turso", "hook", "trigger"]
 KINDS: tuple[Kind, ...] = ("turso", "hook", "trigger")
@@ -83,15 +84,9 @@ class Application:
 
 
 def make_source(application: Application, folder: Path, **options: Any) -> SqliteSource:
-    given: dict[str, Any] = {
-        "name": "test",
-        "path": str(application.path),
-        "folder": str(folder / "tape"),
-        "tables_wanted": TableOptions(include=["main.*"]),
-        "library": "turso" if application.kind == "turso" else "sqlite",
-        "chunk_rows": 50,
-    }
-    return SqliteSource(**{**given, **options})
+    tables = options.pop("tables", TableOptions(include=["main.*"]))
+    given = {"type": "turso" if application.kind == "turso" else "sqlite", "chunk_rows": 50}
+    return make_sqlite(application.path, folder, tables, **{**given, **options})
 
 
 def held(tables: dict[str, MemoryTable]) -> Contents:

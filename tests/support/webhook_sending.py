@@ -14,17 +14,16 @@ import pyarrow as pa
 
 from tailrace.destination import Batch
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
+from tailrace.destination.webhook.option import RetryOptions, WebhookOptions
 from tailrace.destination.webhook.queue import QueueWriter
-from tailrace.destination.webhook.retry import RetrySchedule
 from tailrace.destination.webhook.sender.sender import Sender
 from tailrace.destination.webhook.sender.status import STATUS
-from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.destination.webhook.transport import Route, WebhookTls
 from tailrace.model.change import LAST_ORDINAL
+from tailrace.option.value import OptionContext
 from tailrace.system.child_process import read_status
 
 AT = datetime.datetime(2026, 1, 1, tzinfo=datetime.UTC)
-HASTE = RetrySchedule("exponential", 0.001, 0.01)
+HASTE = RetryOptions(policy="exponential", min=0.001, max=0.01)
 
 
 def row(table: str, commit: int, ordinal: int = 0, *, copied: bool = False, marker: bool = False) -> dict[str, Any]:
@@ -69,32 +68,34 @@ def fill(folder: Path, *batches: pa.Table) -> None:
             writer.append(Batch("shop/1", number), [batch])
 
 
-def options(folder: Path, url: str, lease: Path | str, **others: Any) -> SenderOptions:
-    """Of a sender in a hurry."""
-    tls, timeout = others.pop("tls", WebhookTls()), others.pop("timeout_seconds", 30.0)
-    given: dict[str, Any] = {
-        "schedule": HASTE,
-        "max_events": 10,
-        "max_delay_seconds": 0.01,
-        "interval_seconds": 0.05,
-        "lease_seconds": 30.0,
+def options(folder: Path, url: str, lease: Path | str, **others: Any) -> WebhookOptions:
+    """Of a sender in a hurry. Keys of `batch` and `leader` may stand among the others."""
+    keys: dict[str, Any] = {
+        "retry": HASTE,
+        "timeout": 30.0,
         "node_id": folder.name,
+        "allow_private": True,
+        "batch": {"max_events": 10, "max_delay": 0.01},
+        "leader": {"lease": str(lease), "interval": 0.05, "seconds": 30.0},
     }
-    route = Route(url, timeout, tls, allow_private=True)
-    return SenderOptions("shop", str(folder), route, lease=str(lease), **given | others)
+    for section, names in (("batch", ("max_events", "max_bytes", "max_delay")), ("leader", ("interval", "seconds"))):
+        keys[section] |= {name: others.pop(name) for name in names if name in others}
+    place = OptionContext("shop", folder, folder / "state")
+    given = {"type": "webhook", "url": url, "queue": {"path": str(folder)}} | keys | others
+    return WebhookOptions.model_validate(given, context=place)
 
 
-def drain(chosen: SenderOptions) -> None:
+def drain(chosen: WebhookOptions) -> None:
     """Send all there is."""
-    Sender(chosen, lambda: False, until_empty=True).run()
+    Sender(chosen, "shop", lambda: False, until_empty=True).run()
 
 
 @contextmanager
-def sending(chosen: SenderOptions) -> Iterator[None]:
+def sending(chosen: WebhookOptions) -> Iterator[None]:
     """A sender at work while the block runs."""
     stop = threading.Event()
     failures: list[BaseException] = []
-    sender = Sender(chosen, stop.is_set)
+    sender = Sender(chosen, "shop", stop.is_set)
 
     def run() -> None:
         try:

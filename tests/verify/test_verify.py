@@ -24,7 +24,7 @@ from tailrace.cli import app
 from tailrace.cli.verify import verify as command
 from tailrace.config.pipeline import load
 from tailrace.config.registry import open_destination, open_source
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.errors import ConfigError, PreflightError, TableError, UnavailableError
 from tailrace.model.change import Changes, Op, pack_unchanged
@@ -128,7 +128,7 @@ def test_moments_far_off_are_read_back_from_a_file_as_spark_writes_it(tmp_path: 
     place = tmp_path / "main" / "t"
     write_deltalake(str(place), pa.table({"at": pa.array(moments, table.column("at").type)}))
     optimize_as_spark_does(place, "")
-    kept = read_all(DeltaDestination(str(tmp_path)), table)
+    kept = read_all(DeltaDestination(path=str(tmp_path)), table)
     assert [at for batch in kept for at in batch.column("at").to_pylist()] == moments
 
 
@@ -161,7 +161,7 @@ def test_a_replica_in_an_sqlite_file_is_read_back_as_it_is_kept(file: Path) -> N
     assert (verdict.missing, verdict.destination_rows) == (100, 0)
     [table] = open_source(load(file)).tables()
     rows = [insert(a="k", b=n, v=n / 3, updated_at="2026-11-15") for n in range(100)]
-    open_destination(load(file)).write_changes(table, changes_of(table, *rows), Batch("p", 0))
+    open_destination(load(file)).write_changes(TableBatch(table, Batch("p", 0), changes_of(table, *rows)))
     [verdict] = verify(load(file))
     assert verdict.equal
     with closing(sqlite3.connect(file.parent / "replica.db")) as replica, replica:
@@ -235,7 +235,7 @@ def bring_over(file: Path) -> None:
             )
             for batch in read_all(source, table)
         ]
-        destination.write_changes(table, chunks, Batch("p", number))
+        destination.write_changes(TableBatch(table, Batch("p", number), chunks))
 
 
 @pytest.mark.parametrize("kind", ["turso", "trigger"])
@@ -352,7 +352,7 @@ def test_values_that_do_not_fit_are_equal_in_whatever_order_they_were_noted(
         unchanged=pack_unchanged(np.array([[False, True, False, False]])),
         exact=pa.array(['{"day": "-infinity"}']),
     )
-    destination.write_changes(table, [update], Batch("p", 9))
+    destination.write_changes(TableBatch(table, Batch("p", 9), [update]))
     [verdict] = verify(load(file))
     assert verdict.equal, verdict
 

@@ -108,7 +108,7 @@ def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *
 
 
 def _standing(known: TableRecord | None) -> dict[str, str | None]:
-    since = known.since[known.state].isoformat() if known else None
+    since = known.entered_at.isoformat() if known else None
     paused = known.paused_at.isoformat() if known and known.paused_at else None
     state, reason = (str(known.state), known.reason) if known else (None, None)
     return {"state": state, "since": since, "reason": reason, "paused_at": paused}

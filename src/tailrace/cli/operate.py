@@ -42,7 +42,7 @@ def reset_pipeline(config: PipelineConfig, *, as_json: bool) -> None:
     from tailrace.state import RunnerLock
 
     with RunnerLock(config.state), config.store_address.open() as store:
-        store.claim_run(takes_over=config.store.type == "sqlite")
+        store.claim_run(takes_over=not store.shared)
         open_source(config).reset()
         remove(Path(config.state) / "checkpoint")
         store.forget_pipeline()

@@ -97,7 +97,7 @@ class PipelineMetrics(Collector):
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
         # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
-        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.since)}
+        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.entered_at)}
         tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
         for figure in TABLE:
             yield from figure.of(tables)

@@ -7,18 +7,16 @@
     state: ./.tailrace/shop
     store: {type: sqlite}
 
-The sections `source` and `destination` belong to their types (see `registry`). Neither Spark nor a driver
-is imported here.
+The sections `source`, `destination` and `store` belong to their types (see `registry`). Neither Spark nor a
+driver is imported here.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, Union
+from typing import Annotated, Any, Literal, Union
 
 from pydantic import (
     AfterValidator,
@@ -28,12 +26,11 @@ from pydantic import (
     ValidationError,
     ValidationInfo,
     create_model,
-    model_validator,
 )
 from pydantic_core import ErrorDetails
 
 from tailrace.config.document import Document, Problem, parse, refuse, substitute
-from tailrace.config.registry import DESTINATIONS, SOURCES, Registry, suggest
+from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address, suggest
 from tailrace.errors import ConfigError
 from tailrace.option.table import SOURCE_KEYS, TableOptions
 from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Options, Size, TypedOptions, nearest
@@ -62,25 +59,28 @@ class SparkOptions(Options):
     )
 
 
-class StateStoreOptions(Options):
-    """Where table states and progress are kept: a file in the `state` folder, or a database for several machines."""
+class StateStoreOptions(TypedOptions):
+    """Where table states and progress are kept. A model of one type narrows `type` and adds the keys of its own."""
 
-    type: Literal["sqlite", "postgres"] = "sqlite"
-    dsn: Dsn | None = Field(default=None, description="postgres: the database that keeps the state")
-    schema_name: str = Field(
-        default=SCHEMA, alias="schema", min_length=1, max_length=63, description="postgres: made on first use"
-    )
     lease: Duration = Field(
         default=LEASE_SECONDS, gt=0, description="how long a runner that does not answer keeps others out"
     )
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
-        if self.type == "postgres" and self.dsn is None:
-            raise ValueError("of type postgres needs a dsn; add `dsn: ${STATE_DSN}`")
-        if self.type == "sqlite" and (self.dsn is not None or self.schema_name != SCHEMA):
-            raise ValueError("of type sqlite has no dsn and no schema; write `type: postgres` or remove them")
-        return self
+
+class SqliteStoreOptions(StateStoreOptions):
+    """A file in the `state` folder."""
+
+    type: Literal["sqlite"] = "sqlite"
+
+
+class PostgresStoreOptions(StateStoreOptions):
+    """A database, for several machines."""
+
+    type: Literal["postgres"]
+    dsn: Dsn = Field(description="the database that keeps the state")
+    schema_name: str = Field(
+        default=SCHEMA, alias="schema", min_length=1, max_length=63, description="made on first use"
+    )
 
 
 def _state(value: object, info: ValidationInfo) -> object:
@@ -109,21 +109,14 @@ class PipelineConfig(Options):
         validate_default=True,
         description="the folder of the pipeline's state; default: .tailrace/<name>",
     )
-    store: StateStoreOptions = Field(default_factory=StateStoreOptions)
+    store: SerializeAsAny[StateStoreOptions] = Field(default_factory=SqliteStoreOptions)
     batch: BatchOptions = Field(default_factory=BatchOptions)
     spark: SparkOptions = Field(default_factory=SparkOptions)
 
     @property
     def store_address(self) -> StoreAddress:
         """Where the pipeline's state is; any process of the pipeline can open it."""
-        dsn = self.store.dsn.reveal() if self.store.dsn else None
-        return StoreAddress(self.name, self.state, self.store.type, dsn, self.store.schema_name)
-
-    @property
-    def fingerprint(self) -> str:
-        """What the pipeline joins, as a hash without secrets: it changes when name, source, destination or state do."""
-        joined = self.model_dump(mode="json", include={"name", "source", "destination", "state"})
-        return hashlib.sha256(json.dumps(joined, sort_keys=True).encode()).hexdigest()[:16]
+        return store_address(self)
 
 
 def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
@@ -148,18 +141,20 @@ def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
 def from_dict(
     data: Mapping[str, Any], *, folder: str | Path = ".", environment: Mapping[str, str] | None = None
 ) -> PipelineConfig:
-    """The same from a dictionary; relative paths start from `folder`. References are replaced here, too."""
+    """The same from a dictionary; relative paths start from `folder`. References are replaced here, too.
+
+    A section may be the options themselves, of a class that no file could name.
+    """
     document = Document("the configuration", dict(data), {})
     return _validate(document, Path(folder).resolve(), os.environ if environment is None else environment, True)
 
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a pipeline's file, with every type this installation knows. For editors."""
-    sections = {
-        "source": _any_of([SOURCES.model(name) for name in SOURCES.names()]),
-        "destination": _any_of([DESTINATIONS.model(name) for name in DESTINATIONS.names()]),
-    }
-    model = _with_sections(sections["source"], sections["destination"])
+    source, destination, store = (
+        _any_of([kinds.model(name) for name in kinds.names()]) for kinds in (SOURCES, DESTINATIONS, STORES)
+    )
+    model = _with_sections(source, destination, store)
     return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | model.model_json_schema()
 
 
@@ -167,8 +162,11 @@ def _any_of(models: list[type[TypedOptions]]) -> Any:
     return models[0] if len(models) == 1 else Annotated[Union[tuple(models)], Field(discriminator="type")]  # noqa: UP007
 
 
-def _with_sections(source: Any, destination: Any) -> type[PipelineConfig]:
-    return create_model("Pipeline", __base__=PipelineConfig, source=(source, ...), destination=(destination, ...))
+def _with_sections(source: Any, destination: Any, store: Any) -> type[PipelineConfig]:
+    kept = (store, Field(default_factory=SqliteStoreOptions))
+    return create_model(
+        "Pipeline", __base__=PipelineConfig, source=(source, ...), destination=(destination, ...), store=kept
+    )
 
 
 def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
@@ -177,16 +175,16 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
         refuse(document, missing)
     problems: list[Problem] = []
     unset = {problem.path[0] for problem in missing}
-    source, destination = (
+    source, destination, store = (
         # A reference that stays where it was may be no address, number or duration.
         _or_any(model) if kinds.kind in unset else model
-        for kinds in (SOURCES, DESTINATIONS)
+        for kinds in (SOURCES, DESTINATIONS, STORES)
         for model in [_section(data, kinds, problems)]
     )
     name = data["name"] if isinstance(data.get("name"), str) else "pipeline"
     state = data["state"] if isinstance(data.get("state"), str) else f".tailrace/{name}"
     place = OptionContext(name, folder, Path(os.path.normpath(folder / Path(state).expanduser())))
-    model = _with_sections(source, destination)
+    model = _with_sections(source, destination, store)
     try:
         valid = model.model_validate(data, context=place)
     except ValidationError as error:
@@ -228,9 +226,11 @@ def _or_any(model: type[TypedOptions]) -> Any:
 
 def _section(data: dict[str, Any], kinds: Registry, problems: list[Problem]) -> type[TypedOptions]:
     section = data.get(kinds.kind)
+    if isinstance(section, TypedOptions):
+        return type(section)  # made by a program, and checked when it was
     if not isinstance(section, dict):
-        return _AnyOptions
-    type_ = section.get("type")
+        return kinds.model(kinds.default) if kinds.default else _AnyOptions
+    type_ = section.get("type", kinds.default)
     if not isinstance(type_, str):
         known = ", ".join(kinds.names())
         problems.append(
@@ -289,7 +289,9 @@ def _models_in(annotation: Any) -> list[type[Options]]:
 __all__ = [
     "BatchOptions",
     "PipelineConfig",
+    "PostgresStoreOptions",
     "SparkOptions",
+    "SqliteStoreOptions",
     "StateStoreOptions",
     "TableOptions",
     "from_dict",

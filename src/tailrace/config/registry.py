@@ -1,12 +1,13 @@
 """The types that `source:` and `destination:` may have, and whether both ends are ready.
 
-Other packages add theirs with an entry point that names the class; its attribute `options` is the model of its keys:
+Other packages add theirs with an entry point that names the class:
 
-    [project.entry-points."tailrace.sources"]
-    mine = "my_package:MySource"
+    [project.entry-points."tailrace.destinations"]
+    mine = "my_package:MyDestination"
 
-A source is made by `from_options(options, *, name, tables, state_dir)`, a destination by
-`from_options(options, *, name)`. Nothing is imported before its type is asked for.
+A destination is its own options model. A source and a store have the model of their keys as the attribute `Options`. A
+source is made as `MySource(options, context)`, a store by `from_options(options, *, name, state_dir)`. Nothing is
+imported before its type is asked for.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
     from tailrace.destination import Destination
     from tailrace.source.source import Source
+    from tailrace.state import StoreAddress
 
 
 class BuiltIn(NamedTuple):
@@ -39,26 +41,30 @@ class Registry:
 
     kind: str
     group: str
+    attribute: str
     built_in: dict[str, BuiltIn]
+    default: str | None = None
 
     def names(self) -> list[str]:
         """Every type that can be used in this installation."""
         return sorted({*self.built_in, *(point.name for point in entry_points(group=self.group))})
 
     def model(self, name: str) -> type[TypedOptions]:
-        """The options model of a type. Raises ConfigError for a type nobody provides or one without a model."""
+        """The options model of a type. Raises ConfigError for a type that is not installed or has no model."""
         if name in self.built_in:
             return cast(type[TypedOptions], load(self.built_in[name].options))
-        model = getattr(self.implementation(name), "options", None)
+        found = self.implementation(name)
+        is_model = isinstance(found, type) and issubclass(found, TypedOptions)
+        model = found if is_model else getattr(found, self.attribute, None)
         if not (isinstance(model, type) and issubclass(model, TypedOptions)):
             raise ConfigError(
                 f"the {self.kind} type {name} does not say which keys it takes",
-                fix="its class needs an attribute `options`: a subclass of tailrace.option.value.TypedOptions",
+                fix=f"its class must derive from tailrace.option.value.TypedOptions, or have one as `{self.attribute}`",
             )
         return model
 
     def implementation(self, name: str) -> Any:
-        """The class of a type. Raises ConfigError for a type nobody provides or one that cannot be imported."""
+        """The class of a type. Raises ConfigError for a type that is not installed or cannot be imported."""
         if name in self.built_in:
             return load(self.built_in[name].opens)
         reference = next((point.value for point in entry_points(group=self.group) if point.name == name), None)
@@ -70,6 +76,7 @@ class Registry:
 SOURCES = Registry(
     "source",
     "tailrace.sources",
+    "Options",
     {
         "poll": BuiltIn("tailrace.source.poll.option:PollOptions", "tailrace.source.poll.source:PollSource"),
         "postgres": BuiltIn(
@@ -88,6 +95,7 @@ SOURCES = Registry(
 DESTINATIONS = Registry(
     "destination",
     "tailrace.destinations",
+    "options",
     {
         "delta": BuiltIn(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
@@ -103,23 +111,48 @@ DESTINATIONS = Registry(
     },
 )
 
+STORES = Registry(
+    "store",
+    "tailrace.stores",
+    "Options",
+    {
+        "postgres": BuiltIn("tailrace.config.pipeline:PostgresStoreOptions", "tailrace.state.postgres:PostgresStore"),
+        "sqlite": BuiltIn("tailrace.config.pipeline:SqliteStoreOptions", "tailrace.state.sqlite:SqliteStore"),
+    },
+    default="sqlite",
+)
+
 
 def open_source(config: PipelineConfig) -> Source:
     """The source a pipeline reads, as configuration: nothing is connected yet."""
-    made = SOURCES.implementation(config.source.type).from_options(
-        config.source, name=config.name, tables=config.tables, state_dir=config.state
+    from tailrace.source.source import SourceContext
+
+    made = SOURCES.implementation(config.source.type)(
+        config.source, SourceContext(config.name, config.tables, config.state)
     )
     return cast("Source", made)
 
 
 def open_destination(config: PipelineConfig) -> Destination:
     """The destination a pipeline writes, as configuration: nothing is opened yet."""
-    made = DESTINATIONS.implementation(config.destination.type).from_options(config.destination, name=config.name)
-    return cast("Destination", made)
+    from tailrace.destination import Destination
+
+    options = config.destination
+    if isinstance(options, Destination):
+        return options
+    # The class is its options model and what it does with them; its keys were checked when the file was read.
+    made = DESTINATIONS.implementation(options.type)
+    return cast("Destination", made.model_construct(options.model_fields_set, **dict(options)))
+
+
+def store_address(config: PipelineConfig) -> StoreAddress:
+    """Where a pipeline keeps its state: nothing is opened yet."""
+    made = STORES.implementation(config.store.type).from_options(config.store, name=config.name, state_dir=config.state)
+    return cast("StoreAddress", made)
 
 
 def load(reference: str) -> Any:
-    """The object behind `module:name`. Raises ConfigError naming what is missing."""
+    """The object that `module:name` names. Raises ConfigError naming what is missing."""
     module, _, name = reference.partition(":")
     try:
         return getattr(import_module(module), name)

@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from psycopg import sql
 
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.part import DELETED_AT, OP, POSITION
+from tailrace.destination.metadata import DELETED_AT, OP, POSITION
 from tailrace.model.change import EXACT
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.connection import bulk

@@ -1,46 +1,54 @@
-"""The seam every destination stands behind.
+"""The seam of destinations: one method, `write_changes`.
 
-A destination is configuration only: frozen and picklable; handles open inside methods. Two promises make
-effects happen once: a write is durable when it returns, and the same batch written again changes nothing.
+A destination is configuration only: a frozen model whose fields are the keys of `destination:` in the pipeline's file.
+It is pickled to the tasks that write; handles open inside methods. Two promises make effects happen once: a write is
+durable when it returns, and the same batch written again changes nothing.
+
+    class MyDestination(Destination):
+        type: Literal["mine"] = "mine"
+        path: str
+
+        def write_changes(self, batch: TableBatch) -> Written: ...
+
+`tailrace.testing.destination` has the tests that every destination must pass.
 """
 
 from __future__ import annotations
 
+import datetime
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
-from typing import Protocol
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cached_property
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from tailrace.errors import Finding
+from tailrace.destination import chunking
+from tailrace.destination.evolution import plan_columns
+from tailrace.destination.metadata import metadata_values, now, row_schema
+from tailrace.destination.partial_row import Lookup, Refetch, complete, look_up
+from tailrace.destination.staging import Stage, Staged
+from tailrace.errors import Finding, UnfitError
 from tailrace.model.change import Changes, Position
+from tailrace.model.collapse import Marks, any_exact, collapse, fit
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.option.value import TypedOptions
 
-Refetch = Callable[[TableSchema, pa.Table], pa.Table]
-"""Rows as they are upstream now, for the given keys; rows that are gone are left out."""
+CopyMode = Literal["whole", "stream", "own"]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op.
-
-    `written` has the upstream ids of tables that batches before this one put rows into: where one of them is gone from
-    the destination, its rows are, and a batch that made it anew would pass over that.
-    """
+    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op."""
 
     pipeline: str
     id: int
-    written: frozenset[str] = field(default=frozenset(), compare=False)
 
-
-@dataclass(frozen=True)
-class Staged:
-    """Copied rows that are durable at the destination but not yet visible. `receipt` is the destination's own."""
-
-    receipt: str
-    rows: int
-    bytes: int
+    def is_repeat(self, last: int | None) -> bool:
+        """Whether this batch is there already, `last` being the last one of its pipeline that is; None: none is."""
+        return last is not None and self.id <= last
 
 
 @dataclass(frozen=True)
@@ -52,111 +60,288 @@ class Written:
     deletes: int = 0
     repeated: bool = False
 
+    def __add__(self, other: Written) -> Written:
+        return Written(
+            self.changes + other.changes,
+            self.upserts + other.upserts,
+            self.deletes + other.deletes,
+            self.repeated or other.repeated,
+        )
 
-class Committer(Protocol):
-    """What a destination does on the driver beside the writing of tables, while the pipeline runs."""
+    def __bool__(self) -> bool:
+        """Whether something was written."""
+        return bool(self.changes or self.upserts or self.deletes)
+
+
+@dataclass(frozen=True)
+class RowPart:
+    """Complete rows, each key once. Parts are applied in their order: clear the table, delete keys, insert rows.
+
+    clear      every row that is there goes
+    deletes    the keys of deleted rows (key columns only); disjoint from those of `upserts`
+    upserts    rows with the columns of `TableBatch.row_schema`, in place of those that have their keys
+    """
+
+    clear: bool
+    deletes: pa.Table
+    upserts: pa.Table
+    changes: int
+
+    @property
+    def keys(self) -> pa.Table:
+        """The keys of deletes and upserts: rows that have one of them go before the upserts are inserted."""
+        return pa.concat_tables([self.deletes, self.upserts.select(self.deletes.column_names)])
+
+    @property
+    def written(self) -> Written:
+        return Written(self.changes, self.upserts.num_rows, self.deletes.num_rows)
+
+
+@dataclass(frozen=True)
+class TableBatch:
+    """Everything that one batch holds for one table.
+
+    table            the version the table has after the batch, also when no change came with it: the destination
+                     evolves to it in the same commit
+    batch            stored in the same commit as the data
+    log              changes, of this version or older ones; can be read once
+    staged           copied rows, which come before the log
+    begins_copy      the first batch of a copy
+    completes_copy   the last batch of a copy
+    replaces         all rows of before go in this commit (only with `copy_mode = "whole"`)
+    is_known         earlier batches wrote rows of this table: where it is gone from the destination, its rows are, and
+                     a batch that made it again would hide that
+    log_bytes        how many bytes of log the changes are, as far as that is known
+    refetch          asks the upstream for rows as they are now
+    stage            where copied rows are staged, unless the destination stages them by itself
+    """
+
+    table: TableSchema
+    batch: Batch
+    log: Iterable[Changes] = ()
+    staged: Sequence[Staged] = ()
+    begins_copy: bool = False
+    completes_copy: bool = False
+    replaces: bool = False
+    is_known: bool = False
+    log_bytes: int = 0
+    refetch: Refetch | None = None
+    stage: Stage | None = None
+
+    @property
+    def id(self) -> int:
+        return self.batch.id
+
+    @property
+    def pipeline(self) -> str:
+        """The name of the pipeline and the number of its life: one that was reset counts its batches from 0 again."""
+        return self.batch.pipeline
+
+    @property
+    def copies(self) -> bool:
+        """Whether it is a batch of a copy."""
+        return self.begins_copy or self.completes_copy or bool(self.staged)
+
+    def is_repeat(self, last: int | None) -> bool:
+        """Whether the table holds this batch already, `last` being the last one of the pipeline that it holds."""
+        return self.batch.is_repeat(last)
+
+    @cached_property
+    def row_schema(self) -> pa.Schema:
+        """The columns of the rows in `parts`. Rows of a table without a key are its changes and say which."""
+        return row_schema(self.table)
+
+    def copied(self) -> Iterator[Changes]:
+        """The staged rows, as those of `table`."""
+        if self.staged:
+            assert self.stage is not None, "rows are staged in a stage"
+            for chunk in self.stage.read(self.staged):
+                yield fit(chunk, self.table)
+
+    def changes(self) -> Iterator[Changes]:
+        """The log, as changes of `table`."""
+        for chunk in self.log:
+            yield fit(chunk, self.table)
+
+    def parts(self, lookup: Lookup | None = None) -> Iterator[RowPart]:
+        """The batch as rows to write, in pieces that fit into memory: staged rows first, then the log.
+
+        Each piece must be written before the next one is asked for. Values that a change left out come from `lookup`,
+        else from `refetch`. Raises UnfitError for a value that its column's type cannot hold.
+        """
+        clear = self.replaces
+        for is_log, flow in enumerate((self.copied(), self.changes())):
+            for part in chunking.parts(flow, self.table, chunking.PART_BYTES, row_bytes=lambda: chunking.ROW_BYTES):
+                if any_exact(part.chunks):
+                    raise UnfitError(
+                        "a value does not fit the type of its column, and this destination has no other place for it",
+                        table=str(self.table.table),
+                        fix="cast the column upstream, or let the source leave it out",
+                    )
+                if self.table.key:
+                    yield self._collapsed(part.chunks, is_log, clear, lookup)
+                else:
+                    rows = pa.concat_tables(map(self._log_rows, part.chunks))
+                    yield RowPart(clear, rows.select([])[:0], rows, is_log * rows.num_rows)
+                clear = False
+        if clear:
+            none = self.row_schema.empty_table()
+            yield RowPart(True, none.select(list(self.table.key)), none, 0)
+
+    def _collapsed(self, chunks: list[Changes], is_log: int, clear: bool, lookup: Lookup | None) -> RowPart:
+        collapsed = collapse(chunks, self.table)
+        # Rows that this part clears are of before it, and have nothing to give.
+        old, at = look_up(collapsed, None if clear else lookup)
+        columns, _, _ = complete(collapsed, old, at, self.refetch)
+        rows = pa.table(columns, schema=self.table.arrow)
+        return RowPart(clear or collapsed.truncated, collapsed.deletes, rows, is_log * collapsed.changes)
+
+    def _log_rows(self, chunk: Changes) -> pa.Table:
+        own = [field.name for field in list(self.row_schema)[len(self.table.columns) :]]
+        return pa.table([*chunk.row.flatten(), *metadata_values(own, Marks.of(chunk), now())], schema=self.row_schema)
+
+
+class Committer:
+    """What a destination does on the driver besides writing tables, while the pipeline runs. Nothing, by default."""
 
     def batch(self, batch: Batch) -> AbstractContextManager[None]:
-        """Surrounds the writing of a batch's tables; what they wrote counts when it has ended well.
+        """Runs around the writes of one batch. The batch counts once the block ends without an error.
 
         Entered again for the same batch after a crash. Raises UnavailableError when nothing more can be taken now.
         """
-        ...
+        return nullcontext()
 
     def poll(self) -> None:
-        """Look after what runs beside the pipeline. Called a few times a second; raises what nobody here can mend."""
-        ...
+        """Look after what runs next to the pipeline. Called a few times a second; raises what only people can fix."""
 
     def settled(self, position: Position | None) -> None:
-        """Spark has logged a batch: all tables are level with the log, and taken up to here. None: some are not.
+        """Spark has logged a batch: all tables are level with the log up to here. None: some are not.
 
-        Called from another thread than `taking`.
+        Called from another thread than `batch`.
         """
-        ...
 
-    def drain(self, should_stop: Callable[[], bool] = ...) -> None:
-        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `should_stop` to
-        end.
+    def drain(self, should_stop: Callable[[], bool] = lambda: False) -> None:
+        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `should_stop`.
 
         Raises UnavailableError when it does not; nothing is lost then.
         """
-        ...
 
 
-class DirectCommitter:
-    """The delivery of a destination where a table that is written is all there is to it."""
+class Destination(TypedOptions, ABC):
+    """Where tables go. Its fields are the keys of `destination:`; `write_changes` is all it must have.
 
-    @contextmanager
-    def batch(self, batch: Batch) -> Iterator[None]:
-        yield
+    copy_mode    how the rows of a copy come:
+                 `whole`: all at once, in the batch that completes the copy, and in place of all rows there were
+                 `stream`: batch by batch, after `drop_table_for_copy`
+                 `own`: batch by batch; the destination keeps those of before until the copy is complete
+    lanes        how many tasks write at the same time; 1 for a destination with one writer; None: as many as there are
+    """
 
-    def poll(self) -> None:
-        pass
-
-    def settled(self, position: Position | None) -> None:
-        pass
-
-    def drain(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        pass
-
-
-class Destination(Protocol):
-    """Where the tables go, as configuration."""
+    copy_mode: ClassVar[CopyMode] = "whole"
+    lanes: ClassVar[int | None] = None
 
     @property
     def name(self) -> str:
-        """What people call it in logs and status, e.g. `delta ./lake`."""
-        ...
+        """What people call it in logs and status, e.g. `delta ./lake`. The checkpoint keeps it, to notice another."""
+        return self.type
+
+    @abstractmethod
+    def write_changes(self, batch: TableBatch) -> Written:
+        """Make the batch visible in one commit: the staged rows, then the changes in order.
+
+        Called once per table and batch, possibly again for the same batch after a crash: what the table holds already
+        (`batch.is_repeat`) is left alone. Raises UnavailableError for what a retry may fix, TableError when this table
+        cannot go on.
+        """
+
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage) -> Staged:
+        """Store copied rows without showing them. Called in the task that reads them, in parallel."""
+        return stage.write(table, rows)
+
+    def drop_table_for_copy(self, table: TableSchema) -> None:
+        """With `copy_mode = "stream"`: forget a table and its batches before it is copied. A repeat does nothing."""
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Look, without changing anything, whether these tables can be kept there.
 
         None: which tables there are is not known, since the source is not ready. The place alone is looked at.
         """
-        ...
-
-    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
-        """Store copied rows without showing them. Called in the task that reads them, in parallel."""
-        ...
-
-    def write_changes(
-        self,
-        table: TableSchema,
-        changes: Iterable[Changes],
-        batch: Batch,
-        *,
-        staged: Sequence[Staged] = (),
-        starts: bool = False,
-        completes: bool = False,
-        refetch: Refetch | None = None,
-        weight: int = 0,
-    ) -> Written:
-        """Make the batch visible in one commit: the staged rows, then the changes in order.
-
-        `table` is the version the table has afterwards, also when no change came with it: the destination evolves to
-        it in the same commit, and changes of older versions are fitted to it. `starts` begins a copy, `completes` ends
-        it. A copy into a table that holds rows replaces them: they stay as they are until the batch that completes
-        it, and go in its commit. `weight` is how many bytes of log the changes are, as far as that is known. Called
-        once per table and batch, possibly again for the same batch after a crash.
-        """
-        ...
-
-    def drop_table_for_copy(self, table: TableSchema) -> None:
-        """Forget a table and its replay state, before it is copied from nothing."""
-        ...
+        return []
 
     def maintain(self, table: TableName) -> str | None:
         """Housekeeping between batches (compaction, vacuum). Says what it did, None if nothing was due."""
-        ...
+        return None
 
-    def committer(self) -> AbstractContextManager[Committer]:
-        """Deliver what is written for as long as the context lasts, where that is apart from writing (else
-        `DirectCommitter`).
-
-        The pipeline enters it once, on the driver, before the first batch.
-        """
-        ...
+    def committer(self, pipeline: str) -> AbstractContextManager[Committer]:
+        """The driver's part, for the pipeline of this name. Entered once, on the driver, before the first batch."""
+        return nullcontext(Committer())
 
     def shutdown(self) -> None:
         """Called once when the pipeline stops."""
-        ...
+
+
+@dataclass(frozen=True)
+class Begin:
+    """A transaction of the upstream begins. `txn` and `committed_at` are None where the source gives none."""
+
+    commit: int
+    txn: int | None = None
+    committed_at: datetime.datetime | None = None
+
+
+@dataclass(frozen=True)
+class Relation:
+    """The changes of a table that come from now on have these columns."""
+
+    table: TableSchema
+
+
+@dataclass(frozen=True)
+class Commit:
+    """A transaction of the upstream ends, as far as it concerns the tables of the pipeline."""
+
+    commit: int
+
+
+Event = Begin | Relation | Changes | Commit
+
+
+class EventDestination(Destination):
+    """Takes all tables as one stream, in the order of the upstream's commits: begin, relation, changes, commit.
+
+    Copied rows come first, outside any transaction. One task writes, and sees each batch as a whole.
+    """
+
+    copy_mode: ClassVar[CopyMode] = "stream"
+    lanes: ClassVar[int | None] = 1
+
+    @abstractmethod
+    def write_events(self, events: Iterator[Event], batch: Batch) -> Written:
+        """Store the events of a batch durably. Called again for the same batch after a crash.
+
+        What it raises concerns the stream: no single table is stopped.
+        """
+
+    def write_changes(self, batch: TableBatch) -> Written:
+        raise NotImplementedError("an event destination takes the tables of a batch together")
+
+
+__all__ = [
+    "Batch",
+    "Begin",
+    "Commit",
+    "Committer",
+    "CopyMode",
+    "Destination",
+    "Event",
+    "EventDestination",
+    "Lookup",
+    "Refetch",
+    "Relation",
+    "RowPart",
+    "Stage",
+    "Staged",
+    "TableBatch",
+    "Written",
+    "plan_columns",
+]

@@ -11,7 +11,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import (
     AfterValidator,
@@ -31,6 +31,9 @@ class Options(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True, arbitrary_types_allowed=True)
 
 
+Model = TypeVar("Model", bound=Options)
+
+
 class TypedOptions(Options):
     """The section of a source or destination. A model of one type narrows `type` to a Literal of its name."""
 
@@ -46,11 +49,27 @@ class OptionContext:
     state: Path
 
     @classmethod
+    def find(cls, info: ValidationInfo) -> OptionContext | None:
+        """The place given as validation context; None outside a pipeline, where its defaults cannot be made yet."""
+        return info.context if isinstance(info.context, OptionContext) else None
+
+    @classmethod
     def of(cls, info: ValidationInfo) -> OptionContext:
-        """The place given as validation context. Raises ValueError outside a pipeline, where no default can be made."""
-        if isinstance(info.context, OptionContext):
-            return info.context
+        """The same where there is no way without. Raises ValueError outside a pipeline."""
+        if (place := cls.find(info)) is not None:
+            return place
         raise ValueError("has a default only inside a pipeline's file; give a value")
+
+
+def placed(options: Model, place: OptionContext) -> Model:
+    """Options that were made outside a pipeline, with the defaults that they have inside this one."""
+    return type(options).model_validate(_given(options), context=place)
+
+
+def _given(options: Options) -> dict[str, Any]:
+    fields = type(options).model_fields
+    values = {fields[name].alias or name: getattr(options, name) for name in fields if name in options.model_fields_set}
+    return {key: _given(value) if isinstance(value, Options) else value for key, value in values.items()}
 
 
 class Secret:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from tailrace.model.change import Position
 from tailrace.model.schema import TableSchema
 from tailrace.source.split import Split
+
+if TYPE_CHECKING:
+    pass
+
 
 Offset = dict[str, Any]
 """Where a stream stands: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
@@ -31,7 +36,7 @@ class TableProgress:
     """Where one table stands at an offset. Up to `position` the destination has its log changes.
 
     `request` is the last resync that was begun for it, 0 when there was none. `copy` tells one copy of it from the
-    next, 0 before the first. `catching_up`: it reads the log behind the others.
+    next, 0 before the first. `catching_up`: it reads the log at an earlier place than the others.
     """
 
     upstream_id: str
@@ -49,8 +54,8 @@ class TableDirectives:
     """What errors and operators ask of a follower, by the tables' upstream ids.
 
     `stopped` tables are not read; their text position is where they will go on (None: with a new copy), and until then
-    nothing behind it is released. `paused` tables are not read either, and go on where they are. `resync` tables are
-    copied anew, once for each request id; this comes before both. `skips` are text positions of changes to pass over.
+    nothing after it is released. `paused` tables are not read either, and go on where they are. `resync` tables are
+    copied again, once for each request id; this comes before both. `skips` are text positions of changes to pass over.
     """
 
     stopped: Mapping[str, str | None] = field(default_factory=dict)
@@ -64,7 +69,7 @@ SchemaHistory = Sequence[tuple[Position, TableSchema]]
 
 
 class SchemaVersions(Protocol):
-    """Which columns a table had at which position. Whoever runs the follower keeps them, durably if it needs to."""
+    """Which columns a table had at which position. They are kept where the follower runs, durably if need be."""
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
         """From `position` on the table has this schema; it comes back with its version number.
@@ -82,32 +87,37 @@ class SchemaVersions(Protocol):
         ...
 
 
-class Follower(Protocol):
+class Follower(ABC):
     """The driver half of a source: one per query, in a process of its own. Connections live here."""
 
+    @abstractmethod
     def start(self) -> Offset:
-        """The offset before anything was read. Called once, on a pipeline's very first batch."""
-        ...
+        """The offset before anything was read. Called once, on a pipeline's very first batch.
 
+        Spark asks again when it repeats that batch, which must begin where it began.
+        """
+
+    @abstractmethod
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         """How far the next batch goes: a commit boundary, about `limit` past `start`.
 
         Returns `start` itself when there is nothing to do. Called many times a second; must be cheap when idle.
         """
-        ...
+
+    @abstractmethod
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        """The splits of (start, end]. Pure: the same range gives the same rows, however often it is asked."""
 
     def target(self) -> Offset:
         """The upstream's position now, as the end of a run with `--once`."""
-        ...
+        return {}
 
     def done(self, start: Offset, target: Offset) -> bool:
-        """Whether `start` has everything `target` asks for. Until then `latest` may wait for the upstream."""
-        ...
+        """Whether `start` has everything `target` asks for. Until then `latest` may wait for the upstream.
 
-    def plan(self, start: Offset, end: Offset) -> list[Split]:
-        """The splits of (start, end]. Pure: the same range gives the same rows, however often it is asked."""
-        ...
+        By default a run with `--once` ends as soon as `latest` finds nothing to do.
+        """
+        return True
 
-    def stop(self) -> None:
+    def stop(self) -> None:  # noqa: B027 - nothing to close is common
         """Close connections and helper processes. Called once; nothing durable depends on it."""
-        ...

@@ -83,11 +83,20 @@ class TableOffset(ABC, Generic[LogPoint]):
 
 
 @dataclass(frozen=True)
-class LogOffset(Generic[Id, Table, LogPoint]):
+class LogOffset(ABC, Generic[Id, Table, LogPoint]):
     """The whole offset."""
 
     log: LogPoint
     tables: Mapping[Id, Table] = field(default_factory=dict)
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> Self:
+        """What `to_json` wrote."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """As Spark stores it: the format on disk."""
 
     @property
     def low_water(self) -> LogPoint:

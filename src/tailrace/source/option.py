@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, ValidationInfo
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
 
-from tailrace.option.value import FilePath, OptionContext, Options, Size
+from tailrace.option.value import FilePath, OptionContext, Options, Size, TypedOptions
 
 
-def _journal_path(value: object, info: ValidationInfo) -> object:
-    return OptionContext.of(info).state / "journal" if value is None else value
+class SourceOptions(TypedOptions):
+    """The section `source:` of a type. `table_keys` are the keys of tables.settings that its source honours."""
+
+    table_keys: ClassVar[frozenset[str]] = frozenset()
+
+
+def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+    if value is None and (place := OptionContext.find(info)) is None:
+        return None  # until the source is bound to a pipeline
+    return handler(place.state / "journal" if value is None and place else value)
 
 
 class JournalOptions(Options):
     """What was received and is not yet applied, on disk."""
 
-    path: Annotated[FilePath, BeforeValidator(_journal_path, json_schema_input_type=str)] = Field(
+    path: Annotated[FilePath, WrapValidator(_journal_path, json_schema_input_type=str)] = Field(
         default=None,
         validate_default=True,
         description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",

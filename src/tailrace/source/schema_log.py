@@ -1,57 +1,44 @@
-"""Versions of tables for readers that have no state store."""
+"""Follows the versions of tables along a log: the part that is the same for every source.
+
+Reading the same stretch of the log again finds the same versions, so nothing here needs to survive the process.
+"""
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_right
-from pathlib import Path
+from collections.abc import Callable
+from typing import Generic, TypeVar
 
-from tailrace.model.change import Position
+from tailrace.model.change import START, Position
 from tailrace.model.schema import TableSchema
-from tailrace.source.follower import SchemaHistory
-from tailrace.system.atomic_file import replace_durably
+from tailrace.source.follower import SchemaVersions
+
+Id = TypeVar("Id", int, str)
 
 
-class SchemaFile:
-    """The protocol `SchemaVersions`, in memory and, with a `file`, on disk before `put_schema`
-    returns."""
+class SchemaLog(Generic[Id]):
+    """One per follower. `recopies` holds, by table, the last position whose change the log alone cannot follow."""
 
-    def __init__(self, file: Path | None = None) -> None:
-        self._file = file
-        self._versions: dict[str, list[tuple[Position, TableSchema]]] = {}
-        if file is not None and file.exists():
-            for text in json.loads(file.read_text()):
-                position, schema = Position.parse(text["position"]), TableSchema.from_json(text["schema"])
-                self._versions.setdefault(schema.upstream_id, []).append((position, schema))
+    def __init__(self, versions: SchemaVersions) -> None:
+        self._versions = versions
+        self._scanned: Position | None = None
+        self.recopies: dict[Id, Position] = {}
 
-    def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
-        known = self._versions.setdefault(schema.upstream_id, [])
-        holds = self.schema_at(schema.upstream_id, position)
-        if holds is not None and holds.at_version(0) == schema.at_version(0):
-            return holds
-        numbered = schema.at_version(max((table.version for _, table in known), default=0) + 1)
-        known[:] = sorted(
-            [*((at, table) for at, table in known if at != position), (position, numbered)], key=lambda pair: pair[0]
-        )
-        self._store()
-        return numbered
+    def put(self, schema: TableSchema, position: Position) -> TableSchema:
+        """The table has this schema from `position` on; what the log says of it after that is read again."""
+        self._rewind(position)
+        return self._versions.put_schema(schema, position)
 
-    def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
-        known = self._versions.get(upstream_id, [])
-        index = len(known) if position is None else bisect_right(known, position, key=lambda pair: pair[0])
-        return known[index - 1][1] if index else None
+    def _rewind(self, position: Position) -> None:
+        if self._scanned is not None:
+            self._scanned = min(self._scanned, position)
 
-    def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> SchemaHistory:
-        known = self._versions.get(upstream_id, [])
-        begin, end = (bisect_right(known, position, key=lambda pair: pair[0]) for position in (after, upto))
-        return known[max(begin - 1, 0) : end]
+    def _scan(self, after: Position, upto: Position, read: Callable[[Position, Position], None]) -> None:
+        """Read on to `upto`, from where the last scan ended; `after` is where the first one begins."""
+        begin = after if self._scanned is None else self._scanned
+        if upto > begin:
+            read(begin, upto)
+        self._scanned = max(begin, upto)
 
-    def _store(self) -> None:
-        if self._file is None:
-            return
-        values = [
-            {"position": str(position), "schema": schema.to_json()}
-            for versions in self._versions.values()
-            for position, schema in versions
-        ]
-        replace_durably(self._file, json.dumps(values).encode())
+    def _mark(self, table: Id, at: Position) -> None:
+        """Only a new copy can follow what changed at this position."""
+        self.recopies[table] = max(self.recopies.get(table, START), at)

@@ -1,22 +1,37 @@
-"""The seam every upstream stands behind.
+"""What every source implements.
 
 A source is configuration only: frozen, picklable, without open connections. Spark calls it in two places:
 the driver half (`follow`) decides how far to read and how to split it, the executor half (`read`) reads one split.
+
+A class of your own derives from `Source`, or, where the upstream keeps its changes in order, from
+`tailrace.source.log_follower.LogSource`, which has a follower. The methods without a default must be written.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar, Self
+from urllib.parse import quote
 
 import pyarrow as pa
 
-from tailrace.errors import Finding
+from tailrace import errors
+from tailrace.errors import Finding, TableError, TailraceError, UnavailableError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
+from tailrace.model.source_status import SourceStatus
 from tailrace.source.follower import Follower, Offset, SchemaVersions, TableProgress
 from tailrace.source.split import Split
+from tailrace.system.atomic_file import remove
+
+if TYPE_CHECKING:
+    from tailrace.option.table import TableOptions
+    from tailrace.source.option import SourceOptions
+
 
 PIPELINE = "pipeline"
 """The name of the pipeline itself among the readers of its source."""
@@ -24,70 +39,147 @@ RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied ane
 """The fix where what is still needed is gone."""
 
 
-class Source(Protocol):
-    """An upstream, as configuration."""
+def _every_table() -> TableOptions:
+    from tailrace.option.table import TableOptions
 
-    def check(self) -> list[Finding]:
-        """Look, without changing anything, whether the upstream is ready; every error carries its fix."""
-        ...
+    return TableOptions()
 
+
+@dataclass(frozen=True)
+class SourceContext:
+    """The pipeline that a source belongs to. `reader` is who reads it: the pipeline itself, or a stream next to it."""
+
+    name: str = ""
+    tables: TableOptions = field(default_factory=_every_table)
+    state_dir: Path = Path(".tailrace")
+    reader: str = PIPELINE
+
+    def policy_of(self, table: object) -> str:
+        """What a table does when its columns change upstream."""
+        return self.tables.settings_of(str(table)).schema_changes
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """An upstream, as configuration: `MySource(options)`, which `Pipeline(source=...)` binds to itself.
+
+    Frozen and picklable; subclasses repeat the decorator. `Options` is the model of the keys of its section, by which
+    a file's `source:` is checked; `options: MyOptions` gives the field its type. Files of its own are in `folder`.
+    """
+
+    Options: ClassVar[type[SourceOptions]]
+
+    options: SourceOptions
+    context: SourceContext = field(default_factory=SourceContext)
+
+    def bind(self, context: SourceContext) -> Self:
+        """The same source as a part of a pipeline, with the defaults of its options that depend on the pipeline."""
+        from tailrace.option.value import OptionContext, placed
+
+        place = OptionContext(context.name, Path.cwd(), context.state_dir)
+        return replace(self, options=placed(self.options, place), context=context)
+
+    def for_reader(self, reader: str, table: str | None = None) -> Self:
+        """The same upstream for another reader, with a cursor of its own; with `table`, only that one."""
+        tables = self.context.tables if table is None else self.context.tables.only(table)
+        return replace(self, context=replace(self.context, reader=reader, tables=tables))
+
+    def wanted(self, tables: Iterable[TableSchema]) -> list[TableSchema]:
+        """Those of the tables that the pipeline's `tables` selects."""
+        by_name = {table.table: table for table in tables}
+        return [by_name[name] for name in self.context.tables.select(by_name)]
+
+    @property
+    def folder(self) -> Path:
+        """Where this reader of the source keeps files, if it has any. On a cluster every executor must see it."""
+        return self.context.state_dir / self.options.type / quote(self.context.reader, safe="")
+
+    @property
+    def schema_file(self) -> Path:
+        """Where a reader that has no state store keeps the versions of its tables."""
+        return self.folder / "versions.json"
+
+    # -- which every source writes ------------------------------------------------------------------------
+
+    @abstractmethod
     def tables(self) -> list[TableSchema]:
         """The tables this source would follow now, with their keys. Opens and closes its own connection."""
-        ...
 
-    def prepare(self, should_stop: Callable[[], bool] = ...) -> None:
+    @abstractmethod
+    def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
+        """Begin to follow, in the process that will call the follower. `prepare` was called before.
+
+        A new version of a table is put into `schemas` before an offset is given away that reaches its rows. With
+        `is_receiving` the caller has entered `receive`; without, the follower receives by itself where it must.
+        """
+
+    @abstractmethod
+    def read(self, split: Split) -> Iterator[Changes]:
+        """The changes of one split, a few MB at a time, in stream order per table. Called on executors."""
+
+    @abstractmethod
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        """Where each table stands at an offset. Pure."""
+
+    # -- which have a default -----------------------------------------------------------------------------
+
+    def check(self) -> list[Finding]:
+        """Look, without changing anything, whether the upstream is ready; every error carries its fix.
+
+        By default it is when it has tables. Raises UnavailableError when it does not answer.
+        """
+        try:
+            found = self.tables()
+        except UnavailableError:
+            raise
+        except TailraceError as error:
+            return [Finding("error", "source", error.message, error.fix)]
+        if not found:
+            return [Finding("error", "tables", "no table is followed", "correct `tables`, which selects them")]
+        return [Finding("ok", "tables", f"{len(found)} selected")]
+
+    def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise.
 
-        Who would wait for others upstream gives up, with UnavailableError, once it `should_stop` to end.
+        A source that would wait for others upstream gives up, with UnavailableError, once it `should_stop`.
         """
-        ...
+        errors.require(self.check())
 
-    def reset(self) -> None:
-        """Forget how far this source was read, and let the upstream forget it too. Repeating it changes nothing."""
-        ...
-
-    def receiving(self) -> AbstractContextManager[object]:
+    def receive(self) -> AbstractContextManager[object]:
         """Receive what the upstream pushes for as long as the context lasts, where that is apart from following.
 
         The pipeline enters it before it starts Spark, so that the log comes in meanwhile. A follower must do without.
         """
-        ...
+        return nullcontext()
 
-    def follow(self, versions: SchemaVersions | None = None) -> Follower:
-        """Begin to follow, in the process that will call the follower.
+    def reset(self) -> None:
+        """Forget how far this source was read, and let the upstream forget it too. Repeating it changes nothing.
 
-        A new version of a table is put into `versions` before an offset is given away that reaches its rows. Who
-        gives them has called `prepare` and is `receiving`; else the source does so by itself, and keeps the versions as
-        it keeps its place.
+        By default the reader's folder is removed. Raises UnavailableError when it cannot be.
         """
-        ...
+        remove(self.folder)
 
-    def read(self, split: Split) -> Iterator[Changes]:
-        """The changes of one split, a few MB at a time, in stream order per table. Called on executors."""
-        ...
+    def release(self, upto: Offset) -> None:  # noqa: B027 - an upstream that forgets by itself is common
+        """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
-        """The rows of these keys as they are upstream now (for values a log left out). Called on executors."""
-        ...
+        """The rows of these keys as they are upstream now, for values that a log left out. Called on executors.
 
-    def release(self, upto: Offset) -> None:
-        """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
-        ...
-
-    def for_reader(self, reader: str, table: str | None = None) -> Source:
-        """The same upstream for another reader, with a cursor of its own; with `table`, only that one."""
-        ...
-
-    def progress(self, offset: Offset) -> list[TableProgress]:
-        """Where each table stands at an offset. Pure."""
-        ...
-
-    def status(self) -> dict[str, Any]:
-        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap.
-
-        The words are those of `SourceStatus`; others are left out.
-
-        `passed` are two positions: behind a batch that ended at the first, the follower found nothing up to the second,
-        and made no batch for it.
+        A source whose changes hold whole rows needs none: by default it raises TableError.
         """
-        ...
+        raise TableError(
+            "its rows cannot be read again by key",
+            fix=f"tailrace resync FILE {table.table}",
+            table=str(table.table),
+        )
+
+    def status(self) -> SourceStatus:
+        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap."""
+        return SourceStatus("following")
+
+    def idle_until(self) -> tuple[str, str] | None:
+        """Two positions: after a batch that ended at the first, the follower found nothing up to the second.
+
+        No batch is made for that, and without it an idle table would seem to lag. None where it is not known.
+        """
+        return None

@@ -6,10 +6,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
+
+if TYPE_CHECKING:
+    pass
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,7 @@ class Split:
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
 
     def only(self, tables: Collection[str]) -> Self:
-        """The split for some of its tables, so that several tasks can share it. Who can, overrides it to read less."""
+        """The split for some of its tables, so that several tasks can share it. Sources override it to read less."""
         return replace(self, weights={name: weight for name, weight in self.weights.items() if name in tables})
 
 
@@ -53,6 +56,6 @@ class ScanSplit(Split, ABC):
     def run(self, read: Callable[[Split], Iterator[Changes]]) -> Split:
         """The split by which its changes are read from now on; `read` is the source's. Called on executors.
 
-        A repeat reads again, and finds what there is then. An error of the table is raised by who reads what comes
-        back; every other one is raised here.
+        A repeat reads again, and finds what there is then. An error of the table is raised when what comes back is
+        read; every other one is raised here.
         """

@@ -29,6 +29,11 @@ class TableRange(LogRange[Position]):
         """The version the destination has after the batch."""
         return self.shown or self.history[-1][1]
 
+    @property
+    def has_news(self) -> bool:
+        """Whether the destination has something to follow even where there are no rows."""
+        return len(self.history) > 1
+
     def require_allowed(self) -> None:
         """Raises SchemaChangedError where the columns changed and must not."""
         if self.stops_at is not None:
@@ -42,7 +47,7 @@ class TableRange(LogRange[Position]):
 
 
 def first_change(reading: LogRange[Position], history: SchemaHistory, recopy: Position | None) -> Position | None:
-    """Where the columns first change: with a version, or in a way for which the table is copied anew."""
+    """Where the columns first change: with a version, or in a way for which the table is copied again."""
     changes = [at for at, _ in history[1:]]
     if recopy is not None and reading.after < recopy <= reading.upto:
         changes.append(recopy)

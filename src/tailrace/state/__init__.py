@@ -1,18 +1,12 @@
 """What a pipeline remembers between runs: table states, schema versions, progress, requests, dead letters.
 
-Each concern is a small protocol in `tailrace.state.protocol`; `StateStore` keeps them all, in a SQLite file or in
-Postgres (`StoreAddress` says where). The runner writes, any number of other processes read at the same time.
+`StateStore` holds all of it and is opened by a `StoreAddress`: `SqliteStore` for a file, `tailrace.state.postgres` for
+a database, or one of your own, which writes `connect` and a `StateDatabase` with `transaction` and `close`. The runner
+writes, any number of other processes read at the same time.
 """
 
-from tailrace.state.protocol import (
-    DeadLetters,
-    Lease,
-    Progress,
-    Requests,
-    SchemaVersionStates,
-    TableLifecycle,
-    TableStates,
-)
+from tailrace.state.database import Row, RunSql, StateDatabase, Values
+from tailrace.state.layout import ColumnTypes
 from tailrace.state.record import (
     BatchRecord,
     DeadLetter,
@@ -25,28 +19,28 @@ from tailrace.state.record import (
     TableUpdate,
 )
 from tailrace.state.runner import RunnerLock
+from tailrace.state.sqlite import SqliteStore
 from tailrace.state.state_machine import TableState
 from tailrace.state.store import StateStore, StoreAddress
 
 __all__ = [
     "BatchRecord",
+    "ColumnTypes",
     "DeadLetter",
-    "DeadLetters",
-    "Lease",
     "OperatorRequest",
     "Owner",
     "PipelineRecord",
-    "Progress",
-    "Requests",
     "Retry",
+    "Row",
+    "RunSql",
     "RunnerLock",
-    "SchemaVersionStates",
     "SourceStatus",
+    "SqliteStore",
+    "StateDatabase",
     "StateStore",
     "StoreAddress",
-    "TableLifecycle",
     "TableRecord",
     "TableState",
-    "TableStates",
     "TableUpdate",
+    "Values",
 ]

@@ -1,4 +1,4 @@
-"""The tables of a state store, in the words of either database."""
+"""The tables of a state store, in the words of any database."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ FORMAT = 3
 
 
 @dataclass(frozen=True)
-class Dialect:
-    """How a database calls the types of columns, and what ends the making of a table."""
+class ColumnTypes:
+    """How a database calls the types of columns, and what ends a CREATE TABLE. Texts sort by code point."""
 
-    integer: str
-    real: str
-    blob: str
-    text: str
+    integer: str = "BIGINT"
+    real: str = "DOUBLE PRECISION"
+    blob: str = "BYTEA"
+    text: str = "TEXT"
     ending: str = ""
 
 
@@ -91,8 +91,8 @@ CREATE TABLE sender_queue (
 """
 
 
-def statements(dialect: Dialect, found: int = 0) -> list[str]:
+def statements(types: ColumnTypes, found: int = 0) -> list[str]:
     """What makes the tables that a store of format `found` (0: an empty one) lacks, one statement each."""
     tables = _SINCE_3 if found == 2 else _TABLES + _SINCE_3
-    made = tables.format(**vars(dialect)).strip()
+    made = tables.format(**vars(types)).strip()
     return [statement.rstrip(";") for statement in made.split(";\n")]

@@ -5,19 +5,21 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from typing import LiteralString
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any, LiteralString, Self
 
 import psycopg
 from psycopg import conninfo, sql
 from psycopg.rows import DictRow, dict_row
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
-from tailrace.state import layout
-from tailrace.state.database import Row, Values, closed_on_error
+from tailrace.state.database import Row, RunSql, StateDatabase, Values
+from tailrace.state.layout import FORMAT, ColumnTypes
+from tailrace.state.store import SCHEMA, StoreAddress
 from tailrace.system.libpq import read_dsn, relief
 
-_DIALECT = layout.Dialect("BIGINT", "DOUBLE PRECISION", "BYTEA", 'TEXT COLLATE "C"')
 _SETTINGS = {
     "application_name": "tailrace state",
     "connect_timeout": "10",
@@ -28,23 +30,38 @@ _SETTINGS = {
     "tcp_user_timeout": "30000",
 }
 
-# Everything is set for one transaction only, so that a pooler between us and the server does no harm. Whoever is
-# frozen in the middle of a write loses its session before the next runner, which waits for it, loses patience.
+# Everything is set for one transaction only, so that a pooler between us and the server does no harm. A process that
+# is frozen in the middle of a write loses its session before the next runner, which waits for it, loses patience.
 _BEGIN = sql.SQL(
     "BEGIN ISOLATION LEVEL READ COMMITTED {access}; SET LOCAL search_path TO {schema}, pg_catalog;"
     " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '3s'"
 )
-_WRITE, _READ = sql.SQL("READ WRITE"), sql.SQL("READ ONLY")
 _MAKING = 0x7461696C72616365  # an advisory lock, held while the tables are made
-_OLDEST = 2  # formats from here on only added tables, so who reads can read them all
 
 
-class PostgresStateDatabase:
+@dataclass(frozen=True)
+class PostgresStore(StoreAddress):
+    """A schema of the database at `dsn`, which several pipelines may share."""
+
+    dsn: str = field(default="", repr=False)
+    schema: str = SCHEMA
+
+    @classmethod
+    def from_options(cls, options: Any, *, name: str, state_dir: Path) -> Self:
+        return cls(name, state_dir, options.dsn.reveal(), options.schema_name)
+
+    def connect(self, *, writes: bool) -> PostgresStateDatabase:
+        if not self.dsn:
+            raise ConfigError("a Postgres store needs a dsn", fix="add `dsn: ${STATE_DSN}` to `store`")
+        return PostgresStateDatabase(self.dsn, self.schema)
+
+
+class PostgresStateDatabase(StateDatabase):
     """One connection, opened when first used and again when it was lost."""
 
-    shared = True
     locking = " FOR UPDATE"
     clock = "SELECT clock_timestamp() AS at"
+    types = ColumnTypes(text='TEXT COLLATE "C"')
 
     def __init__(self, dsn: str, schema: str) -> None:
         self._conninfo = conninfo.make_conninfo("", **{**_SETTINGS, **read_dsn(dsn, "store")})
@@ -52,67 +69,13 @@ class PostgresStateDatabase:
         self._connection: psycopg.Connection[DictRow] | None = None
         self.place = f"schema {schema} of the state database"
 
-    @classmethod
-    def open_writing(cls, dsn: str, schema: str) -> PostgresStateDatabase:
-        """The schema and its tables are made on first use; those of an older format get what they lack."""
-        engine = cls(dsn, schema)
-        with closed_on_error(engine):
-            if engine._format() < layout.FORMAT:
-                engine._make()
-        return engine
-
-    @classmethod
-    def open_reading(cls, dsn: str, schema: str) -> PostgresStateDatabase:
-        """Raises ConfigError when no pipeline has its state there yet."""
-        engine = cls(dsn, schema)
-        with closed_on_error(engine):
-            if engine._format() == 0:
-                raise ConfigError(
-                    f"{engine.place} holds no state: the pipeline has not run yet",
-                    fix="start it with `tailrace run FILE`",
-                )
-        return engine
-
-    def _make(self) -> None:
-        with self.transaction() as cursor:
-            cursor.run("SELECT pg_advisory_xact_lock(:key)", {"key": _MAKING})
-            if not cursor.run("SELECT 1 FROM pg_namespace WHERE nspname = :name", {"name": self._schema}):
-                cursor.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
-            if not cursor.run(_HAS_FORMAT, {"name": self._schema}):
-                cursor.run("CREATE TABLE format AS SELECT 0 AS version", {})
-            found = int(cursor.run("SELECT version FROM format", {})[0]["version"])
-            if found < layout.FORMAT:
-                for statement in layout.statements(_DIALECT, found):
-                    cursor.run(statement, {})
-                cursor.run(f"UPDATE format SET version = {layout.FORMAT}", {})  # noqa: S608 - a number of ours
-
-    def _format(self) -> int:
-        """The format of the tables; 0 where there are none. Raises ConfigError for one this program does not know."""
-        if not self.read(_HAS_FORMAT, {"name": self._schema}):
-            return 0
-        found = int(self.read("SELECT version FROM format", {})[0]["version"])
-        if not _OLDEST <= found <= layout.FORMAT:
-            raise ConfigError(
-                f"{self.place} has format {found}, this tailrace uses {layout.FORMAT}: another tailrace made it",
-                fix="use that version of tailrace, or give the store another `schema`",
-            )
-        return found
-
-    def read(self, statement: str, values: Values) -> list[Row]:
-        with self._begun(_READ) as cursor:
-            return cursor.run(statement, values)
-
     @contextmanager
-    def transaction(self) -> Iterator[PostgresStateCursor]:
-        with self._begun(_WRITE) as cursor:
-            yield cursor
-
-    @contextmanager
-    def _begun(self, access: sql.SQL) -> Iterator[PostgresStateCursor]:
+    def transaction(self, *, writes: bool = True) -> Iterator[RunSql]:
+        access = sql.SQL("READ WRITE" if writes else "READ ONLY")
         try:
             connection = self._begin(_BEGIN.format(access=access, schema=sql.Identifier(self._schema)))
             try:
-                yield PostgresStateCursor(connection)
+                yield partial(_run, connection)
                 connection.execute("COMMIT")
             except BaseException:
                 self._roll_back(connection)
@@ -120,12 +83,36 @@ class PostgresStateDatabase:
         except psycopg.Error as error:
             raise _translate(error, self.place, self._schema) from error
 
+    def run_many(self, run: RunSql, statement: str, values: Sequence[Values]) -> None:
+        assert self._connection is not None, "it was opened by the transaction that this is part of"
+        with self._connection.cursor() as cursor:
+            cursor.executemany(_adapt(statement), [dict(each) for each in values])
+
+    def format(self, run: RunSql) -> int:
+        # The server's own catalog, which also shows tables that this role may not use.
+        found = run(
+            "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
+            " WHERE nspname = :name AND relname = 'format'",
+            {"name": self._schema},
+        )
+        return int(run("SELECT version FROM format", {})[0]["version"]) if found else 0
+
+    def upgrade(self, run: RunSql, found: int) -> None:
+        # Of several processes that start at once one makes the tables, and the others wait and find them.
+        run("SELECT pg_advisory_xact_lock(:key)", {"key": _MAKING})
+        if not run("SELECT 1 FROM pg_namespace WHERE nspname = :name", {"name": self._schema}):
+            assert self._connection is not None
+            self._connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(self._schema)))
+        found = self.format(run)
+        if found < FORMAT:
+            super().upgrade(run, found)
+
     def _begin(self, statement: sql.Composed) -> psycopg.Connection[DictRow]:
         if self._connection is not None:
             try:
                 self._connection.execute(statement)
             except psycopg.OperationalError:
-                # It was lost while nobody used it. Nothing was done yet, so a new one serves as well.
+                # It was lost while no one used it. Nothing was done yet, so a new one serves as well.
                 self.close()
             else:
                 return self._connection
@@ -148,28 +135,9 @@ class PostgresStateDatabase:
             self._connection = None
 
 
-class PostgresStateCursor:
-    """Runs the store's statements inside one transaction."""
-
-    def __init__(self, connection: psycopg.Connection[DictRow]) -> None:
-        self._connection = connection
-
-    def run(self, statement: str, values: Values) -> list[Row]:
-        cursor = self._connection.execute(_adapt(statement), dict(values))
-        return list(cursor.fetchall()) if cursor.description else []
-
-    def run_many(self, statement: str, values: Sequence[Values]) -> None:
-        with self._connection.cursor() as cursor:
-            cursor.executemany(_adapt(statement), [dict(each) for each in values])
-
-    def execute(self, statement: sql.Composed) -> None:
-        self._connection.execute(statement)
-
-
-_HAS_FORMAT = (
-    "SELECT 1 FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace"
-    " WHERE nspname = :name AND relname = 'format'"
-)
+def _run(connection: psycopg.Connection[DictRow], statement: str, values: Values) -> list[Row]:
+    cursor = connection.execute(_adapt(statement), dict(values))
+    return list(cursor.fetchall()) if cursor.description else []
 
 
 @lru_cache(maxsize=256)

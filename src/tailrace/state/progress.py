@@ -38,9 +38,13 @@ _SAVE_STATUS = (
 
 
 class ProgressStore(TableStore):
-    """Implements `Progress` over a session: a batch is recorded together with what it did to its tables."""
+    """What was applied durably: a batch is recorded together with what it did to its tables."""
 
     def apply_batch(self, batch: BatchRecord, updates: Sequence[TableUpdate] = ()) -> bool:
+        """Record a batch and what it did to its tables in one transaction; False when it was recorded before.
+
+        Raises LostError for an old batch id with another offset: then checkpoint and state are of different pipelines.
+        """
         offset = json.dumps(batch.offset, sort_keys=True)
         with self._session.write() as tx:
             last = tx.run("SELECT MAX(batch_id) AS id FROM progress WHERE pipeline = :pipeline")[0]["id"]
@@ -87,12 +91,14 @@ class ProgressStore(TableStore):
         return batches[0] if batches else None
 
     def recent_batches(self, count: int) -> list[BatchRecord]:
+        """The newest batches, newest first."""
         rows = self._session.read(
             "SELECT * FROM progress WHERE pipeline = :pipeline ORDER BY batch_id DESC LIMIT :count", count=count
         )
         return [read_batch(row) for row in rows]
 
     def pass_over(self, position: str) -> None:
+        """The log after the last batch holds nothing for its tables up to here: its position moves on, never back."""
         with self._session.write() as tx:
             tx.run(
                 "UPDATE progress SET position = :position WHERE pipeline = :pipeline AND position < :position"
@@ -101,6 +107,7 @@ class ProgressStore(TableStore):
             )
 
     def put_source_status(self, status: SourceStatus) -> None:
+        """Replace what the receiving half said before."""
         with self._session.write() as tx:
             tx.run(_SAVE_STATUS, **write_source_status(status))
 
@@ -115,12 +122,16 @@ _UNDONE_BY: dict[RequestKind, RequestKind] = {"pause": "resume", "resume": "paus
 
 
 class RequestStore:
-    """Implements `Requests` over a session."""
+    """What operators ask of the runner."""
 
     _session: StateSession
 
     def ask(self, kind: RequestKind, table: str, argument: str | None = None) -> OperatorRequest:
-        # An operator's command is no runner: it must work beside one.
+        """Leave a request, also while a runner works. The same request again, while it is open, is the same one.
+
+        A pause after a resume is not the pause before it, and so the other way round: the last one counts.
+        """
+        # An operator's command is no runner: it must work next to one.
         with self._session.write(fenced=False) as tx:
             rows = tx.run(
                 'SELECT * FROM request WHERE pipeline = :pipeline AND kind IN (:kind, :undone_by) AND "table" = :table'
@@ -145,6 +156,7 @@ class RequestStore:
         return read_request(row)
 
     def open_requests(self) -> list[OperatorRequest]:
+        """What was asked and not done yet, oldest first."""
         rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND done_at IS NULL ORDER BY id")
         return [read_request(row) for row in rows]
 
@@ -153,6 +165,7 @@ class RequestStore:
         return read_request(rows[0]) if rows else None
 
     def finish_request(self, request_id: int, outcome: str | None = None) -> None:
+        """The runner has done what was asked, and what came of it. A repeat changes nothing."""
         with self._session.write() as tx:
             tx.run(
                 "UPDATE request SET done_at = :at, outcome = :outcome"
@@ -167,7 +180,7 @@ class RequestStore:
 
 
 class DeadLetterStore:
-    """Implements `DeadLetters` over a session."""
+    """Changes that could not be applied, as their upstream sent them."""
 
     _session: StateSession
 
@@ -183,6 +196,10 @@ class DeadLetterStore:
         raw: bytes | None = None,
         version: int | None = None,
     ) -> DeadLetter:
+        """Keep a change. The same one again, by table and position, counts a try and keeps the newest reason.
+
+        A resolved one waits again; a skipped one stays skipped.
+        """
         with self._session.write() as tx:
             rows = tx.run(
                 'INSERT INTO dead_letter (pipeline, id, upstream_id, "table", position, kind, reason, fix, raw,'
@@ -208,6 +225,7 @@ class DeadLetterStore:
         return read_dead_letter(rows[0])
 
     def dead_letters(self, table: str | None = None, status: DeadLetterStatus | None = None) -> list[DeadLetter]:
+        """The oldest first; of one table, by its name, or of one status."""
         wanted = "SELECT * FROM dead_letter WHERE pipeline = :pipeline"
         wanted += ' AND "table" = :table' if table is not None else ""
         wanted += " AND status = :status" if status is not None else ""
@@ -219,6 +237,7 @@ class DeadLetterStore:
         return read_dead_letter(rows[0]) if rows else None
 
     def settle_dead_letter(self, letter_id: int, status: DeadLetterStatus) -> None:
+        """Say what became of it. A repeat changes nothing."""
         with self._session.write() as tx:
             tx.run(
                 "UPDATE dead_letter SET status = :status WHERE pipeline = :pipeline AND id = :id",
@@ -227,6 +246,10 @@ class DeadLetterStore:
             )
 
     def skips(self) -> dict[str, list[str]]:
+        """By the tables' upstream ids, the positions to leave out of what is still to be applied.
+
+        A position that the table's stored one has reached is not given: it will not be read again.
+        """
         rows = self._session.read(
             "SELECT d.upstream_id, d.position FROM dead_letter AS d LEFT JOIN table_state AS t"
             " ON t.pipeline = d.pipeline AND t.upstream_id = d.upstream_id WHERE d.pipeline = :pipeline"

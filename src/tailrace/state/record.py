@@ -5,20 +5,21 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
 
 from tailrace.advice import Retry as Retry
+from tailrace.model.source_status import SourceStatus as SourceStatus
 from tailrace.state.database import Row
 from tailrace.state.state_machine import TableState
 
 
 @dataclass(frozen=True)
 class Owner:
-    """Who runs a pipeline."""
+    """The process that runs a pipeline."""
 
     pid: int
     host: str
@@ -56,8 +57,8 @@ def _machine() -> str:
 
 RETRIES: Mapping[Retry, str] = {
     "timed": "It is tried again by itself at `next_try`, each time after a longer wait.",
-    "manual": "It waits for somebody to mend the cause and to ask for a retry.",
-    "none": "A retry cannot help; the table has to be copied anew.",
+    "manual": "It waits until someone fixes the cause and asks for a retry.",
+    "none": "A retry cannot help; the table has to be copied again.",
 }
 
 RequestKind = Literal["resync", "pause", "resume", "retry", "skip"]
@@ -74,7 +75,6 @@ class PipelineRecord:
     name: str
     created_at: datetime
     epoch: str
-    fingerprint: str
     run: int
     owner: Owner | None
     lease_until: datetime | None
@@ -111,13 +111,18 @@ class TableRecord:
     last_applied_at: datetime | None = None
     version: int | None = None
 
+    @property
+    def entered_at(self) -> datetime:
+        """When the table came into the state it is in."""
+        return self.since[self.state]
+
 
 @dataclass(frozen=True)
 class TableUpdate:
     """What one batch did to one table: counts are added, the rest replaces what was there unless it is None.
 
     Changes are a success, and so are rows that complete a copy: they set the table's `attempts` back to 0, as a copy
-    does that begins because somebody `asked` for it. `steps` are states the table went through, in order. `total`
+    does that begins because someone `asked` for it. `steps` are states the table went through, in order. `total`
     values are those of the whole copy.
     """
 
@@ -144,27 +149,6 @@ class BatchRecord:
     bytes: int = 0
     seconds: float = 0.0
     at: datetime | None = None
-
-
-@dataclass(frozen=True)
-class SourceStatus:
-    """What the receiving half last said of itself. `error` holds its last error, None once it is over."""
-
-    gear: str | None = None
-    received: str | None = None
-    journal_bytes: int | None = None
-    server: str | None = None
-    slot_restart: str | None = None
-    slot_confirmed: str | None = None
-    error: str | None = None
-    fix: str | None = None
-    at: datetime | None = None
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> SourceStatus:
-        """What a source says of itself. Words that are not known here are left out: sources may say more."""
-        known = {each.name for each in fields(cls)}
-        return cls(**{word: value for word, value in said.items() if word in known})
 
 
 @dataclass(frozen=True)
@@ -241,6 +225,38 @@ STATUS_COLUMNS = (
 )
 """The columns of `source_status` that `write_source_status` fills."""
 
+_REQUEST_COLUMNS = ("id", "kind", "table", "at", "argument", "done_at", "outcome")
+
+_LETTER_COLUMNS = (
+    "id",
+    "upstream_id",
+    "table",
+    "position",
+    "kind",
+    "reason",
+    "fix",
+    "raw",
+    "version",
+    "tries",
+    "first_at",
+    "last_at",
+    "status",
+)
+
+_TIMES = frozenset(
+    {
+        "at",
+        "done_at",
+        "first_at",
+        "last_applied_at",
+        "last_at",
+        "last_change_committed_at",
+        "next_try",
+        "paused_at",
+    }
+)
+"""The columns of these tables that hold a time."""
+
 
 def now() -> datetime:
     return datetime.now(UTC)
@@ -252,7 +268,7 @@ def text_of(at: datetime) -> str:
 
 def time_of(value: str | datetime) -> datetime:
     at = value if isinstance(value, datetime) else datetime.fromisoformat(value)
-    return at.astimezone(UTC)
+    return at.astimezone(UTC) if at.tzinfo else at.replace(tzinfo=UTC)
 
 
 def storable(text: str) -> str:
@@ -268,7 +284,6 @@ def read_pipeline(row: Row) -> PipelineRecord:
         row["name"],
         time_of(row["created_at"]),
         row["epoch"],
-        row["fingerprint"],
         row["run"],
         owner,
         _time_or_none(row["lease_until"]),
@@ -276,84 +291,25 @@ def read_pipeline(row: Row) -> PipelineRecord:
 
 
 def read_table(row: Row) -> TableRecord:
-    return TableRecord(
-        upstream_id=row["upstream_id"],
-        name=row["name"],
-        state=TableState(row["state"]),
-        since={TableState(state): time_of(at) for state, at in json.loads(row["since"]).items()},
-        reason=row["reason"],
-        fix=row["fix"],
-        retry=row["retry"],
-        attempts=row["attempts"],
-        next_try=_time_or_none(row["next_try"]),
-        paused_at=_time_or_none(row["paused_at"]),
-        resume=row["resume"],
-        failed_in=TableState(row["failed_in"]) if row["failed_in"] else None,
-        rows_copied=row["rows_copied"],
-        rows_total=row["rows_total"],
-        chunks_done=row["chunks_done"],
-        chunks_total=row["chunks_total"],
-        changes_applied=row["changes_applied"],
-        position=row["position"],
-        last_change_committed_at=_time_or_none(row["last_change_committed_at"]),
-        last_applied_at=_time_or_none(row["last_applied_at"]),
-        version=row["version"],
-    )
+    values = _read(row, (*TABLE_COLUMNS, "version"))
+    values["state"] = TableState(row["state"])
+    values["since"] = {TableState(state): time_of(at) for state, at in json.loads(row["since"]).items()}
+    values["failed_in"] = TableState(row["failed_in"]) if row["failed_in"] else None
+    return TableRecord(**values)
 
 
 def write_table(table: TableRecord) -> dict[str, Any]:
-    return {
-        "upstream_id": table.upstream_id,
-        "name": table.name,
-        "state": table.state.value,
-        "since": json.dumps({state.value: text_of(at) for state, at in table.since.items()}),
-        "reason": table.reason,
-        "fix": table.fix,
-        "retry": table.retry,
-        "attempts": table.attempts,
-        "next_try": _text_or_none(table.next_try),
-        "paused_at": _text_or_none(table.paused_at),
-        "resume": table.resume,
-        "failed_in": table.failed_in.value if table.failed_in else None,
-        "rows_copied": table.rows_copied,
-        "rows_total": table.rows_total,
-        "chunks_done": table.chunks_done,
-        "chunks_total": table.chunks_total,
-        "changes_applied": table.changes_applied,
-        "position": table.position,
-        "last_change_committed_at": _text_or_none(table.last_change_committed_at),
-        "last_applied_at": _text_or_none(table.last_applied_at),
-    }
+    values = _write(table, TABLE_COLUMNS)
+    values["since"] = json.dumps({state.value: text_of(at) for state, at in table.since.items()})
+    return values
 
 
 def read_request(row: Row) -> OperatorRequest:
-    return OperatorRequest(
-        row["id"],
-        row["kind"],
-        row["table"],
-        time_of(row["at"]),
-        row["argument"],
-        _time_or_none(row["done_at"]),
-        row["outcome"],
-    )
+    return OperatorRequest(**_read(row, _REQUEST_COLUMNS))
 
 
 def read_dead_letter(row: Row) -> DeadLetter:
-    return DeadLetter(
-        id=row["id"],
-        upstream_id=row["upstream_id"],
-        table=row["table"],
-        position=row["position"],
-        kind=row["kind"],
-        reason=row["reason"],
-        fix=row["fix"],
-        raw=row["raw"],
-        version=row["version"],
-        tries=row["tries"],
-        first_at=time_of(row["first_at"]),
-        last_at=time_of(row["last_at"]),
-        status=row["status"],
-    )
+    return DeadLetter(**_read(row, _LETTER_COLUMNS))
 
 
 def read_batch(row: Row) -> BatchRecord:
@@ -369,35 +325,29 @@ def read_batch(row: Row) -> BatchRecord:
 
 
 def read_source_status(row: Row) -> SourceStatus:
-    return SourceStatus(
-        gear=row["gear"],
-        received=row["received"],
-        journal_bytes=row["journal_bytes"],
-        server=row["server"],
-        slot_restart=row["slot_restart"],
-        slot_confirmed=row["slot_confirmed"],
-        error=row["error"],
-        fix=row["fix"],
-        at=time_of(row["at"]),
-    )
+    return SourceStatus(**_read(row, STATUS_COLUMNS))
 
 
 def write_source_status(status: SourceStatus) -> dict[str, Any]:
-    return {
-        "gear": status.gear,
-        "received": status.received,
-        "journal_bytes": status.journal_bytes,
-        "server": status.server,
-        "slot_restart": status.slot_restart,
-        "slot_confirmed": status.slot_confirmed,
-        "error": storable(status.error) if status.error else status.error,
-        "fix": status.fix,
-        "at": text_of(status.at or now()),
-    }
+    values = _write(status, STATUS_COLUMNS)
+    values["error"] = storable(status.error) if status.error else status.error
+    values["at"] = text_of(status.at or now())
+    return values
 
 
-def _text_or_none(at: datetime | None) -> str | None:
-    return text_of(at) if at else None
+def _read(row: Row, columns: Iterable[str]) -> dict[str, Any]:
+    """The columns, each under the name that its record has for it."""
+    return {column: _time_or_none(row[column]) if column in _TIMES else row[column] for column in columns}
+
+
+def _write(record: object, columns: Iterable[str]) -> dict[str, Any]:
+    return {column: _stored(vars(record)[column]) for column in columns}
+
+
+def _stored(value: object) -> object:
+    if isinstance(value, datetime):
+        return text_of(value)
+    return value.value if isinstance(value, TableState) else value
 
 
 def _time_or_none(value: str | None) -> datetime | None:

@@ -91,7 +91,7 @@ def _release_after_fork() -> None:
 
 
 def find_owner(state_dir: Path) -> Owner | None:
-    """Who runs the pipeline now; None when nobody does. Changes nothing and needs no right to write."""
+    """The process that runs the pipeline now; None when there is none. Changes nothing and needs no right to write."""
     path = Path(state_dir) / _FILE
     return _read(path) if is_locked(path) else None
 
@@ -105,13 +105,13 @@ def _read(path: Path) -> Owner | None:
         return None
 
 
-# Who runs the pipeline: run numbers that fence off earlier runners, and a lease that keeps later ones out.
+# The runner of a pipeline: run numbers that fence off earlier runners, and a lease that keeps later ones out.
 
 LEASE_SECONDS = 30.0
 
 
 class LeaseStore:
-    """Implements `Lease` over a session."""
+    """The runner of the pipeline. Its number fences; its lease, by the store's own clock, keeps a second runner out."""
 
     _session: StateSession
     _seconds: float = LEASE_SECONDS
@@ -120,9 +120,14 @@ class LeaseStore:
         return read_pipeline(self._session.read("SELECT * FROM pipeline WHERE name = :pipeline")[0])
 
     def claim_run(self, owner: Owner | None = None, *, seconds: float = LEASE_SECONDS, takes_over: bool = False) -> int:
+        """Become the runner for `seconds`: from now on writes through any earlier runner's store raise OwnedError.
+
+        Raises OwnedError, naming the holder and the end of its lease, while another process has it; not for a holder
+        that is known to be dead (its process is not on this machine, or `takes_over` says so).
+        """
         here = owner or Owner.here()
         with self._session.write(fenced=False) as tx:
-            at = time_of(tx.run(self._session.engine.clock)[0]["at"])
+            at = time_of(tx.run(self._session.database.clock)[0]["at"])
             held = read_pipeline(tx.run("SELECT * FROM pipeline WHERE name = :pipeline")[0])
             holder, until = held.owner, held.lease_until
             if holder and until and until > at and not (takes_over or holder == here or holder.gone):
@@ -145,14 +150,16 @@ class LeaseStore:
         return int(row["run"])
 
     def renew_lease(self) -> None:
+        """Another `seconds` from now. Raises OwnedError when a later run has begun."""
         with self._session.write() as tx:
-            at = time_of(tx.run(self._session.engine.clock)[0]["at"])
+            at = time_of(tx.run(self._session.database.clock)[0]["at"])
             tx.run(
                 "UPDATE pipeline SET lease_until = :until WHERE name = :pipeline",
                 until=text_of(at + timedelta(seconds=self._seconds)),
             )
 
     def release_lease(self) -> None:
+        """Let go, so that the next runner need not wait. Does nothing when a later run has begun."""
         with self._session.write(fenced=False) as tx:
             tx.run(
                 "UPDATE pipeline SET owner_pid = NULL, owner_host = NULL, owner_started = NULL,"
@@ -161,9 +168,11 @@ class LeaseStore:
             )
 
     def require_owner(self) -> None:
+        """Raises OwnedError when a later run has begun. Cheap: called before every batch."""
         self._session.require_run()
 
     def lease_holder(self) -> Owner | None:
+        """The process whose lease lasts now; None when there is none."""
         held = self.pipeline()
         lasts = held.lease_until is not None and held.lease_until > self._session.clock()
         return held.owner if lasts else None

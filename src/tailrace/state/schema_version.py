@@ -14,11 +14,16 @@ if TYPE_CHECKING:
 
 
 class VersionStore:
-    """Implements `SchemaVersionStates` over a session."""
+    """Which columns a table had at a position. Versions are ordered by position; their numbers only name them."""
 
     _session: StateSession
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
+        """From `position` on the table has these columns. Gives the schema under the number it is stored by.
+
+        When the version that holds there is the same already, that one is returned and nothing is added. Another
+        one that begins at exactly this position is replaced, under a new number. Numbers are never used twice.
+        """
         upstream_id, begin = schema.upstream_id, str(position)
         with self._session.write() as tx:
             versions = tx.memory.versions(tx.run, upstream_id)
@@ -43,26 +48,29 @@ class VersionStore:
         return added
 
     def schema(self, upstream_id: str, version: int) -> TableSchema | None:
+        """The version of a number; None when it was pruned or replaced."""
         with self._session.lock:
             return self._session.cache.schema(self._session.read, upstream_id, version)
 
     def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
+        """The version that holds at a position; without one, the last."""
         with self._session.lock:
             versions = self._versions(upstream_id)
             index = len(versions) - 1 if position is None else holding(versions, str(position))
             return self.schema(upstream_id, versions[index][1]) if index >= 0 else None
 
-    def schemas(self, upstream_id: str) -> list[tuple[Position, TableSchema]]:
-        with self._session.lock:
-            return self._load(upstream_id, self._versions(upstream_id))
-
     def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> list[tuple[Position, TableSchema]]:
+        """What reading (after, upto] needs: the version that holds at `after`, then those that begin after it."""
         with self._session.lock:
             versions = self._versions(upstream_id)
             first, last = holding(versions, str(after)), holding(versions, str(upto))
             return self._load(upstream_id, versions[max(first, 0) : last + 1])
 
     def prune_schemas(self, upto: Position, *, keep: Collection[str] = ()) -> int:
+        """Drop versions that no position from `upto` on needs; says how many. The one that holds at `upto` stays.
+
+        The tables in `keep`, by upstream id, are left as they are.
+        """
         with self._session.write() as tx:
             rows = tx.run(
                 "SELECT upstream_id, position, version FROM schema_version WHERE pipeline = :pipeline"
@@ -86,15 +94,15 @@ class VersionStore:
         return self._session.cache.versions(self._session.read, upstream_id)
 
     def _load(self, upstream_id: str, versions: list[Version]) -> list[tuple[Position, TableSchema]]:
-        from tailrace.model.change import Position  # pyarrow: only who asks for a schema pays for it
+        from tailrace.model.change import Position  # pyarrow: loaded only where a schema is asked for
 
         loaded = [(Position.parse(begin), self.schema(upstream_id, number)) for begin, number in versions]
-        # A version that was pruned between the two questions is not needed by anybody.
+        # A version that was pruned between the two questions is not needed any more.
         return [(begin, schema) for begin, schema in loaded if schema is not None]
 
 
 def _keep(versions: list[Version], upto: str) -> list[Version]:
-    """What a position behind `upto` can need, and the highest number: it must not be given away twice."""
+    """What a position after `upto` can need, and the highest number: it must not be used twice."""
     boundary, highest = max(holding(versions, upto), 0), max(number for _, number in versions)
     return [version for index, version in enumerate(versions) if index >= boundary or version[1] == highest]
 

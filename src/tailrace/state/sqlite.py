@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tailrace.errors import ConfigError, DamagedError, UnavailableError
 from tailrace.state import layout
-from tailrace.state.database import Row, Values, closed_on_error
-from tailrace.state.layout import FORMAT, Dialect
+from tailrace.state.database import Row, RunSql, StateDatabase, Values, closed_on_error
+from tailrace.state.layout import FORMAT, ColumnTypes
+from tailrace.state.store import StoreAddress
 from tailrace.system.atomic_file import make_folder
 
-# State files of older formats, made new in place.
+# State files of older formats, upgraded in place.
 
 _FROM_1 = """
 INSERT INTO pipeline (name, created_at, epoch, fingerprint, run, serial)
@@ -44,113 +46,120 @@ INSERT INTO request (pipeline, id, kind, "table", at, done_at)
 _TABLES_OF_1 = ("pipeline", "table_state", "schema_version", "progress", "source_status", "request")
 
 
-def upgrade(connection: sqlite3.Connection, found: int, dialect: layout.Dialect) -> None:
-    """Bring the tables from format `found` (0: none are there) to the newest, inside the caller's transaction."""
+def upgrade(run: Callable[[str], Any], found: int, types: layout.ColumnTypes) -> None:
+    """Bring the tables from format `found` (0: there are none) to the newest, inside the caller's transaction."""
     old = _TABLES_OF_1 if found == 1 else ()
     for name in old:
-        connection.execute(f"ALTER TABLE {name} RENAME TO old_{name}")
-    for statement in layout.statements(dialect, found):
-        connection.execute(statement)
+        run(f"ALTER TABLE {name} RENAME TO old_{name}")
+    for statement in layout.statements(types, found):
+        run(statement)
     if old:
         for statement in _FROM_1.strip().split(";\n"):
-            connection.execute(statement)
+            run(statement)
     for name in old:
-        connection.execute(f"DROP TABLE old_{name}")
-    connection.execute(f"PRAGMA user_version = {layout.FORMAT}")
+        run(f"DROP TABLE old_{name}")
+    run(f"PRAGMA user_version = {layout.FORMAT}")
 
 
 FILE = "state.db"
 _BUSY_SECONDS = 10.0
-_DIALECT = Dialect("INTEGER", "REAL", "BLOB", "TEXT", " STRICT")
 
 
-class SqliteStateDatabase:
+@dataclass(frozen=True)
+class SqliteStore(StoreAddress):
+    """A file in `state_dir`."""
+
+    def connect(self, *, writes: bool) -> SqliteStateDatabase:
+        """The folder and the file are made where they are missing.
+
+        Without `writes` it works next to a running writer and in a folder that cannot be written; a file of an older
+        format is read through an upgraded copy. Raises ConfigError when the pipeline has no state yet.
+        """
+        return _open_writing(Path(self.state_dir)) if writes else _open_reading(Path(self.state_dir))
+
+
+class SqliteStateDatabase(StateDatabase):
     """One connection to `state.db`. A write is on disk when its transaction ends."""
 
     shared = False
-    locking = ""
     clock = "SELECT strftime('%Y-%m-%dT%H:%M:%f+00:00', 'now') AS at"
+    types = ColumnTypes("INTEGER", "REAL", "BLOB", "TEXT", " STRICT")
 
     def __init__(self, connection: sqlite3.Connection, state_dir: Path) -> None:
         self._connection = connection
         self._state_dir = state_dir
         self.place = str(state_dir)
 
-    @classmethod
-    def open_writing(cls, state_dir: Path) -> SqliteStateDatabase:
-        """The folder and the file are made where they are missing; a file of an older format becomes a new one."""
-        path = Path(state_dir).absolute() / FILE
-        try:
-            make_folder(path.parent)
-            connection = _connect(path.as_uri())
-            with closed_on_error(connection):
-                connection.execute("PRAGMA journal_mode = WAL")
-                # As FULL; on a file system without WAL, a power cut could undo a commit with that.
-                connection.execute("PRAGMA synchronous = EXTRA")
-                with _transaction(connection):
-                    found = _format(connection, path)
-                    if found < FORMAT:
-                        upgrade(connection, found, _DIALECT)
-        except (OSError, sqlite3.Error) as error:
-            raise _unusable(state_dir, error) from error
-        return cls(connection, state_dir)
-
-    @classmethod
-    def open_reading(cls, state_dir: Path) -> SqliteStateDatabase:
-        """Cannot write; works beside a running writer and in a folder that cannot be written.
-
-        Raises ConfigError when the pipeline has no state yet.
-        """
-        path = Path(state_dir).absolute() / FILE
-        if not path.exists():
-            raise ConfigError(
-                f"{path} does not exist: the pipeline has not run yet", fix="start it with `tailrace run FILE`"
-            )
-        try:
-            connection = _connect_reading(path)
-            with closed_on_error(connection):
-                found = _format(connection, path)
-                if found == 0:
-                    raise ConfigError(f"the state in {state_dir} is only being made", fix="try again in a moment")
-            if found < FORMAT:
-                connection = _upgraded_copy(connection, found)
-        except sqlite3.Error as error:
-            raise _unusable(state_dir, error) from error
-        return cls(connection, state_dir)
+    @contextmanager
+    def transaction(self, *, writes: bool = True) -> Iterator[RunSql]:
+        with _translated(self._state_dir):
+            self._connection.execute("BEGIN IMMEDIATE" if writes else "BEGIN")
+            try:
+                yield self._run
+                self._connection.execute("COMMIT")
+            finally:
+                if self._connection.in_transaction:
+                    self._connection.execute("ROLLBACK")
 
     def read(self, statement: str, values: Values) -> list[Row]:
-        try:
-            return self._connection.execute(statement, dict(values)).fetchall()
-        except sqlite3.Error as error:
-            raise _unusable(self._state_dir, error) from error
+        # One statement sees one state of the file, with or without a transaction around it.
+        with _translated(self._state_dir):
+            return self._run(statement, values)
 
-    @contextmanager
-    def transaction(self) -> Iterator[SqliteStateDatabase]:
-        try:
-            with _transaction(self._connection):
-                yield self
-        except sqlite3.Error as error:
-            raise _unusable(self._state_dir, error) from error
-
-    def run(self, statement: str, values: Values) -> list[Row]:
+    def _run(self, statement: str, values: Values) -> list[Row]:
         return self._connection.execute(statement, dict(values)).fetchall()
 
-    def run_many(self, statement: str, values: Sequence[Values]) -> None:
+    def run_many(self, run: RunSql, statement: str, values: Sequence[Values]) -> None:
         self._connection.executemany(statement, [dict(each) for each in values])
+
+    def format(self, run: RunSql) -> int:
+        return int(run("PRAGMA user_version", {})[0]["user_version"])
+
+    def upgrade(self, run: RunSql, found: int) -> None:
+        upgrade(self._connection.execute, found, self.types)
+
+    def copy_to_memory(self) -> SqliteStateDatabase:
+        """The same state in memory, of the newest format."""
+        copy = SqliteStateDatabase(_connect("file::memory:"), self._state_dir)
+        with closed_on_error(copy):
+            self._connection.backup(copy._connection)
+            copy.prepare()
+        return copy
 
     def close(self) -> None:
         self._connection.close()
 
 
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+def _open_writing(state_dir: Path) -> SqliteStateDatabase:
+    path = state_dir.absolute() / FILE
+    with _translated(state_dir):
+        make_folder(path.parent)
+        connection = _connect(path.as_uri())
+        with closed_on_error(connection):
+            connection.execute("PRAGMA journal_mode = WAL")
+            # As FULL; on a file system without WAL, a power cut could undo a commit with that.
+            connection.execute("PRAGMA synchronous = EXTRA")
+    return SqliteStateDatabase(connection, state_dir)
+
+
+def _open_reading(state_dir: Path) -> SqliteStateDatabase:
+    path = state_dir.absolute() / FILE
+    if not path.exists():
+        raise ConfigError(
+            f"{path} does not exist: the pipeline has not run yet", fix="start it with `tailrace run FILE`"
+        )
+    with _translated(state_dir):
+        database = SqliteStateDatabase(_connect_reading(path), state_dir)
+        with closed_on_error(database):
+            # A reader may come between the making of the file and its first row.
+            if not (database.is_prepared() and database.read("SELECT 1 FROM pipeline", {})):
+                raise ConfigError(f"the state in {state_dir} is only being made", fix="try again in a moment")
+            if database.format(database.read) == FORMAT:
+                return database
+            # A reader may not touch the file, and no program that knows the new format has written to it yet.
+            copy = database.copy_to_memory()
+        database.close()
+        return copy
 
 
 def _connect_reading(path: Path) -> sqlite3.Connection:
@@ -159,7 +168,7 @@ def _connect_reading(path: Path) -> sqlite3.Connection:
         with closed_on_error(connection):
             connection.execute("PRAGMA user_version")
     except sqlite3.OperationalError:
-        # SQLite needs a log and its index beside the file, and may not make them here. Without a log nothing was
+        # SQLite needs a log and its index next to the file, and may not make them here. Without a log nothing was
         # written since the last clean end, so the file alone is the whole truth.
         if path.with_name(FILE + "-wal").exists():
             raise
@@ -180,35 +189,18 @@ def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> dict[str, Any]:
     return {column[0]: value for column, value in zip(cursor.description, values, strict=True)}
 
 
-def _format(connection: sqlite3.Connection, path: Path) -> int:
-    """The format of the file; 0 for an empty one. Raises ConfigError when it is newer than this program."""
-    found = int(connection.execute("PRAGMA user_version").fetchone()["user_version"])
-    if found > FORMAT:
-        raise ConfigError(
-            f"{path} has format {found}, this tailrace reads up to {FORMAT}: a newer tailrace wrote it",
-            fix="upgrade with `pip install -U tailrace`, or give the pipeline another `state` folder",
-        )
-    return found
-
-
-def _upgraded_copy(connection: sqlite3.Connection, found: int) -> sqlite3.Connection:
-    # A reader may not touch the file, and nobody who knows the new format has written to it yet.
-    copy = _connect("file::memory:")
-    connection.backup(copy)
-    connection.close()
-    with _transaction(copy):
-        upgrade(copy, found, _DIALECT)
-    return copy
-
-
-def _unusable(state_dir: Path, error: Exception) -> DamagedError | UnavailableError:
-    """What an error of SQLite or the file system means to whoever runs the pipeline."""
-    path = Path(state_dir) / FILE
-    if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
-        return DamagedError(
-            f"{path} is not a sound state file: {error}",
-            fix="restore it from a backup, or move the `state` folder away and copy the tables again",
-        )
-    return UnavailableError(
-        f"cannot use {path}: {error}", fix="check the folder's rights, its free space and who else uses the file"
-    )
+@contextmanager
+def _translated(state_dir: Path) -> Iterator[None]:
+    """What an error of SQLite or the file system means to the person who runs the pipeline."""
+    path = state_dir / FILE
+    try:
+        yield
+    except (OSError, sqlite3.Error) as error:
+        if isinstance(error, sqlite3.DatabaseError) and not isinstance(error, sqlite3.OperationalError):
+            raise DamagedError(
+                f"{path} is not a sound state file: {error}",
+                fix="restore it from a backup, or move the `state` folder away and copy the tables again",
+            ) from error
+        raise UnavailableError(
+            f"cannot use {path}: {error}", fix="check the folder's rights, its free space and who else uses the file"
+        ) from error

@@ -2,7 +2,7 @@
 
 Init → DataSync → FinishedCopy → SyncWait → Catchup → SyncDone → Ready is the way of every table. Any state may fail;
 an Errored table goes back to where it was or starts over. Starting over (a resync) is possible from everywhere.
-Whether a table is paused is no state. Who stood still, paused or in error, is behind the others when it goes on: a
+Whether a table is paused is no state. A table that stood still, paused or in error, lags when it goes on: a
 Ready table does so from FinishedCopy.
 """
 
@@ -47,7 +47,7 @@ WAY = (
 )
 
 PASSING = frozenset({TableState.SYNC_WAIT, TableState.CATCHUP})
-"""States that only a runner's memory knows: whoever starts anew begins the catch-up anew, from FinishedCopy."""
+"""States that only a runner's memory knows: the next runner begins the catch-up again, from FinishedCopy."""
 
 TRANSITIONS: dict[TableState, frozenset[TableState]] = {
     TableState.INIT: frozenset({TableState.DATA_SYNC, TableState.ERRORED}),

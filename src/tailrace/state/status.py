@@ -15,39 +15,21 @@ _RATE_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class TableStatus:
+class TableStatus(TableRecord):
     """One table. `lag_bytes` is how much of the server's log it has not applied, where the upstream counts in bytes;
     `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known.
     `letters` of its changes wait as dead letters."""
 
-    name: str
-    state: TableState
-    since: datetime
-    rows_copied: int
-    rows_total: int | None
-    chunks_done: int
-    chunks_total: int | None
-    changes_applied: int
-    position: str | None
-    lag_bytes: int | None
-    lag_seconds: float | None
+    lag_bytes: int | None = None
+    lag_seconds: float | None = None
     rows_per_second: float | None = None
-    last_change_committed_at: datetime | None = None
-    last_applied_at: datetime | None = None
-    reason: str | None = None
-    fix: str | None = None
-    retry: str | None = None
-    attempts: int = 0
-    next_try: datetime | None = None
-    paused_at: datetime | None = None
-    version: int | None = None
     letters: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "state": self.state.value,
-            "since": self.since.isoformat(),
+            "since": self.entered_at.isoformat(),
             "rows_copied": self.rows_copied,
             "rows_total": self.rows_total,
             "chunks_done": self.chunks_done,
@@ -172,27 +154,10 @@ def _status_of(
     reached = max((position for position in (table.position, common) if position), default=None)
     done = table.rows_copied + table.changes_applied
     return TableStatus(
-        name=table.name,
-        state=table.state,
-        since=table.since[table.state],
-        rows_copied=table.rows_copied,
-        rows_total=table.rows_total,
-        chunks_done=table.chunks_done,
-        chunks_total=table.chunks_total,
-        changes_applied=table.changes_applied,
-        position=table.position,
+        **vars(table),
         lag_bytes=_distance(source.server if source else None, reached),
         lag_seconds=_age(table, reached, source, at),
         rows_per_second=_growth(done, before, seconds),
-        last_change_committed_at=table.last_change_committed_at,
-        last_applied_at=table.last_applied_at,
-        reason=table.reason,
-        fix=table.fix,
-        retry=table.retry,
-        attempts=table.attempts,
-        next_try=table.next_try,
-        paused_at=table.paused_at,
-        version=table.version,
         letters=letters,
     )
 
@@ -220,7 +185,7 @@ def _distance(server: str | None, reached: str | None) -> int | None:
 
 
 def _commit(position: str) -> int:
-    """The commit in a position's text. Told apart here because `tailrace.model.change` would load pyarrow."""
+    """The commit in a position's text. Read here because `tailrace.model.change` would load pyarrow."""
     return int(position[:16], 16)
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 import uuid
-from dataclasses import dataclass, field
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Self
 
 from tailrace.errors import ConfigError
 from tailrace.state import layout
@@ -20,55 +21,41 @@ from tailrace.state.progress import DeadLetterStore, ProgressStore, RequestStore
 from tailrace.state.record import Owner, now, text_of
 from tailrace.state.runner import LeaseStore, find_owner
 from tailrace.state.schema_version import VersionStore
-from tailrace.state.sqlite import SqliteStateDatabase
 from tailrace.state.transaction import StateSession
 
 
 class StateStore(LeaseStore, ProgressStore, VersionStore, RequestStore, DeadLetterStore):
-    """Everything a pipeline remembers. See the protocols in `tailrace.state.protocol`; made by a `StoreAddress`.
+    """Everything a pipeline remembers; opened by a `StoreAddress`.
+
+    The runner writes, fenced: once a later run has begun, each of its writes raises OwnedError. Other processes read at
+    the same time and leave requests. In the runner's own store (after `claim_run`) table states and schema versions
+    come from memory; what a joined process wrote is seen from the next write or `require_owner` on. Every other store
+    asks the database each time.
 
     `state_dir` is the pipeline's folder on this machine, whether or not the state is in it.
     """
 
-    def __init__(self, engine: StateDatabase, name: str, state_dir: Path, *, writes: bool) -> None:
-        self._session = StateSession(engine, name, writes=writes)
+    def __init__(self, database: StateDatabase, name: str, state_dir: Path, *, writes: bool) -> None:
+        self._session = StateSession(database, name, writes=writes)
         self.state_dir = state_dir
 
     @classmethod
-    def open(cls, state_dir: str | Path, *, name: str, fingerprint: str = "") -> StateStore:
-        """The state in a folder, made for pipeline `name` if there is none. Raises ConfigError if it is another's."""
-        engine = SqliteStateDatabase.open_writing(Path(state_dir))
-        return cls.begin(engine, name, Path(state_dir), fingerprint)
-
-    @classmethod
-    def open_reading(cls, state_dir: str | Path) -> StateStore:
-        """The same without the right to write, also while a runner writes. Raises ConfigError if there is no state."""
-        engine = SqliteStateDatabase.open_reading(Path(state_dir))
-        with closed_on_error(engine):
-            rows = engine.read("SELECT name FROM pipeline", {})
-            if not rows:  # a reader may come between the making of the file and its first row
-                raise ConfigError(f"the state in {state_dir} is only being made", fix="try again in a moment")
-        return cls(engine, rows[0]["name"], Path(state_dir), writes=False)
-
-    @classmethod
-    def begin(cls, engine: StateDatabase, name: str, state_dir: Path, fingerprint: str) -> StateStore:
-        """A store that writes, for a pipeline that becomes known by it. A repeat changes only the fingerprint."""
-        values = {"name": name, "at": text_of(now()), "epoch": str(uuid.uuid4()), "fingerprint": fingerprint}
-        with closed_on_error(engine), engine.transaction() as cursor:
-            others = [row["name"] for row in cursor.run("SELECT name FROM pipeline", {}) if row["name"] != name]
-            if others and not engine.shared:
+    def begin(cls, database: StateDatabase, name: str, state_dir: Path) -> StateStore:
+        """A store that writes, for a pipeline that becomes known by it. A repeat changes nothing."""
+        with closed_on_error(database), database.transaction() as run:
+            others = [row["name"] for row in run("SELECT name FROM pipeline", {}) if row["name"] != name]
+            if others and not database.shared:
                 raise ConfigError(
                     f"the state in {state_dir} belongs to pipeline {others[0]}, not {name}",
                     fix="give each pipeline its own `state`",
                 )
-            cursor.run(
-                "INSERT INTO pipeline (name, created_at, epoch, fingerprint) VALUES (:name, :at, :epoch, :fingerprint)"
+            run(
+                # `fingerprint` is of no use any more, and still a column that must have a value.
+                "INSERT INTO pipeline (name, created_at, epoch, fingerprint) VALUES (:name, :at, :epoch, '')"
                 " ON CONFLICT (name) DO NOTHING",
-                values,
+                {"name": name, "at": text_of(now()), "epoch": str(uuid.uuid4())},
             )
-            if fingerprint:
-                cursor.run("UPDATE pipeline SET fingerprint = :fingerprint WHERE name = :name", values)
-        return cls(engine, name, state_dir, writes=True)
+        return cls(database, name, state_dir, writes=True)
 
     def join(self, run: int) -> Self:
         """Write as part of a run that another process of it claimed. Raises OwnedError when a later one has begun."""
@@ -77,7 +64,7 @@ class StateStore(LeaseStore, ProgressStore, VersionStore, RequestStore, DeadLett
         return self
 
     def forget_pipeline(self) -> None:
-        """Drop all there is of the pipeline and begin a new life of it, in a new epoch. Nobody may run it any more."""
+        """Drop all there is of the pipeline and begin a new life of it, in a new epoch. No one may run it any more."""
         with self._session.write(fenced=False) as tx:
             for table in layout.OF_PIPELINE:
                 tx.run(f"DELETE FROM {table} WHERE pipeline = :pipeline")  # noqa: S608 - names of ours
@@ -90,9 +77,14 @@ class StateStore(LeaseStore, ProgressStore, VersionStore, RequestStore, DeadLett
                 at=text_of(now()),
             )
 
+    @property
+    def shared(self) -> bool:
+        """Whether several machines use the state. Then the lease keeps a second runner out, else the folder's lock."""
+        return self._session.database.shared
+
     def runner(self) -> Owner | None:
-        """Who runs the pipeline now: who holds the lease or, where one machine has the state, the folder's lock."""
-        return self.lease_holder() if self._session.engine.shared else find_owner(self.state_dir)
+        """The runner now: the holder of the lease or, where one machine has the state, of the folder's lock."""
+        return self.lease_holder() if self.shared else find_owner(self.state_dir)
 
     def close(self) -> None:
         """Nothing can be asked of it any more. A repeat changes nothing."""
@@ -119,45 +111,66 @@ def is_folder(place: str) -> bool:
 
 
 @dataclass(frozen=True)
-class StoreAddress:
-    """A value that any process of the pipeline can be given; it opens nothing by itself.
+class StoreAddress(ABC):
+    """A value that any process of the pipeline can be given; it opens nothing by itself and can be pickled.
 
-    With `kind` sqlite the state is a file in `state_dir`, with postgres it is in a schema of the database at `dsn`.
+    A subclass repeats the decorator, adds what it needs to find its database, and writes `connect`. `name` is the
+    pipeline's and `state_dir` its folder on this machine, whether or not the state is in it; a `Pipeline` fills in
+    both. Other packages register theirs in the entry point group `tailrace.stores`; then the class has an attribute
+    `Options` as well: a subclass of `tailrace.config.pipeline.StateStoreOptions` with the keys of the section `store`.
     """
 
-    name: str
-    state_dir: Path
-    kind: Literal["sqlite", "postgres"] = "sqlite"
-    dsn: str | None = field(default=None, repr=False)
-    schema: str = SCHEMA
+    name: str = ""
+    state_dir: Path = Path()
 
-    def open(self, fingerprint: str = "") -> StateStore:
+    @classmethod
+    def from_options(cls, options: Any, *, name: str, state_dir: Path) -> Self:
+        """The address that a section `store` describes. By default each further field is the option of its name."""
+        further = [each.name for each in fields(cls) if each.name not in ("name", "state_dir")]
+        return cls(name=name, state_dir=state_dir, **{field: getattr(options, field) for field in further})
+
+    def bind(self, name: str, state_dir: Path) -> Self:
+        """The same place for a pipeline of this name and folder."""
+        return replace(self, name=name, state_dir=state_dir)
+
+    @abstractmethod
+    def connect(self, *, writes: bool) -> StateDatabase:
+        """A new connection, closed by the caller. Where nothing is made yet, one that `writes` makes what it needs for
+        tables to be made in.
+
+        Raises UnavailableError when the place is out of reach. Without `writes` it changes nothing, and raises
+        ConfigError when it can tell that nothing is there yet.
+        """
+
+    def open(self) -> StateStore:
         """A store that writes, unfenced until it claims a run. Made where it is missing.
 
         Raises ConfigError for the state of another pipeline or a newer tailrace, UnavailableError when it is out of
         reach.
         """
-        if self.kind == "sqlite":
-            return StateStore.open(self.state_dir, name=self.name, fingerprint=fingerprint)
-        from tailrace.state.postgres import PostgresStateDatabase  # the driver: only who uses this store pays for it
+        return StateStore.begin(self.open_database(), self.name, self.state_dir)
 
-        engine = PostgresStateDatabase.open_writing(self._dsn(), self.schema)
-        return StateStore.begin(engine, self.name, self.state_dir, fingerprint)
+    def open_database(self) -> StateDatabase:
+        """A connection that writes, to tables of the newest format."""
+        database = self.connect(writes=True)
+        with closed_on_error(database):
+            database.prepare()
+        return database
 
     def open_reading(self) -> StateStore:
-        """A store that only reads, beside any number of others. Raises ConfigError before the pipeline's first run."""
-        if self.kind == "sqlite":
-            return StateStore.open_reading(self.state_dir)
-        from tailrace.state.postgres import PostgresStateDatabase
-
-        engine = PostgresStateDatabase.open_reading(self._dsn(), self.schema)
-        with closed_on_error(engine):
-            if not engine.read("SELECT 1 FROM pipeline WHERE name = :name", {"name": self.name}):
+        """A store that only reads, next to any number of others. Raises ConfigError before the pipeline's first run."""
+        database = self.connect(writes=False)
+        with closed_on_error(database):
+            rows = database.read("SELECT name FROM pipeline", {}) if database.is_prepared() else []
+            names = [row["name"] for row in rows]
+            # A database of one pipeline says which one: people may have given it another name since.
+            name = names[0] if names and not database.shared else self.name
+            if name not in names:
                 raise ConfigError(
-                    f"{engine.place} holds no pipeline {self.name}: it has not run yet",
+                    f"{database.place} holds no pipeline {name}: it has not run yet",
                     fix="start it with `tailrace run FILE`",
                 )
-        return StateStore(engine, self.name, self.state_dir, writes=False)
+        return StateStore(database, name, self.state_dir, writes=False)
 
     def join(self, run: int) -> StateStore:
         """A store for a second process of run `run`: it may write until a later run begins, and remembers nothing.
@@ -167,8 +180,3 @@ class StoreAddress:
         store = self.open()
         with closed_on_error(store):
             return store.join(run)
-
-    def _dsn(self) -> str:
-        if self.dsn is None:
-            raise ConfigError("a Postgres store needs a dsn", fix="add `dsn: ${STATE_DSN}` to `store`")
-        return self.dsn

@@ -89,7 +89,7 @@ def add_up(table: TableRecord, update: TableUpdate, at: datetime) -> TableRecord
         position=update.position or table.position,
         last_change_committed_at=update.last_change_committed_at or table.last_change_committed_at,
         last_applied_at=at if succeeded else table.last_applied_at,
-        # A copy that begins anew has done nothing for good before it is complete.
+        # A copy that begins again has done nothing for good before it is complete.
         attempts=0 if succeeded and table.state is not TableState.DATA_SYNC else attempts,
     )
 
@@ -102,11 +102,15 @@ _SAVE = (
 
 
 class TableStore:
-    """Implements `TableStates` and `TableLifecycle` over a session."""
+    """Where each table stands, from its discovery to its end. Every move is checked against `machine.TRANSITIONS`.
+
+    Methods that change a table raise TransitionError for one that was never added.
+    """
 
     _session: StateSession
 
     def tables(self) -> list[TableRecord]:
+        """All tables, by name."""
         with self._session.lock:
             known = self._session.cache.tables(self._session.read).values()
             # By code points, in whatever order the database would have put the names.
@@ -118,6 +122,7 @@ class TableStore:
             return self._shown(known) if known else None
 
     def overlay(self, upstream_id: str, state: TableState | None) -> None:
+        """Show SyncWait or Catchup in this store while the table is stored as FinishedCopy; None ends it."""
         if state is not None and state not in PASSING:
             raise TransitionError(f"{state} is stored, not shown over another state; move the table there")
         with self._session.lock:
@@ -127,6 +132,8 @@ class TableStore:
                 self._session.overlay[upstream_id] = (state, now())
 
     def add_table(self, upstream_id: str, name: str) -> TableRecord:
+        """Make a table known, in Init. A repeat changes nothing but the name: here, in its dead letters, and in what is
+        asked for it."""
         with self._session.write() as tx:
             known = tx.memory.table(tx.run, upstream_id)
             if known is not None:
@@ -152,11 +159,6 @@ class TableStore:
                 )
         return table
 
-    def move_table(self, upstream_id: str, *steps: TableState) -> None:
-        with self._session.write() as tx:
-            self._save(tx, [walk(self._find(tx, upstream_id), steps, now())])
-            self._drop_dead_letters(tx, [upstream_id] if TableState.INIT in steps else [])
-
     def fail_table(
         self,
         upstream_id: str,
@@ -168,6 +170,10 @@ class TableStore:
         attempts: int | None = None,
         next_try: datetime | None = None,
     ) -> None:
+        """Errored, with what people need to know. `resume` is the position where the table goes on after the fix.
+
+        `attempts` is how often it failed since its last success (None: as before), `next_try` when to try again.
+        """
         self._change(
             upstream_id,
             lambda table: fail(
@@ -176,6 +182,10 @@ class TableStore:
         )
 
     def recover_table(self, upstream_id: str) -> None:
+        """From Errored back to the state it failed in, or to FinishedCopy from a later one: it has to catch up.
+
+        `attempts` stays until a batch of the table succeeds. A table that is not errored stays as it is.
+        """
         with self._session.write() as tx:
             self._recover(tx, upstream_id)
 
@@ -196,19 +206,15 @@ class TableStore:
             self._drop_dead_letters(tx, [upstream_id] if after.state is TableState.INIT else [])
 
     def pause_table(self, upstream_id: str) -> None:
+        """Set `paused_at`; the state stays. A repeat changes nothing."""
         self._change(upstream_id, lambda table: replace(table, paused_at=table.paused_at or now()))
 
     def resume_table(self, upstream_id: str) -> None:
+        """Clear `paused_at`. A repeat changes nothing."""
         self._change(upstream_id, lambda table: replace(table, paused_at=None))
 
-    def reset_table(self, upstream_id: str) -> None:
-        with self._session.write() as tx:
-            table = self._find(tx, upstream_id)
-            if table.state is not TableState.INIT:
-                self._save(tx, [walk(table, (TableState.INIT,), now())])
-            self._drop_dead_letters(tx, [upstream_id])
-
     def forget_table(self, upstream_id: str) -> None:
+        """Drop a table that is gone, with its versions and waiting dead letters. A repeat changes nothing."""
         with self._session.write() as tx:
             for table in ("table_state", "schema_version"):
                 tx.run(

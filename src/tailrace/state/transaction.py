@@ -1,7 +1,7 @@
 """One process's use of a pipeline's state: transactions, the fence around them, and what may be cached.
 
-Each write takes the pipeline's row first, so writes of all processes come one after the other, and none can slip in
-behind a later run.
+Each write takes the pipeline's row first, so writes of all processes come one after the other, and none can come
+after a later run has begun.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Protocol
 
 from tailrace.errors import ConfigError, OwnedError, TailraceError
-from tailrace.state.database import Row, StateCursor, StateDatabase, Values
+from tailrace.state.database import Row, RunSql, StateDatabase, Values
 from tailrace.state.record import TableRecord, read_table, time_of
 from tailrace.state.state_machine import TableState
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # What was read from the store and is still true.
 #
-# The runner's session keeps one for as long as nobody else writes; every other session begins an empty one with each
+# The runner's session keeps one for as long as no one else writes; every other session begins an empty one with each
 # question, and so always asks the database.
 
 Version = tuple[str, int]
@@ -77,7 +77,7 @@ class StateCache:
 
     def schema(self, run: RunStatement, upstream_id: str, version: int) -> TableSchema | None:
         """One version; asked of the store when it is not remembered, as another process may have added it."""
-        from tailrace.model.schema import TableSchema  # pyarrow: only who asks for a schema pays for it
+        from tailrace.model.schema import TableSchema  # pyarrow: loaded only where a schema is asked for
 
         found = self._schemas.get((upstream_id, version))
         if found is None:
@@ -124,18 +124,20 @@ _SELECT_RUN = "SELECT run, changed FROM pipeline WHERE name = :pipeline"
 class StateTransaction:
     """What a write may use. `then` is for memory: it happens once the transaction is durable."""
 
-    def __init__(self, cursor: StateCursor, pipeline: str) -> None:
-        self._cursor = cursor
+    def __init__(self, database: StateDatabase, run: RunSql, pipeline: str) -> None:
+        self._database = database
+        self._run = run
         self._pipeline = pipeline
         self._staged: list[Callable[[], None]] = []
         self.memory = StateCache()
 
     def run(self, statement: str, **values: object) -> list[Row]:
-        return self._cursor.run(statement, {"pipeline": self._pipeline, **values})
+        return self._run(statement, {"pipeline": self._pipeline, **values})
 
     def run_many(self, statement: str, values: Sequence[Values]) -> None:
         if values:
-            self._cursor.run_many(statement, [{"pipeline": self._pipeline, **each} for each in values])
+            named = [{"pipeline": self._pipeline, **each} for each in values]
+            self._database.run_many(self._run, statement, named)
 
     def next_id(self) -> int:
         """A number that nothing of this pipeline has had before."""
@@ -153,8 +155,8 @@ class StateTransaction:
 class StateSession:
     """Shared by the parts of a store. Can be used from several threads."""
 
-    def __init__(self, engine: StateDatabase, pipeline: str, *, writes: bool) -> None:
-        self.engine = engine
+    def __init__(self, database: StateDatabase, pipeline: str, *, writes: bool) -> None:
+        self.database = database
         self.pipeline = pipeline
         self.run: int | None = None
         self.overlay: dict[str, tuple[TableState, datetime]] = {}
@@ -172,32 +174,32 @@ class StateSession:
     def read(self, statement: str, **values: object) -> list[Row]:
         with self.lock:
             self._require_open()
-            return self.engine.read(statement, {"pipeline": self.pipeline, **values})
+            return self.database.read(statement, {"pipeline": self.pipeline, **values})
 
     def clock(self) -> datetime:
         """The time by the store's own clock."""
-        return time_of(self.read(self.engine.clock)[0]["at"])
+        return time_of(self.read(self.database.clock)[0]["at"])
 
     def close(self) -> None:
         """For good; a repeat changes nothing."""
         with self.lock:
             self._open = False
-            self.engine.close()
+            self.database.close()
 
     def _require_open(self) -> None:
         if not self._open:
-            raise TailraceError(f"the store in {self.engine.place} was closed", fix="open it again")
+            raise TailraceError(f"the store in {self.database.place} was closed", fix="open it again")
 
     @contextmanager
     def write(self, *, fenced: bool = True) -> Iterator[StateTransaction]:
         """One transaction. Raises OwnedError when it is fenced and a later run has begun."""
         if not self._writes:
-            raise TailraceError(f"the state in {self.engine.place} was opened read-only", fix="open it for writing")
+            raise TailraceError(f"the state in {self.database.place} was opened read-only", fix="open it for writing")
         with self.lock:
             self._require_open()
             try:
-                with self.engine.transaction() as cursor:
-                    transaction = StateTransaction(cursor, self.pipeline)
+                with self.database.transaction() as run:
+                    transaction = StateTransaction(self.database, run, self.pipeline)
                     self._enter(transaction, fenced)
                     yield transaction
             except BaseException:
@@ -208,10 +210,10 @@ class StateSession:
 
     def _enter(self, transaction: StateTransaction, fenced: bool) -> None:
         if self._kept is None:
-            # Tells the runner, who reads this with each of its own writes, that its memory is no longer the truth.
+            # Tells the runner, which reads this with each of its own writes, that its memory is no longer the truth.
             statement = "UPDATE pipeline SET changed = changed + 1 WHERE name = :pipeline RETURNING run, changed"
         else:
-            statement = _SELECT_RUN + self.engine.locking
+            statement = _SELECT_RUN + self.database.locking
         self._check(transaction.run(statement), fenced)
         transaction.memory = self.cache
 
@@ -227,7 +229,7 @@ class StateSession:
     def _check(self, rows: list[Row], fenced: bool) -> None:
         if not rows:
             raise ConfigError(
-                f"{self.engine.place} holds no state of pipeline {self.pipeline}",
+                f"{self.database.place} holds no state of pipeline {self.pipeline}",
                 fix="start it with `tailrace run FILE`",
             )
         run, changed = rows[0]["run"], rows[0]["changed"]

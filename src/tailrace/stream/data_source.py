@@ -17,9 +17,10 @@ from pyspark.sql.datasource import DataSource, DataSourceStreamReader, InputPart
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
-from tailrace.destination import Destination
+from tailrace.destination import Destination, Stage
 from tailrace.errors import TableError
 from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
+from tailrace.source.schema_file import follow_alone
 from tailrace.source.source import Source
 from tailrace.source.split import ScanSplit, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
@@ -35,9 +36,9 @@ IDLE_SECONDS = 0.25
 
 @dataclass(frozen=True)
 class Feed:
-    """What a stream is made of. With a `destination`, copied rows are staged there by the task that reads them, and
-    only their receipts cross Spark; changes cross it as references to where they are. `state` is where errors, requests
-    of operators and schema versions are, and `run` the number of the run that may write there."""
+    """What a stream is made of. With a `destination`, copied rows are staged there, or in the `stage`, by the task that
+    reads them, and only their receipts cross Spark; changes cross it as references to where they are. `state` is where
+    errors, requests of operators and schema versions are, and `run` the number of the run that may write there."""
 
     source: Source
     limit: Limit
@@ -45,6 +46,7 @@ class Feed:
     destination: Pickled[Destination] | None = None
     state: StoreAddress | None = None
     run: int = 0
+    stage: Stage | None = None
 
 
 @dataclass
@@ -112,7 +114,9 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @property
     def follower(self) -> Follower:
         if self._follower is None:
-            self._follower = self.feed.source.follow(self._open_store())
+            source, store = self.feed.source, self._open_store()
+            # A store is that of a pipeline, which has prepared the source and receives.
+            self._follower = follow_alone(source) if store is None else source.follow(store, is_receiving=True)
         return self._follower
 
     def _open_store(self) -> StateStore | None:
@@ -200,12 +204,13 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             yield from partition.rows(self.feed.source)
             return
         assert isinstance(partition, BlockPartition)
-        split, destination = partition.split, self.feed.destination
+        split, destination, stage = partition.split, self.feed.destination, self.feed.stage
         assert split.copies is not None
         assert destination is not None
+        assert stage is not None
         lane = partition.lanes[str(split.copies.table)]
         try:
-            staged = destination.open().write_rows(split.copies, self.feed.source.read(split))
+            staged = destination.open().write_rows(split.copies, self.feed.source.read(split), stage)
             give_back_memory()
             reach("stream.staged")
             yield staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)

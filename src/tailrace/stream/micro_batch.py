@@ -8,16 +8,18 @@ import os
 import time
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 
-from tailrace.destination import Batch, Destination, Staged, Written
+from tailrace.destination import Batch, Destination, EventDestination, Stage, Staged, TableBatch, Written
+from tailrace.destination.copy import write_batch
+from tailrace.destination.event import event_stream
 from tailrace.errors import TableError, TailraceError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
@@ -83,33 +85,72 @@ class Applier:
     source: Source
     destination: Destination
     lanes: int
+    stage: Stage
 
-    def apply(self, blocks: DataFrame, batch: Batch) -> list[TableResult]:
-        """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
+    def apply(self, blocks: DataFrame, batch: Batch, known: Set[str]) -> list[TableResult]:
+        """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash.
+
+        `known` has the upstream ids of tables that earlier batches wrote rows of.
+        """
         lane = self
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with portable_errors():
-                yield from lane.run(batches, batch)
+                yield from lane.run(batches, batch, known)
 
         rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
         return [
             TableResult(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows
         ]
 
-    def run(self, batches: Iterator[pa.RecordBatch], batch: Batch) -> Iterator[pa.RecordBatch]:
+    def run(
+        self, batches: Iterator[pa.RecordBatch], batch: Batch, known: Set[str] = frozenset()
+    ) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table leaves the others going."""
         freeze_imports()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
-        for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table):
-            yield self._apply(table, _Work.of_copy(receipts), batch)
+        copies = {
+            table: _Work.of_copy(receipts)
+            for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table)
+        }
         splits = [row.log() for row in rows if row.kind == LOG]
+        if isinstance(self.destination, EventDestination):
+            yield from self._write_events(self.destination, copies, splits, batch)
+            return
+        for table, work in copies.items():
+            yield self._apply(table, work, batch, known)
         schemas = {name: schema for split in splits for name, schema in split.schemas.items()}
         weights = weigh(splits)
         for tables in group_tables(weights):
             read = self._read([split.only(tables) for split in splits if not tables.isdisjoint(split.weights)])
             for table, flow in _flows(tables, read):
-                yield self._apply(table, _Work(schemas[table], flow, weights[table]), batch)
+                yield self._apply(table, _Work(schemas[table], flow, weights[table]), batch, known)
+
+    def _write_events(
+        self, destination: EventDestination, copies: dict[str, _Work], splits: Sequence[Split], batch: Batch
+    ) -> Iterator[pa.RecordBatch]:
+        """All tables of the batch as one stream. A table that cannot be read is left out of it."""
+        started = time.monotonic()
+        read = list(self._read(splits))
+        works = copies | {name: _Work(split.schemas[name], iter(())) for split in splits for name in split.weights}
+        errors = {error.table or "": error for _, found in read for error in found}
+        errors |= {name: work.error for name, work in copies.items() if work.error is not None}
+        for name, work in copies.items():
+            if work.starts and name not in errors:
+                destination.drop_table_for_copy(work.require_table())
+        copied = [self.stage.read(work.staged) for name, work in copies.items() if name not in errors]
+        log = [chunk for chunks, _ in read for chunk in chunks if str(chunk.table.table) not in errors]
+        for chunk in log:
+            works[str(chunk.table.table)].note(chunk)
+        reach("stream.before_write")
+        written = destination.write_events(event_stream(chain.from_iterable(copied), log), batch)
+        reach("stream.written")
+        for name, work in works.items():
+            self.stage.discard(work.staged)
+            result = work.result(name) | {"seconds": time.monotonic() - started, "repeated": written.repeated}
+            if name in errors:
+                result["error"] = json.dumps(errors[name].describe())
+            yield _row(result)
 
     def _read(self, splits: Sequence[Split]) -> Read:
         """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
@@ -139,49 +180,42 @@ class Applier:
                 return found, errors
         return [], errors
 
-    def _apply(self, name: str, work: _Work, batch: Batch) -> pa.RecordBatch:
+    def _apply(self, name: str, work: _Work, batch: Batch, known: Set[str]) -> pa.RecordBatch:
         started = time.monotonic()
         result: dict[str, Any] = {"table": name, "upstream_id": work.upstream_id, "copying": work.copying}
         try:
             table = work.require_table()
-            written = self._write(table, work, batch)
+            written = self._write(work.of_batch(table, batch, known))
             if _due(name, batch):
                 # The batch is committed: what goes wrong now must neither stop the table nor have it done again.
                 try:
                     self.destination.maintain(table.table)
+                    self.stage.discard_abandoned()
                 except TailraceError as error:
                     _log.warning("housekeeping of %s: %s", name, error.message)
                 except pa.ArrowException as error:
                     _log.warning("housekeeping of %s: %s", name, type(error).__name__)
-            result |= {
-                "copied": sum(receipt.rows for receipt in work.staged),
-                "changes": work.count,
+            result = work.result(name) | {
                 "upserts": written.upserts,
                 "deletes": written.deletes,
                 "repeated": written.repeated,
-                "committed_at": work.committed_at,
             }
         except TableError as error:
             result["error"] = json.dumps(error.describe())
         except pa.ArrowException as error:
             # Its message may quote values.
-            told = TableError(f"Arrow refused: {type(error).__name__}", table=name, fix=f"tailrace resync FILE {name}")
-            result["error"] = json.dumps(told.describe())
+            refused = TableError(
+                f"a value of this table could not be converted ({type(error).__name__})",
+                table=name,
+                fix=f"tailrace resync FILE {name}",
+            )
+            result["error"] = json.dumps(refused.describe())
         give_back_memory()
         return _row({**result, "seconds": time.monotonic() - started})
 
-    def _write(self, table: TableSchema, work: _Work, batch: Batch) -> Written:
+    def _write(self, batch: TableBatch) -> Written:
         reach("stream.before_write")
-        written = self.destination.write_changes(
-            table,
-            work.changes(),
-            batch,
-            staged=work.staged,
-            starts=work.starts,
-            completes=work.completes,
-            refetch=self.source.refetch,
-            weight=work.weight,
-        )
+        written = write_batch(self.destination, replace(batch, refetch=self.source.refetch, stage=self.stage))
         reach("stream.written")
         return written
 
@@ -249,7 +283,7 @@ class _Work:
         self.committed_at: int | None = None
         self._changes = changes
         self._table = table
-        self._error: TableError | None = None
+        self.error: TableError | None = None
 
     @classmethod
     def of_copy(cls, rows: Iterable[BlockRow]) -> _Work:
@@ -257,7 +291,7 @@ class _Work:
         work.copying = True
         for row in rows:
             if row.kind == ERROR:
-                work.upstream_id, work._error = row.error()
+                work.upstream_id, work.error = row.error()
             else:
                 receipt = row.receipt()
                 work._table, work.upstream_id = receipt.table, receipt.table.upstream_id
@@ -267,17 +301,43 @@ class _Work:
 
     def require_table(self) -> TableSchema:
         """The table at the version it ends with. Raises what stopped its copy."""
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         assert self._table is not None
         return self._table
 
+    def of_batch(self, table: TableSchema, batch: Batch, known: Set[str]) -> TableBatch:
+        return TableBatch(
+            table,
+            batch,
+            self.changes(),
+            self.staged,
+            begins_copy=self.starts,
+            completes_copy=self.completes,
+            is_known=table.upstream_id in known,
+            log_bytes=self.weight,
+        )
+
     def changes(self) -> Iterator[Changes]:
         for chunk in self._changes:
-            self.count += len(chunk)
-            at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
-            self.committed_at = at if at is not None else self.committed_at
+            self.note(chunk)
             yield chunk
+
+    def note(self, chunk: Changes) -> None:
+        """Count changes that are used."""
+        self.count += len(chunk)
+        at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
+        self.committed_at = at if at is not None else self.committed_at
+
+    def result(self, name: str) -> dict[str, Any]:
+        return {
+            "table": name,
+            "upstream_id": self.upstream_id,
+            "copying": self.copying,
+            "copied": sum(receipt.rows for receipt in self.staged),
+            "changes": self.count,
+            "committed_at": self.committed_at,
+        }
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:

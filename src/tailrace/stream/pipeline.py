@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -20,10 +20,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tailrace.config import pipeline as configuration
 from tailrace.config.pipeline import PipelineConfig
 from tailrace.config.registry import check, open_destination, open_source
-from tailrace.destination import Batch, Committer
+from tailrace.destination import Batch, Committer, Destination, Stage
 from tailrace.errors import Finding, UnavailableError, require
 from tailrace.source.follower import Limit, Offset
-from tailrace.state import RunnerLock, StateStore
+from tailrace.source.source import Source, SourceContext
+from tailrace.state import RunnerLock, StateStore, StoreAddress
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.block import Pickled
 from tailrace.stream.checkpoint import Checkpoint
@@ -86,11 +87,31 @@ class PipelineRun:
 class Pipeline:
     """`Pipeline(name=…, source={…}, tables={…}, destination={…}, state=…)`: the words of the YAML file.
 
+    Source, destination and store may also be objects, such as `MySource(MyOptions(…))`, `MyDestination(…)` or a
+    `StoreAddress`: they become parts of this pipeline.
     `run` blocks; `drain` from another thread or a signal handler ends it at a batch boundary, `stop` at once.
     """
 
-    def __init__(self, **options: Any) -> None:
-        self._init(configuration.from_dict(options))
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source | Mapping[str, Any],
+        destination: Destination | Mapping[str, Any],
+        store: StoreAddress | Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> None:
+        sections = {**options, "name": name, "destination": destination}
+        sections["source"] = source.options if isinstance(source, Source) else source
+        if store is not None and not isinstance(store, StoreAddress):
+            sections["store"] = store
+        config = configuration.from_dict(sections)
+        bound = None
+        if isinstance(source, Source):
+            bound = source.bind(SourceContext(config.name, config.tables, config.state))
+            config = config.model_copy(update={"source": bound.options})
+        address = store.bind(config.name, config.state) if isinstance(store, StoreAddress) else None
+        self._init(config, bound, address)
 
     @classmethod
     def from_config(cls, config: PipelineConfig) -> Pipeline:
@@ -102,9 +123,10 @@ class Pipeline:
     def from_file(cls, path: str | Path) -> Pipeline:
         return cls.from_config(configuration.load(path))
 
-    def _init(self, config: PipelineConfig) -> None:
+    def _init(self, config: PipelineConfig, source: Source | None = None, store: StoreAddress | None = None) -> None:
         self.config = config
-        self.source = open_source(config)
+        self.store = store or config.store_address
+        self.source = source if source is not None else open_source(config)
         self.destination = open_destination(config)
         self._draining = threading.Event()
         self._in_batch = threading.Event()
@@ -118,7 +140,7 @@ class Pipeline:
 
     def status(self) -> PipelineStatus:
         """What the state store says; needs neither Spark nor the upstream."""
-        with self.config.store_address.open_reading() as store:
+        with self.store.open_reading() as store:
             return PipelineStatus.read(store)
 
     def drain(self) -> None:
@@ -144,10 +166,10 @@ class Pipeline:
             stack.callback(self._draining.clear)
             require(self.check())
             stack.enter_context(RunnerLock(self.config.state))
-            store = stack.enter_context(self.config.store_address.open(self.config.fingerprint))
-            # Who holds the folder's lock knows that nobody else on this machine runs the pipeline.
+            store = stack.enter_context(self.store.open())
+            # This process holds the folder's lock, so no other one on this machine runs the pipeline.
             lease = self.config.store.lease
-            number = store.claim_run(seconds=lease, takes_over=self.config.store.type == "sqlite")
+            number = store.claim_run(seconds=lease, takes_over=not store.shared)
             stack.callback(_quietly, store.release_lease)
             # When a later run has begun the ticking ends: the runner hears of it from its own next write.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
@@ -161,8 +183,8 @@ class Pipeline:
                     return
                 raise
             reach("pipeline.prepared")
-            stack.enter_context(self.source.receiving())
-            committer = stack.enter_context(self.destination.committer())
+            stack.enter_context(self.source.receive())
+            committer = stack.enter_context(self.destination.committer(self.config.name))
             recorder = ProgressRecorder(store, self.source, self.config.tables)
             recorder.open_tables(self.source.tables())
             self._record_last_batch(recorder)
@@ -234,13 +256,14 @@ class Pipeline:
     def _run_query(self, run: PipelineRun) -> None:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
-        lanes = max(2, session.sparkContext.defaultParallelism)
+        lanes = self.destination.lanes or max(2, session.sparkContext.defaultParallelism)
+        stage = Stage(Path(config.state) / "staged", config.name)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
-        feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), config.store_address, run.number)
+        feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
         session.dataSource.register(bound(feed, format_name))
-        applier = Applier(self.source, self.destination, lanes)
+        applier = Applier(self.source, self.destination, lanes, stage)
         # Another life of the same pipeline counts its batches anew.
         life = f"{config.name}/{run.store.pipeline().epoch}"
 
@@ -251,9 +274,9 @@ class Pipeline:
                 recorder.require_owner()
                 self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
-                batch = Batch(life, batch_id, recorder.written())
+                batch = Batch(life, batch_id)
                 with run.committer.batch(batch):
-                    results = applier.apply(blocks, batch)
+                    results = applier.apply(blocks, batch, recorder.written())
                 recorder.applied(batch_id, results)
                 reach("pipeline.applied")
             except Py4JJavaError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from tailrace.advice import advice_for
@@ -14,7 +15,7 @@ from tailrace.model.schema import TableSchema
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, TableProgress
 from tailrace.source.source import Source
-from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState, TableUpdate
+from tailrace.state import BatchRecord, StateStore, TableRecord, TableState, TableUpdate
 from tailrace.state.state_machine import WAY
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.micro_batch import TableResult
@@ -288,20 +289,19 @@ class ProgressRecorder:
 
     def note_source(self) -> str | None:
         """Store the source's status, and return its gear."""
-        reported = self._source.status()
-        passed = reported.get("passed")
+        passed = self._source.idle_until()
         # Only if it refers to the last recorded batch: that batch may not be recorded yet, or no longer be the last.
         if passed is not None and passed != self._passed and passed[0] == _furthest(self._progress):
             self._store.pass_over(passed[1])
             self._passed = passed
-        status = SourceStatus.of(reported)
+        status = self._source.status()
         self._store.put_source_status(status)
         return status.gear
 
     def waiting(self, error: TailraceError) -> None:
         """Show in the status that the pipeline waits for something unavailable, until the next `note_source`."""
-        reported = {**self._source.status(), "gear": "waiting", "error": error.message, "fix": error.fix}
-        self._store.put_source_status(SourceStatus.of(reported))
+        waits = replace(self._source.status(), gear="waiting", error=error.message, fix=error.fix)
+        self._store.put_source_status(waits)
 
     def status(self) -> PipelineStatus:
         self._previous = PipelineStatus.read(self._store, previous=self._previous)

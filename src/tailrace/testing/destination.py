@@ -2,10 +2,11 @@
 
     class TestMine(DestinationContract):
         @pytest.fixture
-        def destination(self, tmp_path): return MyDestination(tmp_path)
+        def destination(self, tmp_path): return MyDestination(path=tmp_path)
 
         def read(self, destination, table): return [...]   # the table's rows as dicts, in any order
 
+A destination with `copy_mode = "own"` passes `ChunkedCopyContract`, one with `stream` passes `StreamedCopyContract`.
 `tailrace.testing.fault` has a destination that fails on purpose, to wrap around any other.
 """
 
@@ -15,13 +16,15 @@ import datetime
 import decimal
 import pickle
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
-from tailrace.destination import Batch, Destination, Staged
+from tailrace.destination import Batch, Destination, Stage, Staged, TableBatch, Written
+from tailrace.destination.copy import write_batch
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.model.change import Changes, Op, pack_unchanged
 from tailrace.model.schema import Column, TableName, TableSchema
@@ -90,8 +93,11 @@ ITEMS = TableSchema(
     ),
     ("id",),
 )
+LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string(), number=1),), ())
+"""A table without a key."""
+
 PLAIN = TableSchema(TableName("shop", "plain"), ITEMS.columns, ("id",))
-"""The same under another name: for tests that drop and rename columns a destination may be told to partition by."""
+"""The same under another name: for tests that drop and rename columns a destination may partition by."""
 
 
 def with_columns(table: TableSchema, *columns: Column) -> TableSchema:
@@ -105,11 +111,20 @@ def altered(table: TableSchema, **columns: Column | None) -> TableSchema:
     return TableSchema(table.table, tuple(filter(None, kept)), table.key, table.version + 1)
 
 
-class DestinationContract:
-    """Inherit it, give a `destination` fixture and `read`, and pass."""
+class ChangeContract:
+    """What holds for every destination, however it takes the rows of a copy."""
+
+    stage: Stage
+
+    @pytest.fixture(autouse=True)
+    def _stage(self, tmp_path: Path) -> None:
+        self.stage = Stage(tmp_path / "staged", "contract")
 
     def read(self, destination: Destination, table: TableSchema) -> list[RowDict]:
-        """The upstream's columns of every row the table holds now; empty when there is no table."""
+        """The upstream's columns of every row the table holds now; empty when there is no table.
+
+        Of a table without a key also `_tailrace_op` and `_tailrace_position`.
+        """
         raise AssertionError("a contract suite says how its destination is read")
 
     def rows(self, destination: Destination, table: TableSchema = ITEMS) -> list[RowDict]:
@@ -119,8 +134,19 @@ class DestinationContract:
 
     def write(
         self, destination: Destination, number: int, *changes: RowChange, table: TableSchema = ITEMS, **more: Any
-    ) -> Any:
-        return destination.write_changes(table, changes_of(table, *changes), Batch("contract", number), **more)
+    ) -> Written:
+        return self.deliver(destination, number, table, changes_of(table, *changes), **more)
+
+    def deliver(
+        self, destination: Destination, number: int, table: TableSchema, chunks: Iterable[Changes], **more: Any
+    ) -> Written:
+        """Write a batch as a pipeline does."""
+        batch = TableBatch(table, Batch("contract", number), chunks, stage=self.stage, **more)
+        return write_batch(destination, batch)
+
+    def staged(self, destination: Destination, *rows: RowChange, table: TableSchema = ITEMS) -> list[Staged]:
+        """Copied rows, stored by a task of their own."""
+        return [destination.write_rows(table, changes_of(table, *rows), self.stage)]
 
     def test_a_batch_is_visible_once_its_write_returns(self, destination: Destination) -> None:
         written = self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=None))
@@ -194,136 +220,53 @@ class DestinationContract:
         self.write(destination, 1, insert(id=2, name="b", price=2), TRUNCATE, insert(id=3, name="c", price=3))
         assert self.rows(destination) == [{"id": 3, "name": "c", "price": 3}]
 
-    def test_staged_rows_show_with_the_commit_that_names_them_and_not_before(self, destination: Destination) -> None:
-        lost = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="lost", price=9)))
-        kept = [
-            destination.write_rows(ITEMS, changes_of(ITEMS, read(id=i, name="copied", price=i))) for i in range(1, 4)
-        ]
-        assert (lost.rows, kept[0].rows) == (1, 1)
-        assert self.rows(destination) == []
-        self.write(destination, 0, update(id=2, price=20), delete(id=3), staged=kept, starts=True)
-        assert self.rows(destination) == [
-            {"id": 1, "name": "copied", "price": 1},
-            {"id": 2, "name": "copied", "price": 20},
-        ]
+    def log(self, destination: Destination, table: TableSchema) -> list[tuple[str, Any]]:
+        """The operations and first columns of a table without a key, in the order of their positions."""
+        found = sorted(self.read(destination, table), key=lambda row: row["_tailrace_position"])
+        return [(row["_tailrace_op"], row[table.columns[0].name]) for row in found]
 
-    def test_a_copied_row_that_is_there_already_is_replaced(self, destination: Destination) -> None:
-        first = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, name="old", price=1)))
-        self.write(destination, 0, staged=[first], starts=True)
-        second = destination.write_rows(
-            ITEMS, changes_of(ITEMS, read(id=1, name="new", price=1), read(id=2, name="b", price=2))
-        )
-        self.write(destination, 1, staged=[second])
-        assert self.rows(destination) == [{"id": 1, "name": "new", "price": 1}, {"id": 2, "name": "b", "price": 2}]
+    def test_every_change_of_a_table_without_a_key_is_a_row(self, destination: Destination) -> None:
+        written = self.write(destination, 0, insert(line="a"), insert(line="a"), delete(line="a"), table=LOG)
+        assert self.log(destination, LOG) == [("insert", "a"), ("insert", "a"), ("delete", "a")]
+        assert (written.changes, written.upserts) == (3, 3)
 
-    def test_a_copy_in_one_batch_replaces_all_there_was(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=1, name="a", price=1))
-        staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2)))
-        self.write(destination, 1, staged=[staged], starts=True, completes=True)
-        assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
-        assert self.write(destination, 1, staged=[staged], starts=True, completes=True).repeated
+    def test_the_same_batch_of_a_table_without_a_key_adds_no_row_again(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(line="a"), table=LOG)
+        assert self.write(destination, 0, insert(line="never"), table=LOG).repeated
+        self.deliver(destination, 1, LOG, changes_of(LOG, insert(line="a"), commit=9))
+        assert self.log(destination, LOG) == [("insert", "a"), ("insert", "a")]
 
-    def test_a_copy_of_an_empty_table_leaves_an_empty_table(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=1, name="a", price=1))
-        staged = destination.write_rows(ITEMS, [])
-        self.write(destination, 1, staged=[staged], starts=True, completes=True)
-        assert self.rows(destination) == []
+    def test_a_truncate_of_a_table_without_a_key_is_a_row_and_removes_none(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(line="a"), table=LOG)
+        self.deliver(destination, 1, LOG, changes_of(LOG, TRUNCATE, insert(line="b"), commit=9))
+        assert self.log(destination, LOG) == [("insert", "a"), ("truncate", None), ("insert", "b")]
+
+    def test_a_new_column_of_a_table_without_a_key_has_its_initial_value_in_older_rows(
+        self, destination: Destination
+    ) -> None:
+        self.write(destination, 0, insert(line="a"), insert(line="b"), table=LOG)
+        wider = with_columns(LOG, Column("size", pa.int64(), number=2, initial=pa.scalar(7)))
+        self.deliver(destination, 1, wider, changes_of(wider, insert(line="c", size=9), commit=9))
+        assert [row["size"] for row in self.rows(destination, wider)] == [7, 7, 9]
+
+    def test_a_copy_of_a_table_without_a_key_takes_the_place_of_its_log(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(line="old"), delete(line="old"), table=LOG)
+        staged = self.staged(destination, read(line="copied"), read(line="copied"), table=LOG)
+        self.write(destination, 1, table=LOG, staged=staged, begins_copy=True, completes_copy=True)
+        assert [row["line"] for row in self.rows(destination, LOG)] == ["copied", "copied"]
 
     def copied(self, destination: Destination, *ids: int, table: TableSchema = ITEMS) -> list[Staged]:
-        return [destination.write_rows(table, changes_of(table, *(read(id=number) for number in ids)))]
+        return self.staged(destination, *(read(id=number) for number in ids), table=table)
 
     def ids(self, destination: Destination, table: TableSchema = ITEMS) -> list[int]:
         return sorted(row["id"] for row in self.rows(destination, table))
-
-    def test_a_first_copy_shows_its_rows_batch_by_batch(self, destination: Destination) -> None:
-        self.write(destination, 0, staged=self.copied(destination, 1), starts=True)
-        assert self.ids(destination) == [1]
-        self.write(destination, 1, staged=self.copied(destination, 2))
-        assert self.ids(destination) == [1, 2]
-        self.write(destination, 2, staged=self.copied(destination, 3), completes=True)
-        assert self.ids(destination) == [1, 2, 3]
-
-    def test_a_copy_into_a_table_with_rows_shows_none_before_all(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9))
-        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
-        self.write(destination, 2, staged=self.copied(destination, 2, 3))
-        assert self.ids(destination) == [9]
-        self.write(destination, 3, delete(id=3), staged=self.copied(destination, 4), completes=True)
-        assert self.ids(destination) == [1, 2, 4]
-        self.write(destination, 4, update(id=1, price=5), insert(id=5, name="e", price=5))
-        assert self.ids(destination) == [1, 2, 4, 5]
-
-    def test_a_copy_may_end_with_a_batch_that_copies_nothing(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9))
-        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
-        self.write(destination, 2, completes=True)
-        assert self.ids(destination) == [1]
-
-    def test_batches_of_a_copy_that_are_repeated_are_there_once(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9))
-        for _ in range(2):
-            self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
-        for _ in range(2):
-            self.write(destination, 2, staged=self.copied(destination, 2))
-        for attempt in range(2):
-            last = self.write(destination, 3, staged=self.copied(destination, 3), completes=True)
-            assert last.repeated == bool(attempt)
-        assert self.ids(destination) == [1, 2, 3]
-
-    def test_a_copy_that_begins_again_forgets_what_it_copied_before(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9))
-        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
-        self.write(destination, 2, staged=self.copied(destination, 2))
-        self.write(destination, 3, staged=self.copied(destination, 3), starts=True)
-        assert self.ids(destination) == [9]
-        self.write(destination, 4, staged=self.copied(destination, 4), completes=True)
-        assert self.ids(destination) == [3, 4]
-
-    def test_a_table_whose_copy_is_underway_is_kept_by_housekeeping_and_dropped_whole(
-        self, destination: Destination
-    ) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9))
-        self.write(destination, 1, staged=self.copied(destination, 1), starts=True)
-        destination.maintain(ITEMS.table)
-        self.write(destination, 2, staged=self.copied(destination, 2), completes=True)
-        assert self.ids(destination) == [1, 2]
-        self.write(destination, 3, staged=self.copied(destination, 3), starts=True)
-        destination.drop_table_for_copy(ITEMS)
-        self.write(destination, 4, staged=self.copied(destination, 4))
-        assert self.ids(destination) == [4]
-
-    def test_a_copy_may_bring_another_table_and_span_versions(self, destination: Destination) -> None:
-        self.write(destination, 0, insert(id=9, name="old", price=9), table=PLAIN)
-        first = altered(PLAIN, price=Column("label", pa.string(), number=7))
-        second = altered(first, label=Column("tag", pa.string(), number=7), name=None)
-        last = with_columns(second, Column("size", pa.int64(), number=8, initial=pa.scalar(4)))
-        self.write(destination, 1, table=first, staged=self.staged(destination, first, id=1, label="x"), starts=True)
-        self.write(destination, 2, table=second, staged=self.staged(destination, second, id=2, tag="y"))
-        staged = self.staged(destination, last, id=3, tag="z", size=5)
-        self.write(destination, 3, table=last, staged=staged, completes=True)
-        assert self.rows(destination, last) == [
-            {"id": 1, "tag": "x", "size": 4},
-            {"id": 2, "tag": "y", "size": 4},
-            {"id": 3, "tag": "z", "size": 5},
-        ]
-
-    def staged(self, destination: Destination, table: TableSchema, **row: Any) -> list[Staged]:
-        return [destination.write_rows(table, changes_of(table, read(**row)))]
-
-    def test_a_dropped_table_forgets_its_rows_and_its_batches(self, destination: Destination) -> None:
-        self.write(destination, 3, insert(id=1, name="a", price=1))
-        destination.drop_table_for_copy(ITEMS)
-        destination.drop_table_for_copy(ITEMS)
-        assert self.rows(destination) == []
-        assert not self.write(destination, 0, insert(id=2, name="b", price=2)).repeated
-        assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
 
     def test_a_new_column_is_null_in_old_rows(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1))
         wider = TableSchema(ITEMS.table, (*ITEMS.columns, Column("size", pa.int64(), number=4)), ("id",), 2)
         old = changes_of(ITEMS, insert(id=2, name="b", price=2))
         new = changes_of(wider, insert(id=3, name="c", price=3, size=30), commit=9)
-        destination.write_changes(wider, [*old, *new], Batch("contract", 1))
+        self.deliver(destination, 1, wider, [*old, *new])
         assert [row["size"] for row in self.rows(destination, wider)] == [None, None, 30]
 
     def test_a_table_follows_its_schema_without_any_change(self, destination: Destination) -> None:
@@ -340,7 +283,7 @@ class DestinationContract:
         wider = with_columns(ITEMS, Column("size", pa.int64(), number=4, initial=pa.scalar(7)))
         old = changes_of(ITEMS, insert(id=3, name="c", price=3), update(id=2, name="B", price=2))
         new = changes_of(wider, insert(id=4, name="d", price=4, size=40), update(id=3, price=33), commit=9)
-        destination.write_changes(wider, [*old, *new], Batch("contract", 1))
+        self.deliver(destination, 1, wider, [*old, *new])
         assert [(row["name"], row["price"], row["size"]) for row in self.rows(destination, wider)] == [
             ("a", 1, 7),
             ("B", 2, 7),
@@ -361,14 +304,14 @@ class DestinationContract:
         narrower = altered(PLAIN, price=None)
         old = changes_of(PLAIN, insert(id=2, name="b", price=2))
         new = changes_of(narrower, insert(id=3, name="c"), update(id=1, name="A"), commit=9)
-        destination.write_changes(narrower, [*old, *new], Batch("contract", 1))
+        self.deliver(destination, 1, narrower, [*old, *new])
         assert [row["name"] for row in self.rows(destination, narrower)] == ["A", "b", "c"]
 
     def test_a_column_dropped_and_added_again_is_another_column(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2), table=PLAIN)
         again = altered(PLAIN, name=None, price=Column("price", pa.string(), number=4, initial=pa.scalar("none")))
         new = changes_of(again, insert(id=3, price="3"), commit=9)
-        destination.write_changes(again, [*changes_of(PLAIN, update(id=2, price=22)), *new], Batch("contract", 1))
+        self.deliver(destination, 1, again, [*changes_of(PLAIN, update(id=2, price=22)), *new])
         assert [row["price"] for row in self.rows(destination, again)] == ["none", "none", "3"]
         third = with_columns(again, Column("name", pa.string(), number=5))
         self.write(destination, 2, update(id=3, name="c"), table=third)
@@ -382,7 +325,7 @@ class DestinationContract:
         )
         old = changes_of(table, insert(id=2, name="n2", other="o2"))
         new = changes_of(swapped, update(id=1, other="N"), commit=9)
-        destination.write_changes(swapped, [*old, *new], Batch("contract", 1))
+        self.deliver(destination, 1, swapped, [*old, *new])
         assert self.rows(destination, swapped) == [
             {"id": 1, "other": "N", "name": "o"},
             {"id": 2, "other": "n2", "name": "o2"},
@@ -394,7 +337,7 @@ class DestinationContract:
         renamed = TableSchema(ITEMS.table, columns, ("number",), 2)
         old = changes_of(ITEMS, delete(id=2), insert(id=3, name="c", price=3))
         new = changes_of(renamed, update(number=1, price=10), delete(number=3), commit=9)
-        destination.write_changes(renamed, [*old, *new], Batch("contract", 1))
+        self.deliver(destination, 1, renamed, [*old, *new])
         assert self.rows(destination, renamed) == [{"number": 1, "name": "a", "price": 10}]
 
     def test_a_type_that_cannot_hold_the_old_values_stops_the_table_and_leaves_it(
@@ -453,6 +396,162 @@ class DestinationContract:
         assert self.write(destination, 0, delete(id=1)).repeated
         assert destination.name == there.name
         there.shutdown()
+
+
+class DestinationContract(ChangeContract):
+    """Inherit it, give a `destination` fixture and `read`, and pass. For `copy_mode` `whole`, and `own`."""
+
+    def test_copied_rows_show_with_the_commit_that_names_them_and_not_before(self, destination: Destination) -> None:
+        lost = self.staged(destination, read(id=9, name="lost", price=9))
+        kept = [
+            one for number in (1, 2) for one in self.staged(destination, read(id=number, name="copied", price=number))
+        ]
+        assert (lost[0].rows, kept[0].rows) == (1, 1)
+        assert self.rows(destination) == []
+        self.write(destination, 0, staged=kept, begins_copy=True, completes_copy=True)
+        assert self.ids(destination) == [1, 2]
+
+    def test_a_row_that_was_copied_twice_is_there_once_as_it_was_copied_last(self, destination: Destination) -> None:
+        first = self.staged(destination, read(id=1, name="old", price=1))
+        self.write(destination, 0, staged=first, begins_copy=True)
+        second = self.staged(destination, read(id=1, name="new", price=1), read(id=2, name="b", price=2))
+        self.write(destination, 1, staged=second, completes_copy=True)
+        assert self.rows(destination) == [{"id": 1, "name": "new", "price": 1}, {"id": 2, "name": "b", "price": 2}]
+
+    def test_a_copy_in_one_batch_replaces_all_there_was(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        for attempt in range(2):
+            staged = self.staged(destination, read(id=2, name="b", price=2))
+            written = self.write(destination, 1, staged=staged, begins_copy=True, completes_copy=True)
+            assert written.repeated == bool(attempt)
+            assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
+
+    def test_a_copy_of_an_empty_table_leaves_an_empty_table(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        self.write(destination, 1, staged=self.staged(destination), begins_copy=True, completes_copy=True)
+        assert self.rows(destination) == []
+
+    def test_a_copy_into_a_table_with_rows_shows_none_before_all(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        self.write(destination, 2, staged=self.copied(destination, 2, 3))
+        assert self.ids(destination) == [9]
+        self.write(destination, 3, delete(id=3), staged=self.copied(destination, 4), completes_copy=True)
+        assert self.ids(destination) == [1, 2, 4]
+        self.write(destination, 4, update(id=1, price=5), insert(id=5, name="e", price=5))
+        assert self.ids(destination) == [1, 2, 4, 5]
+
+    def test_a_copy_may_end_with_a_batch_that_copies_nothing(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        self.write(destination, 2, completes_copy=True)
+        assert self.ids(destination) == [1]
+
+    def test_batches_of_a_copy_that_are_repeated_are_there_once(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        for _ in range(2):
+            self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        for _ in range(2):
+            self.write(destination, 2, staged=self.copied(destination, 2))
+        for attempt in range(2):
+            last = self.write(destination, 3, staged=self.copied(destination, 3), completes_copy=True)
+            assert last.repeated == bool(attempt)
+        assert self.ids(destination) == [1, 2, 3]
+
+    def test_a_copy_that_begins_again_forgets_what_it_copied_before(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        self.write(destination, 2, staged=self.copied(destination, 2))
+        self.write(destination, 3, staged=self.copied(destination, 3), begins_copy=True)
+        assert self.ids(destination) == [9]
+        self.write(destination, 4, staged=self.copied(destination, 4), completes_copy=True)
+        assert self.ids(destination) == [3, 4]
+
+    def test_a_copy_may_bring_another_table_and_span_versions(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9), table=PLAIN)
+        first = altered(PLAIN, price=Column("label", pa.string(), number=7))
+        second = altered(first, label=Column("tag", pa.string(), number=7), name=None)
+        last = with_columns(second, Column("size", pa.int64(), number=8, initial=pa.scalar(4)))
+        self.write(
+            destination,
+            1,
+            table=first,
+            staged=self.staged(destination, read(id=1, label="x"), table=first),
+            begins_copy=True,
+        )
+        self.write(destination, 2, table=second, staged=self.staged(destination, read(id=2, tag="y"), table=second))
+        staged = self.staged(destination, read(id=3, tag="z", size=5), table=last)
+        self.write(destination, 3, table=last, staged=staged, completes_copy=True)
+        assert self.rows(destination, last) == [
+            {"id": 1, "tag": "x", "size": 4},
+            {"id": 2, "tag": "y", "size": 4},
+            {"id": 3, "tag": "z", "size": 5},
+        ]
+
+    def test_housekeeping_leaves_a_copy_that_is_underway_alone(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        destination.maintain(ITEMS.table)
+        self.write(destination, 2, staged=self.copied(destination, 2), completes_copy=True)
+        assert self.ids(destination) == [1, 2]
+
+
+class ChunkedCopyContract(DestinationContract):
+    """For `copy_mode = "own"`: besides the above, a first copy shows its rows batch by batch."""
+
+    def test_a_first_copy_shows_its_rows_batch_by_batch(self, destination: Destination) -> None:
+        self.write(destination, 0, staged=self.copied(destination, 1), begins_copy=True)
+        assert self.ids(destination) == [1]
+        self.write(destination, 1, staged=self.copied(destination, 2))
+        assert self.ids(destination) == [1, 2]
+        self.write(destination, 2, staged=self.copied(destination, 3), completes_copy=True)
+        assert self.ids(destination) == [1, 2, 3]
+
+    def test_changes_reach_rows_that_came_with_the_same_batch_of_a_copy(self, destination: Destination) -> None:
+        kept = [
+            one
+            for number in (1, 2, 3)
+            for one in self.staged(destination, read(id=number, name="copied", price=number))
+        ]
+        self.write(destination, 0, update(id=2, price=20), delete(id=3), staged=kept, begins_copy=True)
+        assert self.rows(destination) == [
+            {"id": 1, "name": "copied", "price": 1},
+            {"id": 2, "name": "copied", "price": 20},
+        ]
+
+    def test_a_copied_row_that_shows_already_is_replaced(self, destination: Destination) -> None:
+        first = self.staged(destination, read(id=1, name="old", price=1))
+        self.write(destination, 0, staged=first, begins_copy=True)
+        second = self.staged(destination, read(id=1, name="new", price=1), read(id=2, name="b", price=2))
+        self.write(destination, 1, staged=second)
+        assert self.rows(destination) == [{"id": 1, "name": "new", "price": 1}, {"id": 2, "name": "b", "price": 2}]
+
+
+class StreamedCopyContract(ChangeContract):
+    """For `copy_mode = "stream"`: a copy begins with nothing, and shows its rows batch by batch."""
+
+    def test_a_copy_begins_with_an_empty_table_and_shows_its_rows_batch_by_batch(
+        self, destination: Destination
+    ) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+        assert self.ids(destination) == [1]
+        self.write(destination, 2, staged=self.copied(destination, 2), completes_copy=True)
+        assert self.ids(destination) == [1, 2]
+
+    def test_the_first_batch_of_a_copy_may_be_repeated(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=9, name="old", price=9))
+        for _ in range(2):
+            self.write(destination, 1, staged=self.copied(destination, 1), begins_copy=True)
+            assert self.ids(destination) == [1]
+
+    def test_a_dropped_table_forgets_its_rows_and_its_batches(self, destination: Destination) -> None:
+        self.write(destination, 3, insert(id=1, name="a", price=1))
+        destination.drop_table_for_copy(ITEMS)
+        destination.drop_table_for_copy(ITEMS)
+        assert self.rows(destination) == []
+        assert not self.write(destination, 0, insert(id=2, name="b", price=2)).repeated
+        assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
 
 
 def values_of_every_type() -> tuple[TableSchema, list[RowDict]]:

@@ -1,6 +1,6 @@
-"""A destination that fails on purpose, in the four ways that tell a careful caller from a careless one.
+"""A destination that fails on purpose, in four ways that a careful caller survives.
 
-    faulty = FaultyDestination(inner, tmp_path)
+    faulty = FaultyDestination(inner=inner, directory=tmp_path)
     faulty.plan(Reject(), FailAfterWrite())        # the next two writes; all later ones go well
 
 The plan lies in a directory, so it also holds in the processes that a pickled copy of the destination travels to.
@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from tailrace.destination import Batch, Committer, Destination, Refetch, Staged, Written
+from tailrace.destination import Committer, CopyMode, Destination, Stage, Staged, TableBatch, Written
 from tailrace.errors import Finding, UnavailableError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableName, TableSchema
@@ -36,7 +36,7 @@ class Reject:
 
 @dataclass(frozen=True)
 class FailAfterWrite:
-    """Everything is stored, and the caller is told that it failed."""
+    """Everything is stored, and the caller gets an error."""
 
     method: Method = "write_changes"
 
@@ -61,15 +61,23 @@ _KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in (Reject, FailAft
 _LOOK_SECONDS = 0.01
 
 
-@dataclass(frozen=True)
-class FaultyDestination:
+class FaultyDestination(Destination):
     """Passes everything on to `inner`, except what was planned in `directory`."""
 
+    type: Literal["faulty"] = "faulty"
     inner: Destination
     directory: Path
 
+    @property
+    def copy_mode(self) -> CopyMode:  # type: ignore[override]
+        return self.inner.copy_mode
+
+    @property
+    def lanes(self) -> int | None:  # type: ignore[override]
+        return self.inner.lanes
+
     def plan(self, *faults: Fault) -> None:
-        """Let the next writes fail like this, in this order per method, behind faults planned before."""
+        """Let the next writes fail like this, in this order per method, after faults planned before."""
         for fault in faults:
             text = json.dumps({"kind": type(fault).__name__, **vars(fault)})
             (self.directory / f"{time.time_ns():020}-{fault.method}.fault").write_text(text)
@@ -83,7 +91,7 @@ class FaultyDestination:
         return len(list(self.directory.glob("*.held")))
 
     def release(self) -> None:
-        """Answer everybody who waits."""
+        """Answer every caller that waits."""
         for held in self.directory.glob("*.held"):
             held.unlink(missing_ok=True)
 
@@ -94,34 +102,11 @@ class FaultyDestination:
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         return self.inner.check(tables)
 
-    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
-        return self._with_fault("write_rows", lambda: self.inner.write_rows(table, rows))
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage) -> Staged:
+        return self._with_fault("write_rows", lambda: self.inner.write_rows(table, rows, stage))
 
-    def write_changes(
-        self,
-        table: TableSchema,
-        changes: Iterable[Changes],
-        batch: Batch,
-        *,
-        staged: Sequence[Staged] = (),
-        starts: bool = False,
-        completes: bool = False,
-        refetch: Refetch | None = None,
-        weight: int = 0,
-    ) -> Written:
-        return self._with_fault(
-            "write_changes",
-            lambda: self.inner.write_changes(
-                table,
-                changes,
-                batch,
-                staged=staged,
-                starts=starts,
-                completes=completes,
-                refetch=refetch,
-                weight=weight,
-            ),
-        )
+    def write_changes(self, batch: TableBatch) -> Written:
+        return self._with_fault("write_changes", lambda: self.inner.write_changes(batch))
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
         self.inner.drop_table_for_copy(table)
@@ -129,8 +114,8 @@ class FaultyDestination:
     def maintain(self, table: TableName) -> str | None:
         return self.inner.maintain(table)
 
-    def committer(self) -> AbstractContextManager[Committer]:
-        return self.inner.committer()
+    def committer(self, pipeline: str) -> AbstractContextManager[Committer]:
+        return self.inner.committer(pipeline)
 
     def shutdown(self) -> None:
         self.inner.shutdown()

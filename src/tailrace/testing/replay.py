@@ -19,7 +19,7 @@ from tailrace.errors import StaleCopyError
 from tailrace.model.change import Changes, Op
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 from tailrace.source.source import Source
 from tailrace.source.split import Split
 from tailrace.testing.wait import PATIENCE_SECONDS
@@ -125,8 +125,8 @@ class SourceReplay:
     def follower(self) -> Follower:
         if self._follower is None:
             self.source.prepare()
-            self._receiving.enter_context(self.source.receiving())
-            self._follower = self.source.follow(self.versions)
+            self._receiving.enter_context(self.source.receive())
+            self._follower = self.source.follow(self.versions, is_receiving=True)
         return self._follower
 
     def crash(self) -> None:

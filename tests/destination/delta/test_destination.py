@@ -22,12 +22,12 @@ from deltalake import DeltaTable, write_deltalake
 from deltalake.exceptions import DeltaError
 from pyarrow.fs import LocalFileSystem
 
-from tailrace.destination import Batch
+from tailrace.destination import Batch, Stage, TableBatch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta import log
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.log import reaching
-from tailrace.destination.delta.maintenance import Compaction, Vacuum
+from tailrace.destination.delta.option import CompactOptions, VacuumOptions
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import (
     OwnedError,
@@ -39,6 +39,7 @@ from tailrace.errors import (
 )
 from tailrace.model.change import Changes, Op, Position
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.option.value import Secret
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tailrace.testing.destination import (
     ITEMS,
@@ -76,7 +77,7 @@ def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
 
 
 def test_metadata_columns_tell_the_last_change_of_each_row(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), metadata=True)
+    destination = DeltaDestination(path=str(lake), metadata=True)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     write(destination, 1, update(id=1, name="c", price=1))
     first, second = rows_at(lake)
@@ -85,13 +86,8 @@ def test_metadata_columns_tell_the_last_change_of_each_row(lake: Path) -> None:
     assert second["_tailrace_position"] == str(Position(3, 0))
 
 
-def test_metadata_can_name_single_columns(lake: Path) -> None:
-    write(DeltaDestination(str(lake), metadata=("op",)), 0, insert(id=1, name="a", price=1))
-    assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1, "_tailrace_op": "insert"}]
-
-
 def test_a_soft_delete_keeps_the_row_and_says_when_until_it_is_inserted_again(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), deletes="soft")
+    destination = DeltaDestination(path=str(lake), deletes="soft")
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2), delete(id=2))
     write(destination, 1, delete(id=1), delete(id=77))
     assert rows_at(lake) == [
@@ -103,16 +99,16 @@ def test_a_soft_delete_keeps_the_row_and_says_when_until_it_is_inserted_again(la
 
 
 def test_a_soft_truncate_marks_every_row_that_was_alive(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), deletes="soft")
+    destination = DeltaDestination(path=str(lake), deletes="soft")
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     write(destination, 1, TRUNCATE, insert(id=2, name="new", price=3))
     assert [(row["name"], row["_tailrace_deleted_at"]) for row in rows_at(lake)] == [("a", COMMITTED), ("new", None)]
 
 
 def test_a_table_without_a_key_is_a_log_of_its_changes(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     staged = destination.write_rows(LOG, changes_of(LOG, read(line="copied")))
-    write(destination, 0, table=LOG, staged=[staged], starts=True)
+    write(destination, 0, table=LOG, staged=[staged], begins_copy=True)
     write(destination, 1, insert(line="x"), delete(line="x"), TRUNCATE, insert(line="x"), table=LOG)
     assert write(destination, 1, insert(line="x"), table=LOG).repeated
     rows = sorted(rows_at(lake, LOG), key=lambda row: (row["_tailrace_op"] != "read", row["_tailrace_position"]))
@@ -132,12 +128,12 @@ def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]
 
 
 def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     assert "_tailrace_exact" not in rows_at(lake)[0]
     big = '{"price": "99999999999"}'
     odd = with_exact(changes_of(ITEMS, insert(id=2, name="b", price=None)), [big])
-    destination.write_changes(ITEMS, odd, Batch("p", 1))
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 1), odd))
     write(destination, 2, update(id=2, name="renamed"))
     assert [row["_tailrace_exact"] for row in rows_at(lake)] == [None, big]
     write(destination, 3, update(id=2, price=5))
@@ -145,29 +141,29 @@ def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(lake
 
 
 def test_values_that_do_not_fit_are_folded_with_their_column_inside_a_batch(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     big = '{"price": "99999999999"}'
     steps = changes_of(ITEMS, insert(id=1, name="a", price=None), update(id=1, name="b"))
-    destination.write_changes(ITEMS, with_exact(steps, [big, None]), Batch("p", 0))
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 0), with_exact(steps, [big, None])))
     assert rows_at(lake) == [{"id": 1, "name": "b", "price": None, "_tailrace_exact": big}]
 
 
 def test_copied_values_that_do_not_fit_are_kept_too(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     fits = changes_of(ITEMS, read(id=1, name="a", price=1))
     odd = with_exact(changes_of(ITEMS, read(id=2, name="b", price=None)), ['{"price": "99999999999"}'])
-    write(destination, 0, staged=[destination.write_rows(ITEMS, [*fits, *odd])], starts=True)
+    write(destination, 0, staged=[destination.write_rows(ITEMS, [*fits, *odd])], begins_copy=True)
     assert [row["_tailrace_exact"] for row in rows_at(lake)] == [None, '{"price": "99999999999"}']
 
 
 def test_a_renamed_column_keeps_its_values_under_the_new_name(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     columns = (ITEMS.columns[0], replace(ITEMS.columns[1], name="title"), ITEMS.columns[2])
     renamed = TableSchema(ITEMS.table, columns, ("id",), 2)
     old = changes_of(ITEMS, insert(id=3, name="c", price=3))
     new = changes_of(renamed, update(id=1, price=10), commit=9)
-    destination.write_changes(renamed, [*old, *new], Batch("p", 1))
+    destination.write_changes(TableBatch(renamed, Batch("p", 1), [*old, *new]))
     assert rows_at(lake) == [
         {"id": 1, "title": "a", "price": 10},
         {"id": 2, "title": "b", "price": 2},
@@ -177,7 +173,7 @@ def test_a_renamed_column_keeps_its_values_under_the_new_name(lake: Path) -> Non
 
 
 def test_a_renamed_key_is_still_the_key(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     columns = (replace(ITEMS.columns[0], name="number"), *ITEMS.columns[1:])
     renamed = TableSchema(ITEMS.table, columns, ("number",), 2)
@@ -189,7 +185,7 @@ def test_a_renamed_key_is_still_the_key(lake: Path) -> None:
 
 
 def test_a_dropped_column_stays_and_is_null_in_new_rows(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     narrower = TableSchema(ITEMS.table, ITEMS.columns[:2], ("id",), 2)
     write(destination, 1, insert(id=2, name="b"), table=narrower)
@@ -197,7 +193,7 @@ def test_a_dropped_column_stays_and_is_null_in_new_rows(lake: Path) -> None:
 
 
 def test_a_type_is_widened_where_nothing_is_lost_and_stops_the_table_elsewhere(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def with_price(kind: pa.DataType) -> TableSchema:
@@ -210,17 +206,17 @@ def test_a_type_is_widened_where_nothing_is_lost_and_stops_the_table_elsewhere(l
 
 
 def test_a_copy_that_starts_may_change_every_column(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     other = TableSchema(ITEMS.table, (Column("id", pa.string(), False), Column("at", pa.timestamp("us"))), ("id",), 2)
     row = {"id": "x", "at": datetime.datetime(2024, 1, 1, 0, 0, 0, 1)}  # noqa: DTZ001
     staged = destination.write_rows(other, changes_of(other, read(**row)))
-    write(destination, 1, table=other, staged=[staged], starts=True, completes=True)
+    write(destination, 1, table=other, staged=[staged], begins_copy=True, completes_copy=True)
     assert rows_at(lake, other) == [row]
 
 
 def test_a_batch_that_another_runner_commits_meanwhile_is_not_written_twice(lake: Path) -> None:
-    destination, other = DeltaDestination(str(lake)), DeltaDestination(str(lake))
+    destination, other = DeltaDestination(path=str(lake)), DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def overtake(table: TableSchema, keys: pa.Table) -> pa.Table:
@@ -233,7 +229,7 @@ def test_a_batch_that_another_runner_commits_meanwhile_is_not_written_twice(lake
 
 
 def test_a_stale_runner_is_fenced_by_a_later_batch(lake: Path) -> None:
-    destination, other = DeltaDestination(str(lake)), DeltaDestination(str(lake))
+    destination, other = DeltaDestination(path=str(lake)), DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def overtake(table: TableSchema, keys: pa.Table) -> pa.Table:
@@ -247,7 +243,7 @@ def test_a_stale_runner_is_fenced_by_a_later_batch(lake: Path) -> None:
 
 
 def test_a_batch_is_computed_again_when_somebody_optimizes_the_table_meanwhile(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), compact=None, partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), compact=None, partition_by={"shop.items": ["name"]})
     for number in range(3):
         write(destination, number, insert(id=number, name="x y/ü%", price=number))
     asked = 0
@@ -265,7 +261,7 @@ def test_a_batch_is_computed_again_when_somebody_optimizes_the_table_meanwhile(l
 
 
 def test_a_writer_that_never_rests_stops_the_table_in_the_end(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), compact=None)
+    destination = DeltaDestination(path=str(lake), compact=None)
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def rewrite(table: TableSchema, keys: pa.Table) -> pa.Table:
@@ -287,13 +283,12 @@ def table_schema(lake: Path) -> pa.Schema:
 
 def test_a_delta_table_of_somebody_else_is_refused_and_left_alone(lake: Path) -> None:
     write_deltalake(str(lake / "shop/items"), pa.table({"id": [1]}))
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     (finding,) = [finding for finding in destination.check([ITEMS]) if finding.level == "error"]
     assert finding.fix
     for attempt in (
         lambda: write(destination, 0, insert(id=2, name="b", price=2)),
         lambda: destination.write_rows(ITEMS, changes_of(ITEMS, read(id=2, name="b", price=2))),
-        lambda: destination.drop_table_for_copy(ITEMS),
     ):
         with pytest.raises(TableError, match="not made by tailrace"):
             attempt()
@@ -303,7 +298,7 @@ def test_a_delta_table_of_somebody_else_is_refused_and_left_alone(lake: Path) ->
 def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) -> None:
     (lake / "shop").mkdir(parents=True)
     (lake / "shop/items").write_text("mine")
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     with pytest.raises(TableError, match="is a file"):
         write(destination, 0, insert(id=2, name="b", price=2))
     assert [finding.level for finding in destination.check([ITEMS])] == ["ok", "error"]
@@ -317,7 +312,7 @@ def test_files_where_a_table_should_be_are_refused_and_left_alone(lake: Path) ->
 @pytest.mark.parametrize("path", ["foo://bar/lake", "az://bar/lake"], ids=["unknown", "lacking its account"])
 def test_a_store_that_delta_does_not_know_is_refused_with_the_keys_to_correct(path: str) -> None:
     with pytest.raises(PreflightError, match=path) as refused:
-        DeltaDestination(path).check([ITEMS])
+        DeltaDestination(path=path).check([ITEMS])
     assert "storage_options" in (refused.value.fix or "")
 
 
@@ -338,12 +333,14 @@ def test_an_object_store_that_does_not_answer_is_unavailable_already_when_it_is_
         "max_retries": "0",
     }
     with pytest.raises(UnavailableError, match="s3://bucket/lake/shop/items") as caught:
-        DeltaDestination("s3://bucket/lake", storage_options=options).check([ITEMS])
+        DeltaDestination(
+            path="s3://bucket/lake", storage_options={name: Secret(value) for name, value in options.items()}
+        ).check([ITEMS])
     assert "CANARY" not in str(caught.value)
 
 
 def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("nowhere",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["nowhere"]})
     twin = TableSchema(TableName("shop", "ITEMS"), ITEMS.columns, ("id",))
     odd = TableSchema(
         TableName("shop", "odd"), (Column("id", pa.int64()), Column("ID", pa.month_day_nano_interval())), ("id",)
@@ -352,11 +349,11 @@ def test_checking_finds_what_would_go_wrong_and_creates_nothing(lake: Path) -> N
     assert {("error", "shop.items"), ("warning", "shop.ITEMS"), ("error", "shop.odd"), ("warning", "shop.log")} <= found
     assert all(finding.fix for finding in destination.check([ITEMS, odd]) if finding.level == "error")
     assert not lake.exists()
-    assert DeltaDestination(str(lake / "50%")).check([])[0].level == "error"
+    assert DeltaDestination(path=str(lake / "50%")).check([])[0].level == "error"
 
 
 def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     before = sorted((lake / "shop/items").iterdir())
     with files_of_at_most(64), pytest.raises(UnavailableError) as caught:
@@ -370,7 +367,9 @@ def test_a_disk_that_takes_no_more_is_unavailable_and_nothing_is_half_written(la
 
 
 def test_small_files_are_merged_once_there_are_many_and_batches_are_still_known(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), compact=Compaction(files=4), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(
+        path=str(lake), compact=CompactOptions(files=4), partition_by={"shop.items": ["name"]}
+    )
     for number in range(8):
         write(destination, number, insert(id=number, name=str(number % 2), price=number))
     before = rows_at(lake)
@@ -383,7 +382,7 @@ def test_small_files_are_merged_once_there_are_many_and_batches_are_still_known(
 
 
 def test_a_trickle_of_inserts_makes_no_heap_of_files(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     for number in range(20):
         write(destination, number, insert(id=number, name="x", price=number))
     assert len(table_at(lake).file_uris()) == 1
@@ -391,7 +390,7 @@ def test_a_trickle_of_inserts_makes_no_heap_of_files(lake: Path) -> None:
 
 
 def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), vacuum=Vacuum(every_seconds=0, retention_seconds=3600))
+    destination = DeltaDestination(path=str(lake), vacuum=VacuumOptions(every=0, retention=3600))
     write(destination, 0, insert(id=1, name="a", price=1))
     in_flight = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=3, name="c", price=3)))
     destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="abandoned", price=9)))
@@ -406,7 +405,7 @@ def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) 
 
 
 def test_a_vacuum_keeps_files_for_the_whole_retention_also_when_it_is_not_in_whole_hours(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), vacuum=Vacuum(every_seconds=0, retention_seconds=85 * 60))
+    destination = DeltaDestination(path=str(lake), vacuum=VacuumOptions(every=0, retention=85 * 60))
     write(destination, 0, insert(id=1, name="a", price=1))
     before = set((lake / "shop/items").glob("*.parquet"))
     destination.write_rows(ITEMS, changes_of(ITEMS, read(id=9, name="in flight", price=9)))
@@ -418,14 +417,14 @@ def test_a_vacuum_keeps_files_for_the_whole_retention_also_when_it_is_not_in_who
 
 
 def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     count = 200_000
     row = pa.StructArray.from_arrays(
         [pa.array(np.arange(count)), pa.array(["x"] * count), pa.array(np.zeros(count, np.int32))],
         fields=list(ITEMS.row_type),
     )
     staged = destination.write_rows(ITEMS, [Changes.build(ITEMS, row, op=Op.READ, commit=0)])
-    write(destination, 0, staged=[staged], starts=True)
+    write(destination, 0, staged=[staged], begins_copy=True)
     before = set(table_at(lake).file_uris())
     write(destination, 1, update(id=5, price=1), delete(id=6), insert(id=count, name="new", price=1))
     after = set(table_at(lake).file_uris())
@@ -435,7 +434,7 @@ def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path
 
 
 def test_a_swap_of_keys_in_files_of_their_own_keeps_what_was_left_out(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("price",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["price"]})
     write(destination, 0, insert(id=1, name="one", price=1), insert(id=2, name="two", price=2))
     write(destination, 1, delete(id=1), moved(id=9, price=7), delete(id=2), moved(id=1), delete(id=9), moved(id=2))
     assert rows_at(lake) == [{"id": 1, "name": "two", "price": 2}, {"id": 2, "name": "one", "price": 7}]
@@ -444,7 +443,7 @@ def test_a_swap_of_keys_in_files_of_their_own_keeps_what_was_left_out(lake: Path
 def test_planned_faults_happen_once_each_and_a_retry_finds_the_batch(lake: Path, tmp_path: Path) -> None:
     faults = tmp_path / "faults"
     faults.mkdir()
-    faulty = FaultyDestination(DeltaDestination(str(lake)), faults)
+    faulty = FaultyDestination(inner=DeltaDestination(path=str(lake)), directory=faults)
     faulty.plan(Reject(), FailAfterWrite(), RespondSlowly(0.01), Reject("write_rows"))
     with pytest.raises(UnavailableError):
         write(faulty, 0, insert(id=1, name="a", price=1))
@@ -453,14 +452,14 @@ def test_planned_faults_happen_once_each_and_a_retry_finds_the_batch(lake: Path,
         write(faulty, 0, insert(id=1, name="a", price=1))
     assert write(faulty, 0, insert(id=1, name="a", price=1)).repeated
     with pytest.raises(UnavailableError):
-        faulty.write_rows(ITEMS, [])
+        faulty.write_rows(ITEMS, [], Stage(tmp_path))
     assert faulty.pending() == 0
 
 
 def test_a_held_response_comes_when_it_is_released(lake: Path, tmp_path: Path) -> None:
     import threading
 
-    faulty = FaultyDestination(DeltaDestination(str(lake)), tmp_path)
+    faulty = FaultyDestination(inner=DeltaDestination(path=str(lake)), directory=tmp_path)
     faulty.plan(HoldResponse())
     writer = threading.Thread(target=write, args=(faulty, 0, insert(id=1, name="a", price=1)))
     writer.start()
@@ -478,9 +477,11 @@ def test_a_day_that_readers_do_not_know_in_a_partition_column_stops_the_table(la
     rows = pa.StructArray.from_arrays(
         [pa.array([1], pa.int32()), pa.array([day], pa.int32()).view(pa.date32())], fields=list(table.row_type)
     )
-    destination = DeltaDestination(str(lake), partition_by={"shop.days": ("day",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.days": ["day"]})
     with pytest.raises(UnfitError, match="before year 1 or after 9999"):
-        destination.write_changes(table, [Changes.build(table, rows, op=Op.INSERT, commit=1)], Batch("p", 0))
+        destination.write_changes(
+            TableBatch(table, Batch("p", 0), [Changes.build(table, rows, op=Op.INSERT, commit=1)])
+        )
 
 
 @pytest.mark.parametrize(
@@ -499,7 +500,7 @@ def test_a_day_that_readers_do_not_know_in_a_partition_column_stops_the_table(la
 )
 def test_a_filter_on_any_column_finds_its_rows(lake: Path, kind: pa.DataType, value: Any) -> None:
     table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("value", kind)), ("id",))
-    write(DeltaDestination(str(lake)), 0, insert(id=1, value=value), insert(id=2, value=None), table=table)
+    write(DeltaDestination(path=str(lake)), 0, insert(id=1, value=value), insert(id=2, value=None), table=table)
     rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("value") == pa.scalar(value, kind))
     assert rows.column("id").to_pylist() == [1]
 
@@ -509,7 +510,7 @@ def test_a_file_with_short_and_long_texts_and_a_sentinel_keeps_the_bounds_of_its
     table = TableSchema(ITEMS.table, columns, ("id",))
     until = datetime.datetime(9999, 12, 31, tzinfo=UTC)
     rows = [insert(id=1, text="b", until=until), insert(id=2, text="a" * 5_000, until=until)]
-    write(DeltaDestination(str(lake)), 0, *rows, table=table)
+    write(DeltaDestination(path=str(lake)), 0, *rows, table=table)
     found = pa.table(table_at(lake).get_add_actions(flatten=True))
     assert [found.column(f"{side}.id")[0].as_py() for side in ("min", "max")] == [1, 2]
     assert [found.column(f"{side}.text")[0].as_py() for side in ("min", "max")] == ["a" * 32, "b"]
@@ -517,14 +518,14 @@ def test_a_file_with_short_and_long_texts_and_a_sentinel_keeps_the_bounds_of_its
 
 def test_a_filter_on_a_column_with_a_dot_in_its_name_finds_its_rows(lake: Path) -> None:
     table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("a.b", pa.int32())), ("id",))
-    write(DeltaDestination(str(lake)), 0, insert(id=1, **{"a.b": 7}), insert(id=2, **{"a.b": 8}), table=table)
+    write(DeltaDestination(path=str(lake)), 0, insert(id=1, **{"a.b": 7}), insert(id=2, **{"a.b": 8}), table=table)
     rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("a.b") == 7)
     assert rows.column("id").to_pylist() == [1]
 
 
 def test_a_file_with_nan_is_found_by_a_filter_on_its_other_values(lake: Path) -> None:
     table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("value", pa.float64())), ("id",))
-    write(DeltaDestination(str(lake)), 0, insert(id=1, value=math.nan), insert(id=2, value=1.5), table=table)
+    write(DeltaDestination(path=str(lake)), 0, insert(id=1, value=math.nan), insert(id=2, value=1.5), table=table)
     rows = table_at(lake).to_pyarrow_dataset().to_table(filter=pc.field("value") == 1.5)
     assert rows.column("id").to_pylist() == [2]
 
@@ -533,7 +534,7 @@ def test_a_file_with_nan_is_found_by_a_filter_on_its_other_values(lake: Path) ->
 def test_the_bounds_of_a_decimal_are_the_number_itself_in_all_its_digits(lake: Path, number: int) -> None:
     value = decimal.Decimal(number)
     table = TableSchema(ITEMS.table, (Column("id", pa.int64(), False), Column("n", pa.decimal128(20, 0))), ("id",))
-    write(DeltaDestination(str(lake)), 0, insert(id=1, n=value), table=table)
+    write(DeltaDestination(path=str(lake)), 0, insert(id=1, n=value), table=table)
     log = (lake / "shop" / "items" / "_delta_log" / f"{0:020}.json").read_text()
     [add] = [action["add"] for action in map(json.loads, log.splitlines()) if "add" in action]
     stats = json.loads(add["stats"], parse_float=decimal.Decimal)
@@ -544,7 +545,7 @@ def test_moments_far_off_are_the_same_after_spark_optimized_their_table(lake: Pa
     columns = (Column("id", pa.int64(), False), Column("at", pa.timestamp("us", "UTC")))
     table = TableSchema(ITEMS.table, columns, ("id",))
     moments = [datetime.datetime(1500, 1, 1, 0, 0, 0, 5, UTC), datetime.datetime(9998, 1, 1, tzinfo=UTC)]
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, *(insert(id=number, at=at) for number, at in enumerate(moments)), table=table)
     optimize_as_spark_does(lake / "shop" / "items", "")
     write(destination, 1, insert(id=2, at=None), delete(id=7), table=table)
@@ -552,7 +553,7 @@ def test_moments_far_off_are_the_same_after_spark_optimized_their_table(lake: Pa
 
 
 def test_a_file_that_delta_cannot_remove_stops_the_table_and_doubles_no_row(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     write(destination, 0, insert(id=1, name="ü", price=1), insert(id=2, name="ü", price=2))
     before = rows_at(lake)
     optimize_as_spark_does(lake / "shop" / "items", "name=ü/")
@@ -568,7 +569,7 @@ def folders_of(lake: Path) -> list[str]:
 
 
 def test_a_plain_partition_has_a_folder_of_its_name_and_any_other_lies_with_the_table(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name", "price")})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name", "price"]})
     names = ["EUR", None, "a b", "ü", "x/y", "__HIVE_DEFAULT_PARTITION__", "%41"]
     write(destination, 0, *(insert(id=number, name=name, price=5) for number, name in enumerate(names)))
     folders = ["name=EUR/price=5", "name=__HIVE_DEFAULT_PARTITION__/price=5"]
@@ -586,7 +587,7 @@ def test_a_plain_partition_has_a_folder_of_its_name_and_any_other_lies_with_the_
 def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep_a_table_from_beginning(
     lake: Path,
 ) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     left = lake / "shop" / "items" / "name=EUR"
     left.mkdir(parents=True)
     (left / "part-0.parquet").touch()
@@ -595,7 +596,7 @@ def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep
 
 
 def test_partitions_of_somebody_else_are_left_alone(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     theirs = lake / "shop" / "items" / "name=EUR"
     theirs.mkdir(parents=True)
     (theirs / "data.csv").touch()
@@ -619,8 +620,8 @@ def test_a_batch_of_a_huge_transaction_is_never_in_memory_as_a_whole(
                 ITEMS, *(insert(id=start + at, name="x" * 1000, price=1) for at in range(rows)), commit=start + 1
             )
 
-    destination = DeltaDestination(str(lake))
-    written = destination.write_changes(ITEMS, flow(), Batch("p", 0), weight=rows * chunks * 1000)
+    destination = DeltaDestination(path=str(lake))
+    written = destination.write_changes(TableBatch(ITEMS, Batch("p", 0), flow(), log_bytes=rows * chunks * 1000))
     assert written.upserts == rows * chunks
     assert table_at(lake).to_pyarrow_dataset().count_rows() == rows * chunks
     assert table_at(lake).version() == 0
@@ -630,13 +631,15 @@ def test_a_batch_of_a_huge_transaction_is_never_in_memory_as_a_whole(
 def test_a_power_cut_takes_nothing_that_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     disk, lake = Disk(monkeypatch), tmp_path / "lake"
     lake.mkdir()
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     wider = with_columns(ITEMS, Column("size", pa.int32(), number=9))
 
     def copy(number: int) -> None:
         rows = [changes_of(ITEMS, read(id=key, name="copied", price=1)) for key in (1, 2, 1000)]
         staged = [destination.write_rows(ITEMS, one) for one in rows]
-        destination.write_changes(ITEMS, [], Batch("p", number), staged=staged, starts=True, completes=True)
+        destination.write_changes(
+            TableBatch(ITEMS, Batch("p", number), staged=staged, begins_copy=True, completes_copy=True)
+        )
 
     steps: list[Callable[[int], Any]] = [
         copy,
@@ -650,7 +653,7 @@ def test_a_power_cut_takes_nothing_that_was_written(tmp_path: Path, monkeypatch:
         step(number)
         left = disk.left(lake, tmp_path / f"left after {number}")
         assert table_at(left).to_pyarrow_table().sort_by("id") == table_at(lake).to_pyarrow_table().sort_by("id")
-        assert DeltaDestination(str(left)).write_changes(wider, [], Batch("p", number)).repeated
+        assert DeltaDestination(path=str(left)).write_changes(TableBatch(wider, Batch("p", number))).repeated
     assert table_at(lake).version() > len(steps) - 1
 
 
@@ -660,7 +663,7 @@ def test_a_power_cut_takes_nothing_that_was_committed_by_a_process_killed_before
 ) -> None:
     disk, lake = Disk(monkeypatch), tmp_path / "lake"
     lake.mkdir()
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     with monkeypatch.context() as patch:
         patch.setenv(VARIABLE, "delta.before_sync:raise")
@@ -680,7 +683,7 @@ def test_a_power_cut_takes_nothing_where_another_writer_was_in_between(
 ) -> None:
     disk, lake = Disk(monkeypatch), tmp_path / "lake"
     lake.mkdir()
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     DeltaTable(str(lake / "shop/items")).delete()
     write(destination, 1, insert(id=2, name="b", price=2))
@@ -692,7 +695,7 @@ def test_a_power_cut_takes_nothing_of_a_log_that_begins_with_a_checkpoint(
 ) -> None:
     disk, lake = Disk(monkeypatch), tmp_path / "lake"
     lake.mkdir()
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     number = 0
     while not list(lake.rglob("*.checkpoint.parquet")):
         write(destination, number, insert(id=1, name="a", price=number))
@@ -703,4 +706,4 @@ def test_a_power_cut_takes_nothing_of_a_log_that_begins_with_a_checkpoint(
     write(destination, number, insert(id=2, name="b", price=2))
     left = disk.left(lake, tmp_path / "left")
     assert rows_at(left) == rows_at(lake)
-    assert DeltaDestination(str(left)).write_changes(ITEMS, [], Batch("p", number)).repeated
+    assert DeltaDestination(path=str(left)).write_changes(TableBatch(ITEMS, Batch("p", number))).repeated

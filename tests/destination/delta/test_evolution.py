@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.errors import SchemaChangedError, TableError
 from tailrace.model.change import Changes
@@ -47,7 +47,7 @@ def rows_at(lake: Path, key: str = "id") -> list[dict[str, Any]]:
 
 
 def test_a_schema_change_without_rows_is_one_commit_with_its_batch_and_none_when_it_is_done(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     files = table_at(lake).file_uris()
     wider = with_columns(ITEMS, SIZE)
@@ -63,7 +63,7 @@ def test_a_schema_change_without_rows_is_one_commit_with_its_batch_and_none_when
 
 
 def test_a_new_column_and_its_rows_are_one_commit_where_every_file_is_rewritten(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     write(
         destination,
@@ -79,7 +79,7 @@ def test_a_new_column_and_its_rows_are_one_commit_where_every_file_is_rewritten(
 def test_a_batch_that_dies_between_its_columns_and_its_rows_is_written_whole_again(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     wider = with_columns(ITEMS, SIZE, Column("at", pa.timestamp("us"), number=5))
     changes = [update(id=2, name="b", price=3, size=1, at=None)]
@@ -93,12 +93,12 @@ def test_a_batch_that_dies_between_its_columns_and_its_rows_is_written_whole_aga
 
 
 def test_a_table_that_is_not_there_is_not_made_by_a_schema_alone(lake: Path) -> None:
-    write(DeltaDestination(str(lake)), 0, table=ITEMS)
+    write(DeltaDestination(path=str(lake)), 0, table=ITEMS)
     assert not (lake / "shop/items").exists()
 
 
 def test_a_renaming_and_the_rows_that_come_with_it_are_one_commit(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     renamed = altered(ITEMS, name=Column("title", pa.string(), number=2))
     write(destination, 1, delete(id=2), insert(id=3, title="c", price=3), table=renamed)
@@ -107,7 +107,7 @@ def test_a_renaming_and_the_rows_that_come_with_it_are_one_commit(lake: Path) ->
 
 
 def test_a_column_renamed_to_the_name_of_a_dropped_one_takes_its_place(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     write(destination, 1, table=(narrower := altered(ITEMS, name=None)))
     assert rows_at(lake) == [{"id": 1, "name": "a", "price": 1}]
@@ -117,7 +117,7 @@ def test_a_column_renamed_to_the_name_of_a_dropped_one_takes_its_place(lake: Pat
 
 
 def test_names_that_differ_only_in_case_are_one_name_to_delta(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     other = altered(ITEMS, name=Column("NAME", pa.string(), number=9))
     write(destination, 1, insert(id=2, NAME="b", price=2), table=other)
@@ -125,7 +125,7 @@ def test_names_that_differ_only_in_case_are_one_name_to_delta(lake: Path) -> Non
 
 
 def test_a_dropped_or_renamed_partition_column_stops_the_table_and_says_what_to_do(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("name",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     write(destination, 0, insert(id=1, name="a", price=1))
     for after in (altered(ITEMS, name=None), altered(ITEMS, name=Column("title", pa.string(), number=2))):
         with pytest.raises(TableError, match="partitioned by name") as caught:
@@ -137,7 +137,7 @@ def test_a_dropped_or_renamed_partition_column_stops_the_table_and_says_what_to_
 
 
 def test_a_partition_column_may_be_added_again_or_widened(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.items": ("price",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["price"]})
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     wider = altered(ITEMS, price=Column("price", pa.int64(), number=3))
     write(destination, 1, insert(id=3, name="c", price=2**40), table=wider)
@@ -154,14 +154,14 @@ def with_exact(changes: list[Changes], *texts: str | None) -> list[Changes]:
 
 
 def test_values_that_do_not_fit_follow_their_column_to_its_new_name_and_go_with_it(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     odd = changes_of(ITEMS, insert(id=1, name="a", price=None), insert(id=2, name="b", price=None))
     text = '{"price": "99999999999"}'
-    destination.write_changes(ITEMS, with_exact(odd, text, text), Batch("p", 0))
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 0), with_exact(odd, text, text)))
     renamed = altered(ITEMS, price=Column("cost", pa.int32(), number=3))
     late = with_exact(changes_of(ITEMS, insert(id=3, name="c", price=None)), text)
     new = changes_of(renamed, update(id=2, name="B"), commit=9)
-    destination.write_changes(renamed, [*late, *new], Batch("p", 1))
+    destination.write_changes(TableBatch(renamed, Batch("p", 1), [*late, *new]))
     assert [row["_tailrace_exact"] for row in rows_at(lake)] == ['{"cost": "99999999999"}'] * 3
     again = altered(renamed, cost=Column("cost", pa.int32(), number=8))
     write(destination, 2, table=again)
@@ -169,7 +169,7 @@ def test_values_that_do_not_fit_follow_their_column_to_its_new_name_and_go_with_
 
 
 def test_a_key_whose_columns_swap_names_or_grow_still_finds_its_rows(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     a, b = Column("a", pa.int32(), False, number=1), Column("b", pa.int32(), False, number=2)
     name = Column("name", pa.string(), number=3)
     table = TableSchema(TableName("shop", "items"), (a, b, name), ("a", "b"))
@@ -185,7 +185,7 @@ def test_a_key_whose_columns_swap_names_or_grow_still_finds_its_rows(lake: Path)
 
 
 def test_a_type_that_becomes_narrower_upstream_stays_as_it_is(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     narrower = altered(ITEMS, price=Column("price", pa.int16(), number=3))
     write(destination, 1, update(id=1, name="b"), insert(id=2, name="c", price=2), table=narrower)
@@ -194,20 +194,20 @@ def test_a_type_that_becomes_narrower_upstream_stays_as_it_is(lake: Path) -> Non
 
 
 def test_rows_that_are_kept_though_deleted_get_initial_values_too(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), deletes="soft", metadata=True)
+    destination = DeltaDestination(path=str(lake), deletes="soft", metadata=True)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2), delete(id=2))
     write(destination, 1, table=with_columns(ITEMS, replace(SIZE, initial=pa.scalar(7))))
     assert [(row["size"], row["_tailrace_op"]) for row in rows_at(lake)] == [(7, "insert"), (7, "delete")]
 
 
 def test_a_log_takes_back_exactly_what_it_holds_across_a_new_column(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     log = TableSchema(ITEMS.table, ITEMS.columns, ())
     write(destination, 0, insert(id=1, name="a", price=1), table=log)
     wider = with_columns(log, replace(SIZE, initial=pa.scalar(7)))
     old = changes_of(log, delete(id=1, name="a", price=1), insert(id=2, name="b", price=2), commit=5)
     new = changes_of(wider, delete(id=2, name="b", price=2, size=7), commit=9)
-    destination.write_changes(wider, [*old, *new], Batch("p", 1))
+    destination.write_changes(TableBatch(wider, Batch("p", 1), [*old, *new]))
     assert [(row["id"], row["_tailrace_op"], row["size"]) for row in rows_at(lake, "_tailrace_position")] == [
         (1, "insert", 7),
         (1, "delete", 7),
@@ -217,7 +217,7 @@ def test_a_log_takes_back_exactly_what_it_holds_across_a_new_column(lake: Path) 
 
 
 def test_a_change_of_type_that_loses_something_stops_the_table_before_anything_is_written(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     other = altered(with_columns(ITEMS, SIZE), price=Column("price", pa.date32(), number=3))
     with pytest.raises(SchemaChangedError, match="price") as caught:
@@ -227,7 +227,7 @@ def test_a_change_of_type_that_loses_something_stops_the_table_before_anything_i
 
 
 def test_a_truncate_and_a_new_column_leave_an_empty_table_with_it(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     write(destination, 1, TRUNCATE, table=with_columns(ITEMS, SIZE))
     assert table_at(lake).version() == 1
@@ -236,7 +236,7 @@ def test_a_truncate_and_a_new_column_leave_an_empty_table_with_it(lake: Path) ->
 
 
 def test_a_key_that_takes_the_name_of_another_column_is_sought_by_its_own_bounds(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     one, two = Column("id", pa.int64(), False, number=1), Column("n", pa.int64(), number=2)
     table = TableSchema(ITEMS.table, (one, two), ("id",))
     write(destination, 0, insert(id=1, n=1000), table=table)

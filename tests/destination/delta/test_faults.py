@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch, Refetch
+from tailrace.destination import Batch, Refetch, TableBatch
 from tailrace.destination.delta import copy_on_write, data_file
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.maintenance import Compaction
+from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import TableError, UnavailableError, UnfitError
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of, delete, insert, moved, read, update
@@ -42,35 +42,37 @@ def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
 def copied(destination: DeltaDestination, number: int, *rows: RowChange) -> None:
     """What a resync does, in one batch."""
     staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
-    write(destination, number, staged=[staged], starts=True, completes=True)
+    write(destination, number, staged=[staged], begins_copy=True, completes_copy=True)
 
 
 def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     table = replace(ITEMS, upstream_id="7")
     write(destination, 0, insert(id=1, name="a", price=1), table=table)
     place, away = lake / "shop" / "items", lake / "unmounted"
     place.rename(away)
-    later = Batch("p", 1, frozenset({"7"}))
+    later = Batch("p", 1)
     changes = changes_of(table, insert(id=2, name="b", price=2))
-    with pytest.raises(TableError, match="no longer in"):
-        destination.write_changes(table, changes, later)
+    with pytest.raises(TableError, match="missing from"):
+        destination.write_changes(TableBatch(table, later, changes, is_known=True))
     assert not place.exists()
     away.rename(place)
-    destination.write_changes(table, changes, later)
+    destination.write_changes(TableBatch(table, later, changes, is_known=True))
     assert [row["id"] for row in rows_at(lake)] == [1, 2]
 
 
 def test_a_copy_brings_a_table_back_that_is_gone(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     table = replace(ITEMS, upstream_id="7")
     staged = destination.write_rows(table, changes_of(table, read(id=1, name="a", price=1)))
-    destination.write_changes(table, [], Batch("p", 1, frozenset({"7"})), staged=[staged], starts=True, completes=True)
+    destination.write_changes(
+        TableBatch(table, Batch("p", 1), staged=[staged], is_known=True, begins_copy=True, completes_copy=True)
+    )
     assert [row["id"] for row in rows_at(lake)] == [1]
 
 
 def test_a_data_file_that_is_gone_stops_its_table_and_is_not_waited_for(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     [data] = (lake / "shop/items").glob("part-*.parquet")
     away = data.rename(lake / "away")
@@ -83,7 +85,7 @@ def test_a_data_file_that_is_gone_stops_its_table_and_is_not_waited_for(lake: Pa
 
 
 def test_a_whole_table_that_goes_in_the_middle_of_a_batch_is_waited_for(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def unmount(table: TableSchema, keys: pa.Table) -> pa.Table:
@@ -95,7 +97,7 @@ def test_a_whole_table_that_goes_in_the_middle_of_a_batch_is_waited_for(lake: Pa
 
 
 def test_what_the_error_of_a_damaged_log_advises_mends_it(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     write(destination, 1, insert(id=2, name="b", price=1))
     *_, last = sorted((lake / "shop/items/_delta_log").glob("*.json"))
@@ -112,18 +114,18 @@ def test_files_that_are_full_by_the_bytes_of_their_rows_are_not_merged_again(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(data_file, "MOST_BYTES", 100_000)
-    destination = DeltaDestination(str(lake), compact=Compaction(files=4), vacuum=None)
+    destination = DeltaDestination(path=str(lake), compact=CompactOptions(files=4), vacuum=None)
     for number in range(10):
         rows = (read(id=number * 10 + at, name="x" * 10_000, price=1) for at in range(10))
         staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
-        write(destination, number, staged=[staged], starts=number == 0, completes=number == 9)
+        write(destination, number, staged=[staged], begins_copy=number == 0, completes_copy=number == 9)
     assert (destination.maintain(ITEMS.table) or "").startswith("merged")
     assert destination.maintain(ITEMS.table) is None
     assert [row["id"] for row in rows_at(lake)] == list(range(100))
 
 
 def test_an_empty_text_in_a_partition_column_is_refused(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), partition_by={"shop.tenants": ("tenant",)})
+    destination = DeltaDestination(path=str(lake), partition_by={"shop.tenants": ["tenant"]})
     write(destination, 0, insert(tenant=None, id=1), insert(tenant=" ", id=2), table=TENANTS)
     with pytest.raises(UnfitError, match="column tenant holds an empty text") as caught:
         write(destination, 1, insert(tenant="", id=3), table=TENANTS)
@@ -134,7 +136,7 @@ def test_an_empty_text_in_a_partition_column_is_refused(lake: Path) -> None:
 
 
 def test_a_key_that_is_an_array_finds_its_rows(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, *(insert(path=path, name="old") for path in ([1], [1, 2], [12], [])), table=TREE)
     write(destination, 1, update(path=[1, 2], name="new"), delete(path=[12]), update(path=[], name="n"), table=TREE)
     assert rows_at(lake, TREE) == [
@@ -145,7 +147,7 @@ def test_a_key_that_is_an_array_finds_its_rows(lake: Path) -> None:
 
 
 def test_changes_that_left_values_out_are_the_same_in_parts(lake: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     copied(destination, 0, *(read(id=number, name=f"{number}" * 100, price=1) for number in range(100)))
     monkeypatch.setattr(delta, "PART_BYTES", 1000)
     moves = [half for number in range(50, 60) for half in (delete(id=number), moved(id=number + 1000, price=3))]
@@ -167,7 +169,7 @@ def test_a_batch_is_written_in_one_go_unless_it_grew_for_a_huge_transaction(
     applied = Mock(wraps=copy_on_write.apply)
     monkeypatch.setattr(copy_on_write, "apply", applied)
     chunks = [chunk for at in range(2) for chunk in changes_of(ITEMS, insert(id=at, name="x" * 60_000, price=1))]
-    DeltaDestination(str(lake)).write_changes(ITEMS, chunks, Batch("p", 0), weight=weight)
+    DeltaDestination(path=str(lake)).write_changes(TableBatch(ITEMS, Batch("p", 0), chunks, log_bytes=weight))
     assert applied.call_count == times
     assert len(rows_at(lake)) == 2
 
@@ -183,17 +185,17 @@ def fetched_with(exact: str) -> Refetch:
 
 
 def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_upstream(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     rows = changes_of(ITEMS, insert(id=1, name="a", price=None))
     at = rows[0].batch.schema.get_field_index("exact")
     unfit = rows[0].batch.set_column(at, rows[0].batch.schema.field(at), pa.array([BIG]))
-    destination.write_changes(ITEMS, [replace(rows[0], batch=unfit)], Batch("p", 0))
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 0), [replace(rows[0], batch=unfit)]))
     write(destination, 1, update(id=7, name="new"), refetch=fetched_with(BIG))
     assert rows_at(lake)[1] == {"id": 7, "name": "new", "price": None, "_tailrace_exact": BIG}
 
 
 def test_a_value_read_again_upstream_that_does_not_fit_is_refused_where_its_text_has_no_column(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     with pytest.raises(UnfitError) as caught:
         write(destination, 1, update(id=7, name="new"), refetch=fetched_with(BIG))
@@ -207,7 +209,7 @@ def test_a_value_read_again_upstream_that_does_not_fit_is_refused_where_its_text
     "name", ["orders", "connections", "timed out", "os error 5", "permission denied", "generic s3 error", "dns error"]
 )
 def test_a_gap_in_the_log_stops_its_table_whatever_the_table_is_called(lake: Path, name: str) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     table = replace(ITEMS, table=TableName("public", name))
     for number in range(3):
         write(destination, number, insert(id=number, name="a", price=1), table=table)
@@ -218,7 +220,7 @@ def test_a_gap_in_the_log_stops_its_table_whatever_the_table_is_called(lake: Pat
 
 
 def test_a_log_that_cannot_be_reached_is_waited_for(lake: Path) -> None:
-    destination = DeltaDestination(str(lake))
+    destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     log = lake / "shop" / "items" / "_delta_log"
     log.rename(log.with_name("away"))

@@ -16,9 +16,9 @@ from deltalake import DeltaTable
 from tailrace.config import registry
 from tailrace.config.pipeline import from_dict
 from tailrace.config.registry import open_destination, open_source
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.maintenance import Compaction
+from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import SchemaChangedError
 from tailrace.model.change import Changes
 from tailrace.model.schema import Column
@@ -41,9 +41,9 @@ def told(lake: Path, *names: str) -> list[tuple[Any, ...]]:
 
 
 def test_every_change_is_a_row_and_a_repeated_batch_adds_none(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), history=["shop.*"])
+    destination = DeltaDestination(path=str(lake), history=["shop.*"])
     staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, name="a", price=1), commit=0))
-    write(destination, 0, staged=[staged], starts=True, completes=True)
+    write(destination, 0, staged=[staged], begins_copy=True, completes_copy=True)
     changes = update(id=1, name="b", price=1), insert(id=2, name="c", price=2), update(id=2, name="d", price=2)
     write(destination, 1, *changes, delete(id=2), TRUNCATE)
     assert write(destination, 1, *changes).repeated
@@ -61,7 +61,7 @@ def test_every_change_is_a_row_and_a_repeated_batch_adds_none(lake: Path) -> Non
 
 
 def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), history=["shop.items"])
+    destination = DeltaDestination(path=str(lake), history=["shop.items"])
     write(
         destination, 0, insert(id=1, name="large", price=1), update(id=1, price=2), delete(id=1), moved(id=7, price=2)
     )
@@ -74,7 +74,7 @@ def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: P
     title = replace(ITEMS.column("name"), name="title")
     renamed = replace(ITEMS, columns=tuple(title if c.name == "name" else c for c in ITEMS.columns), version=2)
     changes = changes_of(renamed, update(id=7, title="small", price=2), commit=50)
-    destination.write_changes(renamed, changes, Batch("p", 1))
+    destination.write_changes(TableBatch(renamed, Batch("p", 1), changes))
     assert told(lake, "title", "_tailrace_unchanged") == [
         ("insert", "large", None),
         ("update", None, ["title"]),
@@ -85,11 +85,11 @@ def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: P
 
 
 def test_a_change_from_before_a_new_column_says_that_it_left_the_column_alone(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), history=["shop.items"])
+    destination = DeltaDestination(path=str(lake), history=["shop.items"])
     later = replace(ITEMS, columns=(*ITEMS.columns, Column("size", pa.int32(), number=9)), version=2)
     old = changes_of(ITEMS, insert(id=1, name="a", price=1), update(id=1, name="b", price=1))
     new = changes_of(later, update(id=1, name="b", price=1, size=3), commit=50)
-    destination.write_changes(later, [*old, *new], Batch("p", 0))
+    destination.write_changes(TableBatch(later, Batch("p", 0), [*old, *new]))
     assert told(lake, "size", "_tailrace_unchanged") == [
         ("insert", None, None),
         ("update", None, ["size"]),
@@ -126,7 +126,7 @@ def test_no_pattern_of_a_history_is_taken_for_wrong_while_the_tables_are_not_kno
 
 
 def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_to_the_other(lake: Path) -> None:
-    current, history = DeltaDestination(str(lake)), DeltaDestination(str(lake), history=["*.*"])
+    current, history = DeltaDestination(path=str(lake)), DeltaDestination(path=str(lake), history=["*.*"])
     write(current, 0, insert(id=1, name="a", price=1))
     with pytest.raises(SchemaChangedError, match="holds current rows") as refused:
         write(history, 1, update(id=1, name="b", price=1))
@@ -144,12 +144,12 @@ def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_
 
 
 def test_a_copy_of_current_rows_that_was_interrupted_is_no_part_of_a_history(lake: Path) -> None:
-    current, history = DeltaDestination(str(lake)), DeltaDestination(str(lake), history=["*.*"])
+    current, history = DeltaDestination(path=str(lake)), DeltaDestination(path=str(lake), history=["*.*"])
     write(current, 0, insert(id=1, name="a", price=1))
     rows = changes_of(ITEMS, read(id=1, name="b", price=1))
-    write(current, 1, staged=[current.write_rows(ITEMS, rows)], starts=True)
+    write(current, 1, staged=[current.write_rows(ITEMS, rows)], begins_copy=True)
     with pytest.raises(SchemaChangedError, match="holds current rows"):
-        write(history, 2, staged=[history.write_rows(ITEMS, rows)], completes=True)
+        write(history, 2, staged=[history.write_rows(ITEMS, rows)], completes_copy=True)
     copied(history, 3, name="b")
     assert told(lake, "name") == [("read", "b")]
 
@@ -157,10 +157,10 @@ def test_a_copy_of_current_rows_that_was_interrupted_is_no_part_of_a_history(lak
 def test_the_query_of_the_documentation_gives_the_table_at_each_moment(lake: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "delta.md").read_text("utf-8")
     [query] = re.findall(r"```sql\n(.*?)```", page, re.DOTALL)
-    destination = DeltaDestination(str(lake), history=["*.*"])
+    destination = DeltaDestination(path=str(lake), history=["*.*"])
     copy = [unstamped(chunk) for chunk in changes_of(ITEMS, *(read(id=n, name="a", price=n) for n in (1, 2, 3)))]
     staged = destination.write_rows(ITEMS, copy)
-    write(destination, 0, staged=[staged], starts=True, completes=True)
+    write(destination, 0, staged=[staged], begins_copy=True, completes_copy=True)
     days: list[set[tuple[int, str]]] = [{(1, "a"), (2, "a"), (3, "a")}]
     for day, (change, left) in enumerate(
         [
@@ -173,9 +173,9 @@ def test_the_query_of_the_documentation_gives_the_table_at_each_moment(lake: Pat
     ):
         days.append(left)
         changes = [stamped(chunk, day) for chunk in changes_of(ITEMS, change, commit=10 * day)]
-        destination.write_changes(ITEMS, changes, Batch("p", day))
+        destination.write_changes(TableBatch(ITEMS, Batch("p", day), changes))
     [found_late] = changes_of(ITEMS, delete(id=3), commit=100)
-    destination.write_changes(ITEMS, [unstamped(found_late)], Batch("p", 5))
+    destination.write_changes(TableBatch(ITEMS, Batch("p", 5), [unstamped(found_late)]))
     prices = DeltaTable(str(lake / "shop" / "items")).to_pyarrow_table()
     with duckdb.connect() as connection:
         connection.register("prices", prices)
@@ -204,32 +204,36 @@ def committed(changes: Changes, at: pa.Array[Any]) -> Changes:
 def copied(destination: DeltaDestination, number: int, **row: Any) -> None:
     """What a resync does, in one batch."""
     staged = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=1, price=1, **row)))
-    write(destination, number, staged=[staged], starts=True, completes=True)
+    write(destination, number, staged=[staged], begins_copy=True, completes_copy=True)
 
 
 def test_a_new_copy_begins_a_history_anew_in_the_commit_that_completes_it(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), history=["shop.items"])
+    destination = DeltaDestination(path=str(lake), history=["shop.items"])
     first, second, third, fourth = (
         destination.write_rows(ITEMS, changes_of(ITEMS, read(id=number, name="a", price=1), commit=number))
         for number in range(4)
     )
-    write(destination, 0, staged=[first], starts=True)
-    write(destination, 1, staged=[second], completes=True)
-    destination.write_changes(ITEMS, changes_of(ITEMS, update(id=1, name="b", price=1), commit=10), Batch("p", 2))
+    write(destination, 0, staged=[first], begins_copy=True)
+    write(destination, 1, staged=[second], completes_copy=True)
+    destination.write_changes(
+        TableBatch(ITEMS, Batch("p", 2), changes_of(ITEMS, update(id=1, name="b", price=1), commit=10))
+    )
     before = [("read", 0), ("read", 1), ("update", 1)]
     assert told(lake, "id") == before
-    write(destination, 3, staged=[third], starts=True)
+    write(destination, 3, staged=[third], begins_copy=True)
     assert told(lake, "id") == before
-    write(destination, 4, staged=[fourth], completes=True)
-    assert write(destination, 4, staged=[fourth], completes=True).repeated
+    write(destination, 4, staged=[fourth], completes_copy=True)
+    assert write(destination, 4, staged=[fourth], completes_copy=True).repeated
     assert told(lake, "id") == [("read", 2), ("read", 3)]
 
 
 def test_housekeeping_keeps_every_row_of_a_history(lake: Path) -> None:
-    destination = DeltaDestination(str(lake), history=["*.*"], compact=Compaction(2, 1_000_000))
+    destination = DeltaDestination(
+        path=str(lake), history=["*.*"], compact=CompactOptions(files=2, target_bytes=1_000_000)
+    )
     for number in range(4):
         changes = changes_of(ITEMS, update(id=1, name=str(number), price=number), commit=10 * number)
-        destination.write_changes(ITEMS, changes, Batch("p", number))
+        destination.write_changes(TableBatch(ITEMS, Batch("p", number), changes))
     before = history_at(lake)
     assert destination.maintain(ITEMS.table)
     assert history_at(lake) == before

@@ -35,19 +35,19 @@ def rows_at(path: Path) -> list[dict[str, Any]]:
 
 
 def test_a_table_that_gets_or_loses_its_key_stops_until_it_is_copied_again(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     keyless = replace(ITEMS, key=(), version=2)
     with pytest.raises(SchemaChangedError, match="now has none"):
         write(destination, 1, insert(id=2, name="b", price=2), table=keyless)
     staged = destination.write_rows(keyless, changes_of(keyless, read(id=1, name="a", price=1)))
-    write(destination, 1, table=keyless, staged=[staged], starts=True, completes=True)
+    write(destination, 1, table=keyless, staged=[staged], begins_copy=True, completes_copy=True)
     with pytest.raises(SchemaChangedError, match="now has a key"):
         write(destination, 2, insert(id=2, name="b", price=2))
 
 
 def test_a_dropped_column_stays_and_is_null_in_rows_written_from_then_on(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     write(destination, 1, insert(id=3, name="c"), update(id=2, name="B"), table=altered(ITEMS, price=None))
     assert [(row["name"], row["price"]) for row in rows_at(path)] == [("a", 1), ("B", None), ("c", None)]
@@ -69,7 +69,7 @@ def with_price(kind: pa.DataType, version: int) -> TableSchema:
 def test_a_type_is_widened_where_nothing_is_lost_and_stays_when_it_becomes_narrower(
     path: Path, kinds: list[pa.DataType], values: list[Any]
 ) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=0, name="a", price=1))
     for number, (kind, value) in enumerate(zip(kinds, values, strict=True), start=1):
         write(destination, number, insert(id=number, name="n", price=1), table=with_price(kind, number + 1))
@@ -78,7 +78,7 @@ def test_a_type_is_widened_where_nothing_is_lost_and_stays_when_it_becomes_narro
 
 @pytest.mark.parametrize("kind", [pa.float32(), pa.decimal128(9, 0), pa.uint32(), pa.timestamp("us"), pa.bool_()])
 def test_a_type_that_could_lose_a_value_stops_the_table(path: Path, kind: pa.DataType) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     with pytest.raises(SchemaChangedError, match="price"):
         write(destination, 1, table=with_price(kind, 2))
@@ -86,7 +86,7 @@ def test_a_type_that_could_lose_a_value_stops_the_table(path: Path, kind: pa.Dat
 
 
 def test_another_key_has_the_table_built_anew(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=1))
     named = replace(ITEMS, key=("name",), version=2)
     write(destination, 1, update(name="a", id=7, price=1), table=named)
@@ -97,7 +97,7 @@ def test_another_key_has_the_table_built_anew(path: Path) -> None:
 
 
 def test_what_people_add_to_a_table_outlives_renames_rebuilds_and_copies(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute('CREATE INDEX by_name ON "shop.items" (name)')
@@ -107,7 +107,7 @@ def test_what_people_add_to_a_table_outlives_renames_rebuilds_and_copies(path: P
     renamed = altered(with_price(pa.float64(), 2), price=Column("cost", pa.float64(), number=3))
     write(destination, 2, table=renamed)
     staged = destination.write_rows(renamed, changes_of(renamed, read(id=2, name="b", cost=2.0)))
-    write(destination, 3, table=renamed, staged=[staged], starts=True, completes=True)
+    write(destination, 3, table=renamed, staged=[staged], begins_copy=True, completes_copy=True)
     assert query(path, "SELECT name FROM names") == [("b",)]
     assert query(path, "SELECT name FROM sqlite_schema WHERE name LIKE 'by_%' ORDER BY 1") == [
         ("by_name",),
@@ -117,7 +117,7 @@ def test_what_people_add_to_a_table_outlives_renames_rebuilds_and_copies(path: P
 
 
 def test_an_index_that_forbids_what_the_upstream_allows_stops_the_table_and_no_row_goes(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute('CREATE UNIQUE INDEX by_name ON "shop.items" (name)')
@@ -128,7 +128,7 @@ def test_an_index_that_forbids_what_the_upstream_allows_stops_the_table_and_no_r
 
 @pytest.mark.parametrize("taken", [False, True], ids=["added", "rebuilt"])
 def test_a_column_that_comes_as_nan_says_so_beside_the_rows_that_are_there(path: Path, taken: bool) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     nan = pa.scalar(float("nan"), pa.float64())
     column = Column("price" if taken else "share", pa.float64(), number=9, initial=nan)

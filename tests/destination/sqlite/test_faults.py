@@ -12,8 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from tailrace.destination import Batch
-from tailrace.destination.sqlite import destination as sqlite
+from tailrace.destination import Batch, TableBatch, chunking
 from tailrace.destination.sqlite import replica_file
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.name import file_name
@@ -37,20 +36,23 @@ def rows_at(path: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
 
 def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "place" / "replica.db"
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     table = replace(ITEMS, upstream_id="7")
     write(destination, 0, insert(id=1, name="a", price=1), table=table)
     path.parent.rename(tmp_path / "unmounted")
-    later = Batch("p", 1, frozenset({"7"}))
-    with pytest.raises(TableError, match="no longer in"):
-        destination.write_changes(table, changes_of(table, insert(id=2, name="b", price=2)), later)
+    later = Batch("p", 1)
+    changes = changes_of(table, insert(id=2, name="b", price=2))
+    with pytest.raises(TableError, match="missing from"):
+        destination.write_changes(TableBatch(table, later, changes, is_known=True))
     staged = destination.write_rows(table, changes_of(table, read(id=3, name="c", price=3)))
-    destination.write_changes(table, [], later, staged=[staged], starts=True, completes=True)
+    destination.write_changes(
+        TableBatch(table, later, staged=[staged], is_known=True, begins_copy=True, completes_copy=True)
+    )
     assert [row["id"] for row in rows_at(path)] == [3]
 
 
 def test_a_key_that_is_an_array_finds_its_rows(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, *(insert(path=path, name="old") for path in ([1], [1, 2], [12])), table=TREE)
     write(destination, 1, update(path=[1, 2], name="new"), delete(path=[12]), table=TREE)
     found = [(json.loads(row["path"]), row["name"]) for row in rows_at(path, TREE)]
@@ -58,15 +60,15 @@ def test_a_key_that_is_an_array_finds_its_rows(path: Path) -> None:
 
 
 def test_changes_that_left_values_out_are_the_same_in_parts(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, *(insert(id=number, name=str(number), price=1) for number in range(100)))
-    monkeypatch.setattr(sqlite, "PART_BYTES", 10 * sqlite.ROW_BYTES)
+    monkeypatch.setattr(chunking, "PART_BYTES", 10 * chunking.ROW_BYTES)
     assert write(destination, 1, *(update(id=number, price=2) for number in range(100))).changes == 100
     assert rows_at(path) == [{"id": number, "name": str(number), "price": 2} for number in range(100)]
 
 
 def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_upstream(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
 
     def refetch(table: TableSchema, keys: pa.Table) -> pa.Table:
@@ -82,7 +84,7 @@ def test_a_value_that_does_not_fit_keeps_its_text_when_its_row_is_read_again_ups
 def copied(destination: SqliteDestination, number: int) -> None:
     rows = [read(id=each, name=f"{each} " * 50, price=each) for each in range(500)]
     staged = destination.write_rows(ITEMS, changes_of(ITEMS, *rows))
-    write(destination, number, staged=[staged], starts=True, completes=True)
+    write(destination, number, staged=[staged], begins_copy=True, completes_copy=True)
 
 
 def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
@@ -93,10 +95,10 @@ def query(path: Path, sql: str) -> list[tuple[Any, ...]]:
 def test_a_disk_that_is_full_once_the_rows_are_there_does_not_cost_the_index_that_people_added(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    twin = SqliteDestination(str(tmp_path / "twin.db"))
+    twin = SqliteDestination(path=tmp_path / "twin.db")
     copied(twin, 0)
     [(pages,)] = query(tmp_path / "twin.db", "PRAGMA page_count")
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     with closing(sqlite3.connect(path)) as connection:
         connection.execute('CREATE INDEX by_name ON "shop.items" (name)')
@@ -111,7 +113,7 @@ def test_a_disk_that_is_full_once_the_rows_are_there_does_not_cost_the_index_tha
 
 
 def test_an_index_on_a_column_that_is_gone_goes_with_it_and_no_other_one_does(path: Path) -> None:
-    destination = SqliteDestination(str(path))
+    destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     with closing(sqlite3.connect(path)) as connection:
         connection.create_function("shout", 1, str.upper, deterministic=True)
@@ -119,9 +121,9 @@ def test_an_index_on_a_column_that_is_gone_goes_with_it_and_no_other_one_does(pa
         connection.execute('CREATE INDEX "no such column: by_shout" ON "shop.items" (shout(name))')
     less = replace(ITEMS, columns=tuple(column for column in ITEMS.columns if column.name != "price"))
     with pytest.raises(TableError, match="no such function"):
-        write(destination, 1, table=less, starts=True, completes=True)
+        write(destination, 1, table=less, begins_copy=True, completes_copy=True)
     query(path, 'DROP INDEX "no such column: by_shout"')
-    write(destination, 1, table=less, starts=True, completes=True)
+    write(destination, 1, table=less, begins_copy=True, completes_copy=True)
     assert query(path, "SELECT name FROM sqlite_schema WHERE name LIKE '%by_%'") == []
 
 

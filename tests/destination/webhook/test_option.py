@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 from pathlib import Path
 from typing import Any
@@ -10,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from tailrace.destination.webhook.destination import WebhookDestination
 from tailrace.destination.webhook.option import WebhookOptions
-from tailrace.destination.webhook.setting import SenderOptions
+from tailrace.errors import Finding
 from tailrace.option.value import OptionContext
 
 CANARY = "c4nary-Pa55"
@@ -35,32 +35,36 @@ def test_the_contract_of_the_file_is_understood(place: OptionContext, tmp_path: 
         tls={"ca": "ca.pem", "cert": "cert.pem", "key": "key.pem"},
         leader={"lease": "shared"},
     )
-    sender = SenderOptions.of(options, name="shop")
-    assert (sender.max_events, sender.max_bytes, sender.max_delay_seconds) == (100, 2_000_000, 0.2)
-    assert sender.schedule.limit is None
-    assert (sender.schedule.policy, sender.schedule.min_seconds, sender.schedule.max_seconds) == ("exponential", 1, 30)
-    assert sender.route.tls.ca == str(tmp_path / "ca.pem")
-    assert sender.lease == str(tmp_path / "shared")
-    assert SenderOptions.from_json(sender.to_json()) == sender
+    assert (options.batch.max_events, options.batch.max_bytes, options.batch.max_delay) == (100, 2_000_000, 0.2)
+    assert (options.retry.policy, options.retry.min, options.retry.max, options.retry.limit) == (
+        "exponential",
+        1,
+        30,
+        None,
+    )
+    assert options.tls.ca == tmp_path / "ca.pem"
+    assert options.leader.lease.reveal() == str(tmp_path / "shared")
+    assert WebhookOptions.from_text(options.to_text("shop")) == (options, "shop")
 
 
 def test_what_is_left_out_has_a_default(place: OptionContext) -> None:
-    sender = SenderOptions.of(read(place), name="shop")
-    assert sender.lease == str(place.state)
-    assert sender.queue == str(place.state / "queue")
-    assert sender.node_id == socket.gethostname()
-    assert (sender.route.timeout_seconds, sender.lease_seconds, sender.interval_seconds) == (5, 10, 1)
-    assert not sender.route.allow_private
+    options = read(place)
+    assert options.leader.lease.reveal() == str(place.state)
+    assert options.queue.path == place.state / "queue"
+    assert options.node_id == socket.gethostname()
+    assert (options.timeout, options.leader.seconds, options.leader.interval) == (5, 10, 1)
+    assert not options.allow_private
 
 
 def test_a_lease_may_be_a_postgres_database(place: OptionContext) -> None:
     for dsn in ("postgresql://me:secret@db/state", "host=db dbname=state"):
-        assert SenderOptions.of(read(place, leader={"lease": dsn}), name="shop").lease == dsn
+        assert read(place, leader={"lease": dsn}).leader.lease.reveal() == dsn
 
 
 def test_one_signing_secret_or_several_while_they_are_changed(place: OptionContext) -> None:
-    assert SenderOptions.of(read(place, secret="one"), name="shop").secrets == ("one",)
-    assert SenderOptions.of(read(place, secret=["one", "two"]), name="shop").secrets == ("one", "two")
+    for given in (["one"], ["one", "two"]):
+        found = read(place, secret=given[0] if len(given) == 1 else given).secret
+        assert [secret.reveal() for secret in found] == given
 
 
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ def test_what_cannot_work_is_refused_without_showing_it(place: OptionContext, wr
     assert CANARY not in str(refused.value)
 
 
-def test_secrets_show_nowhere_but_in_what_the_sender_is_told(place: OptionContext) -> None:
+def test_secrets_show_nowhere_but_in_what_the_sender_is_given(place: OptionContext) -> None:
     options = read(
         place,
         url=f"https://me:{CANARY}@example.com/{CANARY}?key={CANARY}",
@@ -100,18 +104,22 @@ def test_secrets_show_nowhere_but_in_what_the_sender_is_told(place: OptionContex
         secret=CANARY,
         leader={"lease": f"postgresql://me:{CANARY}@db/state"},
     )
-    sender = SenderOptions.of(options, name="shop")
-    shown = [repr(options), str(options), options.model_dump_json(), repr(sender), sender.shown_url]
+    shown = [repr(options), str(options), options.model_dump_json(), options.url.masked]
     assert not [text for text in shown if CANARY in text]
-    assert sender.shown_url == "https://example.com"
-    assert json.loads(sender.to_json())["headers"] == {"Authorization": CANARY}
+    assert options.url.masked == "https://example.com"
+    sent, _ = WebhookOptions.from_text(options.to_text("shop"))
+    assert sent.headers["Authorization"].reveal() == CANARY
+
+
+def check(place: OptionContext, **keys: Any) -> list[Finding]:
+    return WebhookDestination.model_construct(**dict(read(place, **keys))).check(None)
 
 
 def test_a_private_target_is_found_before_anything_is_sent(place: OptionContext) -> None:
-    inside = SenderOptions.of(read(place, url="http://127.0.0.1:9/"), name="shop").check()
-    allowed = SenderOptions.of(read(place, url="http://127.0.0.1:9/", allow_private=True), name="shop").check()
-    unknown = SenderOptions.of(read(place, url="http://nowhere.invalid/"), name="shop").check()
-    broken = SenderOptions.of(read(place, tls={"ca": "missing.pem"}), name="shop").check()
+    inside = check(place, url="http://127.0.0.1:9/")
+    allowed = check(place, url="http://127.0.0.1:9/", allow_private=True)
+    unknown = check(place, url="http://nowhere.invalid/")
+    broken = check(place, tls={"ca": "missing.pem"})
     assert [finding[0].level for finding in (inside, allowed, unknown, broken)] == ["error", "ok", "warning", "error"]
     assert "allow_private" in (inside[0].fix or "")
-    assert SenderOptions.of(read(place, url="stdout"), name="shop").check()[0].level == "ok"
+    assert check(place, url="stdout")[0].level == "ok"

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Literal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.destination.webhook.retry import PATIENCE_SECONDS, Policy, RetrySchedule, asked_pause, is_delivered
+from tailrace.destination.webhook.option import RetryOptions
+from tailrace.destination.webhook.retry import PATIENCE_SECONDS, asked_pause, is_delivered, is_over, pause_seconds
 
 NOON = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
 
 def test_linear_pauses_grow_by_the_first_one_and_exponential_ones_double() -> None:
-    linear, exponential = RetrySchedule("linear", 1, 30), RetrySchedule("exponential", 1, 30)
-    assert [linear.pause(attempts, 0.5) for attempts in (1, 2, 3, 40)] == [1, 2, 3, 30]
-    assert [exponential.pause(attempts, 0.5) for attempts in (1, 2, 3, 4, 5000)] == [1, 2, 4, 8, 30]
+    linear, exponential = (
+        RetryOptions(policy="linear", min=1, max=30),
+        RetryOptions(policy="exponential", min=1, max=30),
+    )
+    assert [pause_seconds(linear, attempts, 0.5) for attempts in (1, 2, 3, 40)] == [1, 2, 3, 30]
+    assert [pause_seconds(exponential, attempts, 0.5) for attempts in (1, 2, 3, 4, 5000)] == [1, 2, 4, 8, 30]
 
 
 @given(
@@ -28,10 +33,15 @@ def test_linear_pauses_grow_by_the_first_one_and_exponential_ones_double() -> No
     st.none() | st.floats(0, 1e9),
 )
 def test_a_pause_is_never_shorter_than_min_nor_longer_than_max_unless_it_is_asked_for(
-    policy: Policy, least: float, more: float, attempts: int, chance: float, asked: float | None
+    policy: Literal["linear", "exponential"],
+    least: float,
+    more: float,
+    attempts: int,
+    chance: float,
+    asked: float | None,
 ) -> None:
-    schedule = RetrySchedule(policy, least, least + more)
-    pause = schedule.pause(attempts, chance, asked)
+    schedule = RetryOptions(policy=policy, min=least, max=least + more)
+    pause = pause_seconds(schedule, attempts, chance, asked)
     assert least <= pause <= max(least + more, PATIENCE_SECONDS)
     if asked is None:
         assert pause <= least + more
@@ -40,13 +50,13 @@ def test_a_pause_is_never_shorter_than_min_nor_longer_than_max_unless_it_is_aske
 
 
 def test_pauses_are_spread() -> None:
-    schedule = RetrySchedule("exponential", 1, 30)
-    assert [schedule.pause(3, chance) for chance in (0.0, 0.5, 1.0)] == [3, 4, 5]
+    schedule = RetryOptions(policy="exponential", min=1, max=30)
+    assert [pause_seconds(schedule, 3, chance) for chance in (0.0, 0.5, 1.0)] == [3, 4, 5]
 
 
 def test_a_request_is_given_up_after_as_many_attempts_as_configured_or_never() -> None:
-    assert [RetrySchedule(limit=3).is_over(attempts) for attempts in (1, 2, 3, 4)] == [False, False, True, True]
-    assert not RetrySchedule().is_over(10**9)
+    assert [is_over(RetryOptions(limit=3), attempts) for attempts in (1, 2, 3, 4)] == [False, False, True, True]
+    assert not is_over(RetryOptions(), 10**9)
 
 
 @pytest.mark.parametrize("status", [100, 301, 302, 304, 307, 400, 401, 404, 410, 413, 422, 429, 500, 503])

@@ -14,6 +14,7 @@ from tailrace.errors import DamagedError, TableError
 from tailrace.option.table import TableOptions
 from tailrace.source.poll.consumer import FileWatermarks, MemoryWatermarks, PollConsumer, WatermarkStore
 from tailrace.source.poll.source import PollSource
+from tests.support.source_making import make_polled, with_options
 
 
 @pytest.fixture
@@ -30,8 +31,8 @@ def run(tmp_path: Path) -> Callable[..., None]:
 @pytest.fixture
 def source(tmp_path: Path, run: Callable[..., None]) -> PollSource:
     tables = TableOptions.model_validate({"defaults": {"updated_at": "updated_at"}})
-    dsn, folder = f"sqlite:///{tmp_path}/app.db", str(tmp_path / "known")
-    return PollSource("shop", dsn, folder, tables, interval_seconds=1e-6, idle_interval_seconds=1e-6)
+    made = make_polled(f"sqlite:///{tmp_path}/app.db", tmp_path, tables, interval=1e-6, idle_interval=1e-6)
+    return replace(made, context=replace(made.context, name="shop"))
 
 
 OLD, NOW = "'2001-01-01 00:00:00'", "CURRENT_TIMESTAMP"
@@ -82,7 +83,7 @@ def test_without_a_stored_watermark_everything_is_copied(source: PollSource, run
 def test_what_was_not_taken_cannot_be_committed(source: PollSource, run: Callable[..., None]) -> None:
     run(insert(1, 2, 3))
     store = MemoryWatermarks()
-    with PollConsumer(replace(source, page_rows=1), store) as consumer:
+    with PollConsumer(with_options(source, page_rows=1), store) as consumer:
         next(consumer.poll())
         with pytest.raises(RuntimeError, match="not read to its end"):
             consumer.commit()
@@ -116,13 +117,13 @@ def test_a_watermark_that_is_damaged_or_foreign_stops_or_is_rewound(
         consumer.commit()
     text = store.path.read_text()
     if what == "foreign":
-        source = replace(source, name="other")
+        source = replace(source, context=replace(source.context, name="other"))
     else:
         store.path.write_text(text[:-20] if what == "torn" else text.replace("ready", "reedy"))
     with pytest.raises(DamagedError, match="stored watermark") as caught, PollConsumer(source, store):
         pass
     assert "permissive" in (caught.value.fix or "")
-    with PollConsumer(replace(source, on_bad_watermark="permissive"), store) as consumer:
+    with PollConsumer(with_options(source, on_bad_watermark="permissive"), store) as consumer:
         assert take(consumer) == [1, 2]
         consumer.commit()
     with PollConsumer(source, store) as consumer:

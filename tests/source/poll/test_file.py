@@ -24,6 +24,7 @@ from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
+from tests.support.source_making import make_polled
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 
@@ -54,9 +55,8 @@ class App:
     def source(self, deletes: dict[str, Any] | None = None, **options: Any) -> PollSource:
         defaults = {"updated_at": "updated_at", "deletes": deletes, **options.pop("settings", {})}
         tables = TableOptions.model_validate({"defaults": defaults})
-        known = str(self.file.parent / "known")
-        fast = {"page_rows": 7, "chunk_rows": 15, "interval_seconds": 1e-6, "idle_interval_seconds": 1e-6}
-        return PollSource("t", self.dsn, known, tables, **{**fast, **options})
+        fast = {"page_rows": 7, "chunk_rows": 15, "interval": 1e-6, "idle_interval": 1e-6}
+        return make_polled(self.dsn, self.file.parent, tables, **{**fast, **options})
 
 
 def _sqlite(path: str) -> sqlite3.Connection:
@@ -300,7 +300,7 @@ def test_a_query_that_takes_too_long_is_given_up(app: App) -> None:
     [schema] = app.source().tables()
     query = Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10, hashed=True)
     with connect(app.dsn, ConnectorOptions(0.001)).open() as session, pytest.raises(UnavailableError):
-        session.page(query)
+        session.select(query)
 
 
 def test_what_is_no_database_is_refused(app: App) -> None:
@@ -328,7 +328,7 @@ def test_a_duckdb_file_that_is_being_written_is_waited_for(tmp_path: Path) -> No
         stdin, stdout = cast(Any, writer.stdin), cast(Any, writer.stdout)
         assert stdout.readline() == b"open\n"
         with pytest.raises(UnavailableError, match="cannot be opened"):
-            app.source(statement_seconds=0.2).tables()
+            app.source(statement_timeout=0.2).tables()
         stdin.write(b"\n")
         stdin.flush()
         with SourceReplay(app.source(), LIMIT) as replay:
@@ -347,7 +347,7 @@ def test_values_that_arrow_has_no_type_for_come_as_text_and_endless_times_as_exa
     source = app.source({"full_diff": {"every_cycles": 1}})
     [schema] = source.tables()
     with source.connector().open() as session:
-        page = session.page(Query(Polled(schema, None), None, Stretch(), schema, 10))
+        page = session.select(Query(Polled(schema, None), None, Stretch(), schema, 10))
     [row] = page.rows.to_pylist()
     assert row["id"] == "170141183460469231731687303715884105727"
     assert row["s"] == "{'a': 1}"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -21,6 +20,7 @@ from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.polling import LIMIT, TABLE, contents, operations
+from tests.support.source_making import with_tables
 
 
 def settled_counts(database: PostgresDatabase, query: str) -> list[tuple[Any, ...]]:
@@ -34,7 +34,7 @@ def test_a_transaction_that_commits_late_with_an_older_time_is_not_missed(
     database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE, "CREATE INDEX ON t (updated_at, id)")
-    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back=0.0), LIMIT) as replay:
         replay.catch_up()
         late.execute("BEGIN")
         late.execute("INSERT INTO t VALUES (1, 'late', now())")
@@ -52,7 +52,7 @@ def test_a_poll_that_is_repeated_does_not_hide_what_only_its_repeat_has_seen(
     database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back=0.0), LIMIT) as replay:
         replay.catch_up()
         database.run("INSERT INTO t VALUES (1, 'early', now())")
         late.execute("BEGIN")
@@ -153,9 +153,9 @@ def test_a_row_created_when_it_was_updated_is_an_insert(
 ) -> None:
     database.run(TABLE)
     source = make_source()
-    wanted = source.tables_wanted
+    wanted = source.context.tables
     named = wanted.defaults.model_copy(update={"created_at": "created_at"})
-    with SourceReplay(replace(source, tables_wanted=wanted.model_copy(update={"defaults": named})), LIMIT) as replay:
+    with SourceReplay(with_tables(source, wanted.model_copy(update={"defaults": named})), LIMIT) as replay:
         replay.catch_up()
         database.run(
             "INSERT INTO t VALUES (1, 'a', now(), now()), (2, 'b', now(), '2001-01-01'), (3, 'c', now(), NULL)"
@@ -309,7 +309,7 @@ def test_times_without_zone_are_those_of_the_database(
     )
     messages = [each.message for each in make_source().check() if each.subject == "public.t"]
     assert any("America/New_York" in message for message in messages)
-    with closing(database.connect()) as late, SourceReplay(make_source(look_back_us=0), LIMIT) as replay:
+    with closing(database.connect()) as late, SourceReplay(make_source(look_back=0.0), LIMIT) as replay:
         replay.catch_up()
         late.execute("BEGIN")
         late.execute("INSERT INTO t VALUES (1, 'late', now())")
@@ -333,7 +333,7 @@ def test_patterns_say_which_tables_are_polled_and_each_has_columns_of_its_own(
         "defaults": {"updated_at": "updated_at"},
         "settings": {"public.order_items": {"updated_at": "version", "columns": ["w"]}},
     }
-    source = replace(make_source(), tables_wanted=TableOptions.model_validate(wanted))
+    source = with_tables(make_source(), TableOptions.model_validate(wanted))
     found = {str(table.table): [column.name for column in table.columns] for table in source.tables()}
     assert found == {
         "public.orders": ["id", "v", "w", "updated_at", "version"],
@@ -350,14 +350,14 @@ def test_a_query_that_takes_too_long_is_given_up(
         other.execute("BEGIN")
         other.execute("LOCK TABLE t IN ACCESS EXCLUSIVE MODE")
         with connect(database.dsn, ConnectorOptions(0.1)).open() as session, pytest.raises(UnavailableError):
-            session.page(Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10))
+            session.select(Query(Polled(schema, "updated_at"), "updated_at", Stretch(), schema, 10))
 
 
 def test_sessions_can_only_read(database: PostgresDatabase) -> None:
     database.run(TABLE)
     with connect(database.dsn, ConnectorOptions()).open() as session:
         assert isinstance(session, PostgresSession)
-        assert session._ask("SHOW default_transaction_read_only", "asking") == [("on",)]
+        assert session.ask("SHOW default_transaction_read_only") == [("on",)]
 
 
 @pytest.mark.parametrize("policy", ["strict", "permissive"])
@@ -509,7 +509,7 @@ def test_a_query_that_takes_too_long_names_the_bound_that_was_set_for_it(
     database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE)
-    source = make_source(statement_seconds=3.0)
+    source = make_source(statement_timeout=3.0)
     with SourceReplay(source, LIMIT) as replay, closing(database.connect()) as other:
         replay.catch_up()
         other.execute("BEGIN; LOCK TABLE t")

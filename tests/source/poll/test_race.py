@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from tailrace.source.poll.source import PollSource
 from tailrace.source.split import Split
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
+from tests.support.source_making import make_polled, with_tables
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 NEW = range(100, 103)
@@ -67,16 +67,8 @@ def options(cycles: int | None) -> TableOptions:
 
 @pytest.fixture
 def source(app: App, tmp_path: Path) -> PollSource:
-    return PollSource(
-        "t",
-        f"sqlite:///{app.file}",
-        str(tmp_path / "known"),
-        options(1),
-        chunk_rows=2,
-        interval_seconds=1e-6,
-        idle_interval_seconds=1e-6,
-        look_back_us=0,
-    )
+    dsn = f"sqlite:///{app.file}"
+    return make_polled(dsn, tmp_path, options(1), chunk_rows=2, interval=1e-6, idle_interval=1e-6, look_back=0.0)
 
 
 def poll_new_rows(replay: SourceReplay, app: App) -> None:
@@ -146,7 +138,7 @@ def test_a_row_that_came_while_full_diffs_were_off_goes_when_they_are_on_again(s
     with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         replay.crash()
-        replay.source = replace(source, tables_wanted=options(None))
+        replay.source = with_tables(source, options(None))
         poll_new_rows(replay, app)
         replay.crash()
         replay.source = source
@@ -160,10 +152,10 @@ def test_of_a_table_that_left_nothing_stays(source: PollSource, app: App, tmp_pa
     app.run("CREATE TABLE other (id INTEGER PRIMARY KEY, updated_at TEXT)")
     with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
-        assert len([each for each in (tmp_path / "known").iterdir() if each.is_dir()]) == 2
+        assert len([each for each in source.folder.iterdir() if each.is_dir()]) == 2
         app.run("DROP TABLE other")
         replay.crash()
         poll_new_rows(replay, app)
-        assert len([each for each in (tmp_path / "known").iterdir() if each.is_dir()]) == 1
+        assert len([each for each in source.folder.iterdir() if each.is_dir()]) == 1
         compare(replay, True, lambda: None)
         assert replay.contents()["main.t"] == app.rows()

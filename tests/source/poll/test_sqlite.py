@@ -6,7 +6,6 @@ import sqlite3
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from tailrace.source.poll.connector import ConnectorOptions, Polled, Query, conn
 from tailrace.source.poll.keyset import Stretch
 from tailrace.source.poll.source import PollSource
 from tailrace.testing.replay import SourceReplay
+from tests.support.source_making import make_polled, with_options, with_tables
 
 LIMIT = Limit(rows=100_000, bytes=1 << 30)
 
@@ -36,7 +36,7 @@ def app(file: Path) -> Iterator[sqlite3.Connection]:
 
 def make_source(file: Path, **settings: Any) -> PollSource:
     tables = TableOptions.model_validate({"defaults": {"updated_at": "updated_at", **settings}})
-    return PollSource("t", f"sqlite:///{file}", str(file.parent / "known"), tables, page_rows=3, interval_seconds=1e-6)
+    return make_polled(f"sqlite:///{file}", file.parent, tables, page_rows=3, interval=1e-6, idle_interval=30.0)
 
 
 def rows(app: sqlite3.Connection, table: str) -> Counter[tuple[Any, ...]]:
@@ -84,7 +84,7 @@ def test_keys_without_end_are_paged_through(file: Path, app: sqlite3.Connection)
     app.execute("CREATE TABLE t (k REAL PRIMARY KEY, updated_at TEXT)")
     keys = [float("-inf"), -1.5, 0.0, 1e300, float("inf")]
     app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [(key,) for key in keys])
-    source = replace(make_source(file), page_rows=1, chunk_rows=1)
+    source = with_options(make_source(file), page_rows=1, chunk_rows=1)
     with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         assert replay.contents()["main.t"] == rows(app, "t")
@@ -95,7 +95,7 @@ def test_a_column_that_is_called_rowid_is_not_taken_for_it(file: Path, app: sqli
     app.executemany("INSERT INTO t VALUES (?, CURRENT_TIMESTAMP)", [("same",)] * 5)
     app.execute("CREATE TABLE hidden (rowid TEXT, _rowid_ TEXT, oid TEXT, updated_at TEXT)")
     source = make_source(file)
-    with SourceReplay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+    with SourceReplay(with_tables(source, source.context.tables.only("main.t")), LIMIT) as replay:
         replay.catch_up()
         assert Counter(replay.contents()["main.t"]) == Counter(app.execute("SELECT _rowid_, * FROM t").fetchall())
     assert [one.message for one in source.check() if one.level == "error"] == [
@@ -112,7 +112,7 @@ def test_values_of_another_class_stop_a_table_instead_of_hiding_its_changes(
     with SourceReplay(make_source(file), LIMIT) as replay:
         replay.catch_up()
         app.execute(f"INSERT INTO t VALUES (2, {later})")
-        with pytest.raises(TableError, match="order of changes cannot be told"):
+        with pytest.raises(TableError, match="order of changes is not known"):
             replay.catch_up()
 
 
@@ -137,7 +137,7 @@ def test_a_table_that_this_sqlite_does_not_understand_leaves_the_others_alone(
     app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")
     source = make_source(file)
     assert {one.subject for one in source.check() if one.level == "error"} == {"main.other"}
-    with SourceReplay(replace(source, tables_wanted=source.tables_wanted.only("main.t")), LIMIT) as replay:
+    with SourceReplay(with_tables(source, source.context.tables.only("main.t")), LIMIT) as replay:
         replay.catch_up()
         assert replay.contents()["main.t"].total() == 1
 
@@ -162,7 +162,7 @@ def test_values_a_column_cannot_hold_are_compared_too(file: Path, app: sqlite3.C
 
     def hashes() -> list[int]:
         with source.connector().open() as session:
-            page = session.page(Query(Polled(schema, None), None, Stretch(), schema, 10, hashed=True))
+            page = session.select(Query(Polled(schema, None), None, Stretch(), schema, 10, hashed=True))
             assert page.hashes is not None
             return [int(each) for each in page.hashes]
 

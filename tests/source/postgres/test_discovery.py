@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from dataclasses import replace
 from pathlib import Path
 
 import psycopg
@@ -27,19 +26,13 @@ from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.descriptor import open_below
+from tests.support.source_making import make_postgres, with_options, with_tables
 
 
 @pytest.fixture
 def source(database: PostgresDatabase, tmp_path: Path) -> PostgresSource:
-    return PostgresSource(
-        name="look",
-        dsn=database.dsn,
-        publication="look",
-        slot=f"look_{database.name}",
-        journal=str(tmp_path / "journal"),
-        tables_wanted=TableOptions(include=["public.*"]),
-        heartbeat_seconds=None,
-    )
+    tables = TableOptions(include=["public.*"])
+    return make_postgres(database.dsn, tmp_path, "look", tables, slot=f"look_{database.name}", heartbeat=None)
 
 
 def keys(source: PostgresSource) -> dict[str, tuple[str, ...]]:
@@ -68,7 +61,7 @@ def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
 ) -> None:
     database.run("CREATE TABLE first (id int PRIMARY KEY)")
     nodes = [
-        replace(source, slot=f"{source.slot}_{number}", journal=str(tmp_path / f"journal {number}"))
+        with_options(source, slot=f"{source.options.slot}_{number}", journal={"path": tmp_path / f"journal {number}"})
         for number in range(4)
     ]
     together = threading.Barrier(len(nodes))
@@ -95,7 +88,7 @@ def test_a_partitioned_table_is_one_table_and_its_partitions_are_none(
         "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM ('2024-01-01') TO ('2025-01-01')",
     )
     assert keys(source) == {"root": ("id", "day")}
-    assert keys(replace(source, via_root=False)) == {"leaf": ("id", "day")}
+    assert keys(with_options(source, publish_via_partition_root=False)) == {"leaf": ("id", "day")}
 
 
 def test_only_what_the_publication_shows_is_copied_and_followed(
@@ -255,7 +248,7 @@ def test_every_error_of_the_check_comes_with_sql_that_mends_it(
         "CREATE ROLE weak LOGIN",
         "GRANT SELECT ON nothing TO weak",
     )
-    weak = replace(source, dsn=database.server.dsn(database.name, user="weak"))
+    weak = with_options(source, dsn=database.server.dsn(database.name, user="weak"))
     found = errors(weak)
     assert found.keys() >= {"role", "publication", "public.nothing", "public.secret"}
     with pytest.raises(PreflightError):
@@ -275,7 +268,7 @@ def test_a_role_that_may_create_but_owns_no_table_is_told_to_let_an_owner_publis
         "GRANT SELECT ON foreign_to_it TO guest",
         f'GRANT CREATE ON DATABASE "{database.name}" TO guest',
     )
-    guest = replace(source, dsn=database.server.dsn(database.name, user="guest"))
+    guest = with_options(source, dsn=database.server.dsn(database.name, user="guest"))
     found = errors(guest)
     assert found.keys() == {"publication"}
     database.run(found["publication"].fix or "")
@@ -294,7 +287,7 @@ def test_what_the_dsn_has_wrong_is_no_server_that_is_down(tmp_path: Path, source
     with EmbeddedPostgres(tmp_path / "guarded", password="guarded") as server:
         for setting, said in wrong.items():
             dsn = make_conninfo(server.dsn(), **conninfo_to_dict(setting))
-            assert said in errors(replace(source, dsn=dsn))["connection"].message
+            assert said in errors(with_options(source, dsn=dsn))["connection"].message
 
 
 def test_a_server_without_a_free_connection_is_not_told_to_start(tmp_path: Path, source: PostgresSource) -> None:
@@ -303,20 +296,20 @@ def test_a_server_without_a_free_connection_is_not_told_to_start(tmp_path: Path,
         for _ in range(int(limits["max_connections"])):
             taken.enter_context(closing(server.connect()))
         with pytest.raises(UnavailableError) as caught:
-            replace(source, dsn=server.dsn()).check()
+            with_options(source, dsn=server.dsn()).check()
     assert "max_connections" in (caught.value.fix or "")
 
 
 def test_a_server_that_cannot_be_reached_is_unavailable_and_its_password_stays_secret(source: PostgresSource) -> None:
     with pytest.raises(UnavailableError) as caught:
-        replace(source, dsn="postgresql://nobody:hunter2@127.0.0.1:1/none").check()
+        with_options(source, dsn="postgresql://nobody:hunter2@127.0.0.1:1/none").check()
     assert "hunter2" not in str(caught.value)
     assert caught.value.fix
 
 
 def test_a_pattern_that_matches_nothing_names_what_there_is(database: PostgresDatabase, source: PostgresSource) -> None:
     database.run("CREATE TABLE orders (id int PRIMARY KEY)")
-    found = errors(replace(source, tables_wanted=TableOptions(include=["public.order"])))
+    found = errors(with_tables(source, TableOptions(include=["public.order"])))
     assert "public.orders" in (found["tables"].fix or "")
 
 
@@ -324,7 +317,7 @@ def test_a_prepared_transaction_that_holds_up_the_slot_is_named(tmp_path: Path, 
     with EmbeddedPostgres(tmp_path / "server", settings={"max_prepared_transactions": "1"}) as server:
         database = PostgresDatabase(server, "held").create()
         database.run("CREATE TABLE t (id int)", "BEGIN; INSERT INTO t VALUES (1); PREPARE TRANSACTION 'half done'")
-        findings = replace(source, dsn=database.dsn).check()
+        findings = with_options(source, dsn=database.dsn).check()
     [warning] = [finding for finding in findings if finding.subject == "slot"]
     assert (warning.level, "'half done'" in warning.message) == ("warning", True)
 
@@ -333,7 +326,7 @@ def test_a_wal_level_that_is_not_logical_is_named_with_the_way_out(tmp_path: Pat
     with EmbeddedPostgres(tmp_path / "replica", settings={"wal_level": "replica"}) as server:
         with closing(server.connect()) as connection:
             connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
-        found = errors(replace(source, dsn=server.dsn()))
+        found = errors(with_options(source, dsn=server.dsn()))
     assert "ALTER SYSTEM SET wal_level = 'logical'" in (found["wal_level"].fix or "")
 
 
@@ -345,7 +338,7 @@ def test_a_server_without_room_for_slots_or_senders_is_named_with_the_way_out(
         with closing(server.connect()) as connection:
             connection.execute("CREATE TABLE t (id int PRIMARY KEY)")
             connection.execute("SELECT pg_create_logical_replication_slot('of_another', 'pgoutput')")
-        narrow = replace(source, dsn=server.dsn())
+        narrow = with_options(source, dsn=server.dsn())
         found = [finding for finding in narrow.check() if finding.level == "error"]
         with pytest.raises(PreflightError):
             narrow.prepare()
@@ -405,7 +398,7 @@ def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
         "GRANT SELECT ON t, root, leaf TO hemmed_in",
         "ALTER TABLE root ENABLE ROW LEVEL SECURITY",
     )
-    hemmed_in = replace(source, dsn=database.server.dsn(database.name, user="hemmed_in"))
+    hemmed_in = with_options(source, dsn=database.server.dsn(database.name, user="hemmed_in"))
     [_, table] = sorted(hemmed_in.tables(), key=lambda each: each.table.name)
     assert errors(hemmed_in) == {}
     database.run(

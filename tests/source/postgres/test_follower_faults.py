@@ -18,7 +18,7 @@ from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres import follower
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 from tailrace.system.child_process import read_status
 from tailrace.system.failpoint import VARIABLE
 from tailrace.testing.replay import SourceReplay
@@ -37,7 +37,7 @@ def following(
 ) -> Iterator[tuple[Session, SourceReplay]]:
     """A session on a database that has run these statements, and a pipeline of all its tables that has seen nothing."""
     database.run(*statements)
-    source = make_source(database, folder, "public.*", chunk_bytes=CHUNK_BYTES)
+    source = make_source(database, folder, "public.*", copying={"chunk_bytes": CHUNK_BYTES})
     with closing(database.connect()) as session, SourceReplay(source, limit) as replay:
         yield session, replay
 
@@ -366,7 +366,7 @@ def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
         assert replay.plan()
 
 
-def open_files(folder: str) -> list[str]:
+def open_files(folder: Path) -> list[str]:
     """The files of a folder that this process has open."""
     return [str(file) for each in Path("/proc/self/fd").iterdir() if (file := each.resolve()).is_relative_to(folder)]
 

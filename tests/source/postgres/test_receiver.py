@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,7 @@ from tests.support.postgres_receiving import (
     server_lsn,
 )
 from tests.support.proxy import Proxy
+from tests.support.source_making import with_options
 
 
 def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Session, source: PostgresSource) -> None:
@@ -76,7 +76,7 @@ def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
 
 def rewind(session: Session, source: PostgresSource) -> int:
     """Bytes of WAL that any decoding reads again first; a long open transaction makes this grow."""
-    slot = require(read_slot(session, source.slot), source.slot, "")
+    slot = require(read_slot(session, source.options.slot), source.options.slot, "")
     return slot.confirmed - slot.restart
 
 
@@ -109,29 +109,29 @@ def test_the_slot_moves_on_while_only_unpublished_tables_change(session: Session
 
 def test_a_heartbeat_moves_the_slot_of_a_quiet_server(session: Session, source: PostgresSource) -> None:
     start = server_lsn(session)
-    with receiving(replace(source, heartbeat_seconds=0.1).receiver_options()):
+    with receiving(with_options(source, heartbeat=0.1).receiver_options()):
         wait_until(lambda: confirmed(session, source) > start)
 
 
 def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
     session: Session, source: PostgresSource
 ) -> None:
-    Cursor(source.journal, source.reader).advance(origin(source))
-    with receiving(replace(source, acknowledge="applied").receiver_options()):
+    Cursor(source.journal, source.context.reader).advance(origin(source))
+    with receiving(with_options(source, acknowledge="applied").receiver_options()):
         session.execute("INSERT INTO t VALUES (1, 'x')")
         goal = server_lsn(session)
         arrived(session, source)
-        status = read_status(Path(source.journal), STATUS)
-        wait_until(lambda: read_status(Path(source.journal), STATUS)["at"] > status["at"] + 1)
+        status = read_status(source.journal, STATUS)
+        wait_until(lambda: read_status(source.journal, STATUS)["at"] > status["at"] + 1)
         assert confirmed(session, source) < goal
-        Cursor(source.journal, source.reader).advance(JournalReader(source.journal).head())
+        Cursor(source.journal, source.context.reader).advance(JournalReader(source.journal).head())
         wait_until(lambda: confirmed(session, source) >= goal)
 
 
 def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: PostgresSource) -> None:
-    cursor = Cursor(source.journal, source.reader)
+    cursor = Cursor(source.journal, source.context.reader)
     cursor.advance(origin(source))
-    small = replace(source, journal_max_bytes=2_000_000)
+    small = with_options(source, journal={"max_bytes": 2_000_000})
     seen: set[int] = set()
     with receiving(small.receiver_options()) as made:
         for start in range(0, 6000, 100):
@@ -181,7 +181,7 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
     monkeypatch.setattr(frame_builder, "FRAME_BYTES", 50_000)
     host, port = "127.0.0.1", database.server.port
     with Proxy(host, port) as proxy:
-        through = replace(source, dsn=source.dsn.replace(f":{port}/", f":{proxy.port}/"))
+        through = with_options(source, dsn=source.dsn.replace(f":{port}/", f":{proxy.port}/"))
         assert through.dsn != source.dsn
         cuts = iter(range(3))
         append = PostgresReceiver.receive
@@ -268,7 +268,7 @@ def test_a_journal_that_was_lost_is_noticed(session: Session, source: PostgresSo
 
 
 def test_a_slot_that_is_gone_is_noticed(session: Session, source: PostgresSource) -> None:
-    session.execute("SELECT pg_drop_replication_slot(%s)", [source.slot])
+    session.execute("SELECT pg_drop_replication_slot(%s)", [source.options.slot])
     with pytest.raises(LostError, match="is gone"), receiving(source.receiver_options(), fails=True):
         pass
     with pytest.raises(LostError, match="is gone"):
@@ -293,6 +293,6 @@ def test_a_slot_somebody_else_reads_is_refused(
 ) -> None:
     monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)
     with Replication(source.dsn) as other:
-        ReplicationStream(other, source.slot, source.publication, 0)
+        ReplicationStream(other, source.options.slot, source.options.publication, 0)
         with pytest.raises(OwnedError, match="is read by process"), receiving(source.receiver_options(), fails=True):
             pass

@@ -46,6 +46,7 @@ from tests.support.postgres_receiving import (
     server_lsn,
 )
 from tests.support.proxy import Proxy
+from tests.support.source_making import with_options
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -84,7 +85,7 @@ def frames(source: PostgresSource) -> list[FrameRef]:
 
 def damage(source: PostgresSource, ref: FrameRef, at: int) -> None:
     """Change one bit of a frame in the journal."""
-    with (Path(source.journal) / ref.segment).open("r+b") as file:
+    with (source.journal / ref.segment).open("r+b") as file:
         file.seek(ref.offset + at)
         (byte,) = file.read(1)
         file.seek(ref.offset + at)
@@ -96,7 +97,7 @@ def peek(session: Session, source: PostgresSource) -> pa.Array[Any]:
     rows = session.execute(
         "SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1',"
         " 'publication_names', %s, 'messages', 'true')",
-        [source.slot, source.publication],
+        [source.options.slot, source.options.publication],
         binary=True,
     )
     return pa.array([bytes(data) for (data,) in rows], pa.binary())
@@ -182,8 +183,8 @@ def test_damage_within_a_large_transaction_is_received_again(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frame_builder, "FRAME_BYTES", 100_000)
-    Cursor(source.journal, source.reader).advance(origin(source))
-    source = replace(source, acknowledge="applied", segment_bytes=64_000_000)
+    Cursor(source.journal, source.context.reader).advance(origin(source))
+    source = with_options(source, acknowledge="applied", journal={"segment_bytes": 64_000_000})
     with receiving(source.receiver_options()):
         session.execute("INSERT INTO t VALUES (0, 'first')")
         arrived(session, source)
@@ -200,7 +201,7 @@ def test_damage_within_a_large_transaction_is_received_again(
 
 
 def test_damage_that_every_reader_has_passed_stops_nobody(session: Session, source: PostgresSource) -> None:
-    cursor = Cursor(source.journal, source.reader)
+    cursor = Cursor(source.journal, source.context.reader)
     cursor.advance(origin(source))
     with receiving(source.receiver_options()):
         for number in range(3):
@@ -290,7 +291,9 @@ def test_a_walsender_of_ours_that_the_server_still_believes_in_is_waited_for(
         through = replace(direct, dsn=direct.dsn.replace(f":{server.port}/", f":{proxy.port}/"))
         assert through.dsn != direct.dsn
         with receiving(through) as made:
-            wait_until(lambda: require(read_slot(session, source.slot), source.slot, "").active_pid is not None)
+            wait_until(
+                lambda: require(read_slot(session, source.options.slot), source.options.slot, "").active_pid is not None
+            )
             made.options = direct
             proxy.blackhole()
             session.execute("INSERT INTO t VALUES (1, 'x')")

@@ -18,16 +18,16 @@ def test_a_reset_is_refused_while_a_process_writes_the_journal(source: PostgresS
     with Journal.open_writer(source.journal):
         with pytest.raises(OwnedError, match="is written by"):
             source.reset()
-        assert read_slot(session, source.slot) is not None
+        assert read_slot(session, source.options.slot) is not None
         assert Journal.is_written(source.journal)
     source.reset()
-    assert read_slot(session, source.slot) is None
-    assert not Path(source.journal).exists()
+    assert read_slot(session, source.options.slot) is None
+    assert not source.journal.exists()
 
 
 def test_a_journal_that_lies_elsewhere_is_emptied_by_a_reset(source: PostgresSource, tmp_path: Path) -> None:
-    elsewhere = Path(source.journal).rename(tmp_path / "elsewhere")
-    Path(source.journal).symlink_to(elsewhere)
+    elsewhere = source.journal.rename(tmp_path / "elsewhere")
+    source.journal.symlink_to(elsewhere)
     source.reset()
     source.prepare()
     assert JournalReader(source.journal).mark() > JournalReader(tmp_path / "empty").mark()

@@ -11,13 +11,14 @@ import pytest
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
 from tailrace.model.change import START
 from tailrace.option.table import TableOptions
-from tailrace.option.value import OptionContext
+from tailrace.option.value import OptionContext, Secret
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api, ApiTls, QueryRefusedError
 from tailrace.source.rqlite.listener import secure
-from tailrace.source.rqlite.option import RqliteOptions
+from tailrace.source.rqlite.option import AuthOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.source import RqliteSource
+from tailrace.source.source import SourceContext
 from tailrace.source.sqlite.catalog import describe
 from tailrace.testing.certificate import make_authority
 from tests.support.rqlite_following import free_port, make_source
@@ -100,7 +101,7 @@ def test_the_options_for_the_api_reach_it(tmp_path: Path) -> None:
     given = {"api": "https://n:4001", "api_tls": {"ca": "ca.pem", "cert": "c.pem", "key": "c.key"}}
     place = OptionContext("p", tmp_path, tmp_path / "state")
     options = RqliteOptions.model_validate({"type": "rqlite", **given}, context=place)
-    source = RqliteSource.from_options(options, name="p", tables=TableOptions(), state_dir=tmp_path)
+    source = RqliteSource(options, SourceContext("p", TableOptions(), tmp_path))
     assert source.apis()[""].tls == ApiTls(*(str(tmp_path / name) for name in ("ca.pem", "c.pem", "c.key")))
 
 
@@ -116,7 +117,9 @@ def test_rows_are_fetched_without_the_columns_that_are_gone() -> None:
 
 
 def test_neither_source_nor_api_show_a_password(tmp_path: Path) -> None:
-    source = make_source(tmp_path, 8099, api="http://127.0.0.1:4001", api_username="reader", api_password="canary")
+    source = make_source(
+        tmp_path, 8099, api="http://127.0.0.1:4001", api_auth=AuthOptions(username="reader", password=Secret("canary"))
+    )
     assert "canary" not in repr(source) + repr(source.apis())
     assert pickle.loads(pickle.dumps(source)) == source
 
@@ -124,7 +127,7 @@ def test_neither_source_nor_api_show_a_password(tmp_path: Path) -> None:
 def test_a_check_says_what_is_wrong_with_a_cluster(tmp_path: Path) -> None:
     with RqliteNode(NOWHERE, service="svc") as node:
         node.execute("CREATE TABLE good (id INTEGER PRIMARY KEY)", "CREATE TABLE bad (rowid, _rowid_, oid)")
-        findings = make_source(tmp_path, free_port(), api=(("other", node.url),)).check()
+        findings = make_source(tmp_path, free_port(), api={"other": node.url}).check()
         assert [one.level for one in findings] == ["ok", "error", "error", "ok"]
         assert "sends its changes as service svc" in findings[1].message
         single = make_source(tmp_path, free_port(), api=node.url)
@@ -132,5 +135,5 @@ def test_a_check_says_what_is_wrong_with_a_cluster(tmp_path: Path) -> None:
         with pytest.raises(PreflightError, match=r"svc\.bad"):
             single.prepare()
     (tmp_path / "schema.sql").write_text("CREATE TABLE t (")
-    findings = make_source(tmp_path, free_port(), schema_file=str(tmp_path / "schema.sql")).check()
+    findings = make_source(tmp_path, free_port(), schema_file=tmp_path / "schema.sql").check()
     assert [one.level for one in findings] == ["ok", "error", "warning"]

@@ -127,7 +127,7 @@ def copied(replay: SourceReplay) -> list[int]:
 
 def test_a_copy_is_resumed_at_its_next_chunk(tmp_path: Path) -> None:
     sql = "CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)"
-    with node_and_replay(tmp_path, sql, chunk_rows=5) as (node, replay):
+    with node_and_replay(tmp_path, sql, copying={"chunk_rows": 5}) as (node, replay):
         for number in range(20):
             node.execute(["INSERT INTO t VALUES (?, 'v')", number])
         replay.catch_up()

@@ -7,7 +7,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from tailrace.model.change import START, Op
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import TableDirectives
 from tailrace.source.rqlite.receiver import STATUS, receiving_alone
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile, follow_alone
 from tailrace.source.sqlite.offset import SqliteOffset
 from tailrace.system.child_process import read_status
 from tailrace.testing.replay import SourceReplay
@@ -26,6 +25,7 @@ from tailrace.testing.wait import wait_until
 from tests.support.rqlite_following import LIMIT, changes, fails, free_port, make_source, node_and_replay, post, rows
 from tests.support.rqlite_node import RqliteNode
 from tests.support.rqlite_posting import RECORDED, body, entry
+from tests.support.source_making import with_tables
 
 ITEMS = "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price REAL)"
 WORDS = "CREATE TABLE words (w TEXT NOT NULL PRIMARY KEY, n INTEGER)"
@@ -56,7 +56,7 @@ def test_recorded_requests_become_tables_without_anything_else_being_known(
     file: str, service: str, table: str, tmp_path: Path
 ) -> None:
     source = make_source(tmp_path, free_port(), missing_images="pass")
-    source = replace(source, tables_wanted=TableOptions(include=[f"{service}.{table}"]))
+    source = with_tables(source, TableOptions(include=[f"{service}.{table}"]))
     bodies = recorded(file)
     with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
@@ -74,9 +74,9 @@ def test_a_schema_file_gives_types_and_keys(tmp_path: Path) -> None:
         "CREATE TABLE tx (k TEXT PRIMARY KEY, v INTEGER, bigi INTEGER, z TEXT);"
         "CREATE TABLE tb (a BOOLEAN, d DATETIME, j JSON);"
     )
-    source = replace(
-        make_source(tmp_path, free_port(), schema_file=str(file), missing_images="pass"),
-        tables_wanted=TableOptions(include=["svc1.t", "svc1.tb"]),
+    source = with_tables(
+        make_source(tmp_path, free_port(), schema_file=file, missing_images="pass"),
+        TableOptions(include=["svc1.t", "svc1.tb"]),
     )
     with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
@@ -89,7 +89,7 @@ def test_a_schema_file_gives_types_and_keys(tmp_path: Path) -> None:
 def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_path: Path) -> None:
     file = tmp_path / "schema.sql"
     file.write_text(ITEMS)
-    source = make_source(tmp_path, free_port(), schema_file=str(file))
+    source = make_source(tmp_path, free_port(), schema_file=file)
     with SourceReplay(source, LIMIT) as replay:
         _ = replay.follower
         post(source, body([entry(3, insert("items", 1, id=1, name="a", price=2))]))
@@ -119,7 +119,7 @@ def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, Sourc
     with RqliteNode(url, service="one") as one, RqliteNode(url, service="two") as two:
         one.execute(ITEMS)
         two.execute(ITEMS)
-        with SourceReplay(make_source(tmp_path, port, api=(("one", one.url), ("two", two.url))), LIMIT) as replay:
+        with SourceReplay(make_source(tmp_path, port, api={"one": one.url, "two": two.url}), LIMIT) as replay:
             replay.catch_up()
             yield one, two, replay
 
@@ -252,7 +252,7 @@ def test_a_policy_may_stop_at_a_schema_change(tmp_path: Path) -> None:
     tables = TableOptions.model_validate({"defaults": {"schema_changes": "stop"}})
     with RqliteNode(f"http://127.0.0.1:{port}/cdc") as node:
         node.execute(ITEMS)
-        source = replace(make_source(tmp_path, port, api=node.url), tables_wanted=tables)
+        source = with_tables(make_source(tmp_path, port, api=node.url), tables)
         with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             node.execute("ALTER TABLE items ADD COLUMN more TEXT")
@@ -276,7 +276,7 @@ def test_a_rebuilt_cluster_stops_its_own_tables_and_no_others(tmp_path: Path) ->
             node.execute(ITEMS)
             for number in range(20):
                 node.execute(["INSERT INTO items VALUES (?, 'x', 1)", number])
-        source = make_source(tmp_path, port, api=(("one", one.url), ("two", two.url)))
+        source = make_source(tmp_path, port, api={"one": one.url, "two": two.url})
         with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             one.rebuild()
@@ -297,7 +297,7 @@ def test_a_rebuilt_cluster_stops_its_own_tables_and_no_others(tmp_path: Path) ->
             replay.planned = None
             replay.directives = TableDirectives(stopped={"one.items": None})
             wait_until(lambda: replay.step() or (600,) in replay.tables["two.items"].rows)
-            assert source.status()["error"] is not None
+            assert source.status().error is not None
 
 
 def test_events_arrive_once_after_a_failover(tmp_path: Path) -> None:
@@ -334,20 +334,20 @@ def test_the_source_stands_alone_with_a_cursor_of_its_own(tmp_path: Path) -> Non
     with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
         node.execute(ITEMS)
         source = make_source(tmp_path, port, api=node.url).for_reader("other", "svc.items")
-        follower = source.follow()
+        follower = follow_alone(source)
         try:
             start = follower.start()
             end = follower.latest(start, LIMIT, TableDirectives())
             assert [one.upstream_id for one in source.progress(end)] == ["svc.items"]
         finally:
             follower.stop()
-        again = source.follow()
+        again = follow_alone(source)
         try:
             assert again.plan(start, end)[0].copies is not None
         finally:
             again.stop()
         source.reset()
-        assert not Path(source.journal).exists()
+        assert not source.journal.exists()
 
 
 def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> None:
@@ -355,7 +355,7 @@ def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> No
     with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
         node.execute(ITEMS, "CREATE TABLE noise (v TEXT)")
         source = make_source(tmp_path, port, api=node.url, max_bytes=1_000_000)
-        with SourceReplay(replace(source, tables_wanted=TableOptions(include=["svc.items"])), LIMIT) as replay:
+        with SourceReplay(with_tables(source, TableOptions(include=["svc.items"])), LIMIT) as replay:
             replay.catch_up()
             for _ in range(40):
                 node.execute(["INSERT INTO noise VALUES (?)", "x" * 100_000])
@@ -373,7 +373,7 @@ def test_a_node_that_does_not_tell_its_service_makes_no_other_of_those_that_post
     with Silent("http://127.0.0.1:1/cdc", service="svc") as node:
         source = make_source(tmp_path, free_port(), api=node.url)
         assert source.services() == ["rqlite"]
-        with source.receiving():
+        with source.receive():
             post(source, body([entry(4)], service="svc"))
         assert source.services() == ["svc"]
         assert source.api_of("svc") is not None
@@ -383,7 +383,7 @@ def test_a_batch_of_a_cluster_that_has_gone_silent_is_planned_again(tmp_path: Pa
     with Silent("http://127.0.0.1:1/cdc") as node:
         source = make_source(tmp_path, free_port(), api=node.url)
         source.prepare()
-        follower = source.follow(SchemaFile())
+        follower = source.follow(SchemaFile(), is_receiving=True)
         try:
             told = {"services": {"svc": SqliteOffset(START).to_json()}}
             assert follower.plan({"services": {}}, told) == []
@@ -394,17 +394,17 @@ def test_a_batch_of_a_cluster_that_has_gone_silent_is_planned_again(tmp_path: Pa
 
 def test_a_receiver_that_was_killed_is_not_said_to_receive(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
-    with source.receiving():
+    with source.receive():
         post(source)
-        wait_until(lambda: source.status()["gear"] == "receiving")
-        os.kill(read_status(Path(source.journal), STATUS)["pid"], signal.SIGKILL)
-        wait_until(lambda: source.status()["gear"] == "waiting", 5)
+        wait_until(lambda: source.status().gear == "receiving")
+        os.kill(read_status(source.journal, STATUS)["pid"], signal.SIGKILL)
+        wait_until(lambda: source.status().gear == "waiting", 5)
 
 
 def test_a_reset_keeps_receivers_away_until_everything_is_gone(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
-    journal = Path(source.journal)
-    with source.receiving():
+    journal = source.journal
+    with source.receive():
         post(source, body([entry(4)], service="svc"))
         with pytest.raises(OwnedError, match="receives into"):
             source.reset()

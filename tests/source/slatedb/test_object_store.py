@@ -15,6 +15,7 @@ from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.wal import read_head
+from tailrace.source.source import SourceContext
 from tailrace.testing.replay import SourceReplay
 from tests.support.slatedb_bucket import Buckets
 from tests.support.slatedb_writing import Writer
@@ -61,7 +62,7 @@ def source_of(buckets: Buckets, state: Path, apart: bool) -> SlateDbSource:
     store = {"type": "s3", "bucket": "ledger", "options": buckets.options}
     wal = {"wal_store": {**store, "bucket": "wal"}} if apart else {}
     options = SlateDbOptions.model_validate({"type": "slatedb", "path": "db1", "store": store, "poll": "10ms", **wal})
-    return SlateDbSource.from_options(options, name="buckets", tables=TABLES, state_dir=state)
+    return SlateDbSource(options, SourceContext("buckets", TABLES, state))
 
 
 @pytest.mark.usefixtures("impatient")

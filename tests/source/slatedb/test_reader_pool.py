@@ -20,14 +20,15 @@ from tailrace.model.change import Changes
 from tailrace.option.table import TableOptions
 from tailrace.source.slatedb import reader_pool as crews
 from tailrace.source.slatedb.log_split import WalRange, WalSplit, read_wal
-from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase
 from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.slatedb.option import ObjectStoreOptions
 from tailrace.source.slatedb.reader_pool import WORTHWHILE_BYTES, ReaderPool
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.wal import find_tail
 from tailrace.testing.wait import wait_until
 from tests.support.process import is_ended
 from tests.support.slatedb_writing import Writer
+from tests.support.source_making import make_slatedb, with_options
 
 ROOT = Path(__file__).parents[3]
 END = 2**62
@@ -78,10 +79,7 @@ def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew:
     ("change", "size"),
     [
         (lambda source: source, WORTHWHILE_BYTES - 1),
-        (
-            lambda source: replace(source, database=replace(source.database, wal_store=ObjectStore("memory", "m"))),
-            2**40,
-        ),
+        (lambda source: with_options(source, wal_store=ObjectStoreOptions(type="memory", name="m")), 2**40),
     ],
 )
 def test_small_splits_and_stores_in_memory_stay_here(
@@ -179,7 +177,7 @@ def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path
 
 def _own(store: str) -> None:
     """Start a further process, say which, and never end."""
-    source = SlateDbSource("own", SlateDbDatabase("db1", ObjectStore("local", store)), TableOptions(), f"{store}-state")
+    source = make_slatedb({"type": "local", "path": store}, Path(f"{store}-state"))
     [_, split] = splits_of(source)
     os.cpu_count = lambda: 2
     read_two(crews.reader_pool(), source, split, split)

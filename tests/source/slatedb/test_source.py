@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pickle
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pytest
 from tailrace.errors import LostError, StaleCopyError, TableError
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, TableDirectives
+from tailrace.source.schema_file import follow_alone
 from tailrace.source.slatedb import follower
 from tailrace.source.slatedb.expiry_index import ExpiryIndex
 from tailrace.source.slatedb.log_split import ExpirySplit, WalSplit
@@ -20,9 +20,11 @@ from tailrace.source.slatedb.object_store import ObjectStore, SlateDbDatabase, b
 from tailrace.source.slatedb.option import SlateDbOptions
 from tailrace.source.slatedb.source import SlateDbSource
 from tailrace.source.slatedb.wal_archive import archived_numbers
+from tailrace.source.source import PIPELINE, SourceContext
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.support.slatedb_writing import Writer
+from tests.support.source_making import make_slatedb
 
 LIMIT = Limit(10_000, 64_000_000)
 TABLE = "slatedb.db1"
@@ -138,7 +140,7 @@ def lose_files(writer: Writer) -> None:
 
 def test_kept_files_are_read_though_slatedb_has_collected_them(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
-        source = writer.source(tmp_path / "state", keeps=str(tmp_path / "kept"))
+        source = writer.source(tmp_path / "state", keep_wal=(tmp_path / "kept"))
         with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             kept = source.keep_wal
@@ -229,9 +231,7 @@ def test_partitions_share_the_keys_without_overlap(tmp_path: Path) -> None:
         found: list[bytes] = []
         for index in range(3):
             given = SlateDbOptions.model_validate({**options, "partition": {"of": 3, "index": index}})
-            source = SlateDbSource.from_options(
-                given, name=f"part{index}", tables=TableOptions(), state_dir=tmp_path / f"state{index}"
-            )
+            source = SlateDbSource(given, SourceContext(f"part{index}", TableOptions(), tmp_path / f"state{index}"))
             with SourceReplay(source, LIMIT) as replay:
                 replay.catch_up()
                 if index == 0:
@@ -273,9 +273,7 @@ def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
 
 
 def test_a_database_that_is_not_there_is_an_error_of_check(tmp_path: Path) -> None:
-    source = SlateDbSource(
-        "none", SlateDbDatabase("db1", ObjectStore("local", str(tmp_path))), TableOptions(), str(tmp_path / "s")
-    )
+    source = make_slatedb({"type": "local", "path": tmp_path}, tmp_path / "s")
     assert levels(source) == {"database db1": "error"}
 
 
@@ -294,23 +292,23 @@ def test_a_database_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Pa
 
 def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
-        source = writer.source(tmp_path / "state", min_age_seconds=0.4)
+        source = writer.source(tmp_path / "state", min_age=0.4)
         with SourceReplay(source, Limit(1, 1 << 30)) as replay:
             replay.catch_up()
-            assert source.status()["error"] is None
+            assert source.status().error is None
             for number in range(5):
                 writer.put(b"%d" % number, b"")
             time.sleep(0.3)
             replay.crash()
             replay.step()
-            assert "may delete it" in source.status()["error"]
-            assert "keep_wal" in source.status()["fix"]
+            assert "may delete it" in (source.status().error or "")
+            assert "keep_wal" in (source.status().fix or "")
             assert levels(source)["WAL retention"] == "warning"
 
 
 def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
-        source = writer.source(tmp_path / "state", min_age_seconds=0.4)
+        source = writer.source(tmp_path / "state", min_age=0.4)
         with SourceReplay(source, LIMIT) as replay:
             replay.catch_up()
             writer.fence()
@@ -318,7 +316,7 @@ def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: P
             time.sleep(0.3)
             replay.crash()
             replay.step()
-            assert "may delete it" in source.status()["error"]
+            assert "may delete it" in (source.status().error or "")
 
 
 def test_a_stopped_table_goes_on_behind_the_position_it_had(tmp_path: Path) -> None:
@@ -415,7 +413,7 @@ def test_a_source_travels_and_shows_no_credentials(tmp_path: Path) -> None:
             "wal_store": {"type": "memory", "name": "wal"},
         }
     )
-    source = SlateDbSource.from_options(options, name="s", tables=TableOptions(), state_dir=tmp_path)
+    source = SlateDbSource(options, SourceContext("s", TableOptions(), tmp_path))
     assert "CANARY" not in repr(source)
     assert "CANARY" not in options.model_dump_json()
     assert pickle.loads(pickle.dumps(source)) == source
@@ -432,7 +430,7 @@ def test_a_store_in_memory_is_the_same_for_everyone_in_the_process(tmp_path: Pat
         await db.shutdown()
 
     run(write(), "writing")
-    source = SlateDbSource("memory", database, TableOptions(), str(tmp_path), poll_seconds=0.0)
+    source = make_slatedb({"type": "memory", "name": f"of {tmp_path}"}, tmp_path)
     with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()
         assert keys(replay) == [b"k"]
@@ -443,8 +441,8 @@ def test_a_reader_of_one_table_has_a_place_of_its_own(tmp_path: Path) -> None:
     with Writer(tmp_path / "store", tables) as writer:
         source = writer.source(tmp_path / "state", tables).for_reader("other", "slatedb.t")
         assert [str(table.table) for table in source.tables()] == ["slatedb.t"]
-        assert source.expiry_folder != replace(source, reader="pipeline").expiry_folder
-        follower = source.follow()
+        assert source.expiry_folder != source.for_reader(PIPELINE).expiry_folder
+        follower = follow_alone(source)
         follower.stop()
         source.reset()
         source.reset()

@@ -21,8 +21,8 @@ from tailrace.errors import UnavailableError
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit
 from tailrace.source.sqlite.connection import CapturedFile
-from tailrace.source.sqlite.source import SqliteSource
 from tailrace.testing.replay import SourceReplay
+from tests.support.source_making import make_sqlite
 
 Opens = Literal["alone", "shared"]
 
@@ -100,7 +100,7 @@ def tables(path: Path) -> None:
 
 
 def follow(path: Path) -> None:
-    source = SqliteSource("app", str(path), str(path.parent / "tape"), TableOptions(), library="turso")
+    source = make_sqlite(path, path.parent, TableOptions(), type="turso")
     with SourceReplay(source, Limit(500, 10**9)) as replay:
         replay.catch_up()
         assert len(replay.contents()["main.items"]) == count_quietly(path)
@@ -214,9 +214,7 @@ def test_what_is_written_without_turso_is_seen_by_the_next_that_shares_the_file(
 
 
 def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_when_it_is_closed(path: Path) -> None:
-    source = SqliteSource(
-        "app", str(path), str(path.parent / "tape"), TableOptions(), library="turso", purge_seconds=0.0
-    )
+    source = make_sqlite(path, path.parent, TableOptions(), type="turso", purge=0.0)
     with running(path, "shared") as application:
         assert application.insert(5) == 5
         source._purge(8, before=2**40)

@@ -107,7 +107,7 @@ def test_a_table_made_again_under_its_name_is_copied_anew(kind: Kind, tmp_path: 
 
 def test_a_schema_change_stops_the_table_where_its_policy_says_so(tmp_path: Path) -> None:
     policy = TableOptions.model_validate({"include": ["main.*"], "defaults": {"schema_changes": "stop"}})
-    with captured(tmp_path, "turso", ITEMS) as app, following(app, tmp_path, tables_wanted=policy) as to:
+    with captured(tmp_path, "turso", ITEMS) as app, following(app, tmp_path, tables=policy) as to:
         app.run("ALTER TABLE items ADD COLUMN note TEXT")
         app.run("INSERT INTO items VALUES (1, 'a', 1, 'n')")
         with pytest.raises(SchemaChangedError):
@@ -116,7 +116,7 @@ def test_a_schema_change_stops_the_table_where_its_policy_says_so(tmp_path: Path
 
 def test_columns_stay_those_of_the_copy_where_changes_are_ignored(tmp_path: Path) -> None:
     policy = TableOptions.model_validate({"include": ["main.*"], "defaults": {"schema_changes": "ignore"}})
-    with captured(tmp_path, "turso", ITEMS) as app, following(app, tmp_path, tables_wanted=policy) as to:
+    with captured(tmp_path, "turso", ITEMS) as app, following(app, tmp_path, tables=policy) as to:
         app.run("ALTER TABLE items ADD COLUMN note TEXT")
         app.run("INSERT INTO items VALUES (1, 'a', 1, 'n')")
         assert [one["row"] for one in changes(to)] == [{"id": 1, "name": "a", "price": 1.0}]
@@ -186,5 +186,5 @@ def test_both_types_are_opened_by_their_name(library: str, tmp_path: Path) -> No
     )
     source = open_source(config)
     assert isinstance(source, SqliteSource)
-    assert (source.library, source.cdc_table, source.purge_seconds) == (library, "tape", 604_800.0)
-    assert source.path == str(tmp_path.resolve() / "app.db")
+    assert (source.options.type, source.options.cdc_table, source.options.purge) == (library, "tape", 604_800.0)
+    assert source.options.path == tmp_path.resolve() / "app.db"

@@ -139,7 +139,7 @@ def test_numbers_of_changes_are_not_told_as_bytes_of_a_log(tmp_path: Path) -> No
     with captured(tmp_path, "trigger", ITEMS) as application, following(application, tmp_path) as replay:
         application.run("INSERT INTO items VALUES (1, 'a', 1.0)")
         status = replay.source.status()
-        assert (status["received"] is None, status.get("server")) == (False, None)
+        assert (status.received is None, status.server) == (False, None)
 
 
 def test_a_batch_ends_with_a_transaction(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_purge_of_what_a_stopped_table_still_needs_is_noticed(tmp_path: Path) 
 # Not with apsw: to purge is to write, and no second SQLite library may do that in this process.
 @pytest.mark.parametrize("kind", ["trigger", "turso"])
 def test_consumed_changes_are_purged_and_numbers_go_on(kind: Kind, tmp_path: Path) -> None:
-    with captured(tmp_path, kind, ITEMS) as app, following(app, tmp_path, purge_seconds=-10.0) as to:
+    with captured(tmp_path, kind, ITEMS) as app, following(app, tmp_path, purge=-10.0) as to:
         (tmp_path / "tape" / "purged").unlink()
         for key in range(50):
             app.run("INSERT INTO items VALUES (?, 'a', 0)", key)

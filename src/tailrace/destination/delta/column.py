@@ -11,17 +11,18 @@ timestamp of any unit              microseconds; without a zone as timestampNtz
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, LEAVE_OUT, METADATA, OP, POSITION
+from tailrace.destination.metadata import metadata_fields, metadata_values
+from tailrace.destination.preflight import LEAVE_OUT
 from tailrace.errors import UnfitError
-from tailrace.model.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
+from tailrace.model.change import EXACT, UNCHANGED, Changes, Op
 from tailrace.model.collapse import Marks
 from tailrace.model.schema import TableSchema
 
@@ -95,7 +96,7 @@ class DeltaLayout:
     """
 
     table: TableSchema
-    metadata: tuple[str, ...]
+    metadata: bool
     keeps_deleted: bool
     partition_by: tuple[str, ...] = ()
     exact: bool = False
@@ -116,12 +117,11 @@ class DeltaLayout:
             )
             for column in self.table.columns
         ]
-        named = METADATA.keys() if self.history else {*self.metadata, *(() if self.keyed else ("position", "op"))}
-        fields += [METADATA[name] for name in METADATA if name in named]
+        fields += metadata_fields(
+            keyed=self.keyed, wanted=self.metadata or self.history, keeps_deleted=self.keeps_deleted
+        )
         if self.history:
             fields.append(pa.field(UNCHANGED, pa.list_(pa.string())))
-        if self.keeps_deleted and self.keyed:
-            fields.append(pa.field(DELETED_AT, pa.timestamp("us", "UTC")))
         if self.exact:
             fields.append(pa.field(EXACT, pa.string()))
         return pa.schema(fields)
@@ -134,26 +134,20 @@ class DeltaLayout:
             to_delta(values, delta_type(column.type), column.name, str(self.table.table))
             for column, values in zip(self.table.columns, columns, strict=True)
         ]
-        own: dict[str, Callable[[], Any]] = {
-            POSITION: lambda: position_texts(marks.commit, marks.ordinal),
-            OP: lambda: op_names(marks.op),
-            COMMITTED_AT: lambda: self._times(marks, now),
-            DELETED_AT: lambda: pc.if_else(
-                pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None
-            ),
-            UNCHANGED: lambda: unchanged,
-            EXACT: lambda: marks.exact,
-        }
-        arrays += [own[field.name]() for field in list(self.schema)[len(arrays) :]]
+        if self.history:
+            marks = replace(marks, committed_at=_times(marks, now))
+        special = {UNCHANGED: unchanged, EXACT: marks.exact}
+        own = [field.name for field in list(self.schema)[len(arrays) :]]
+        arrays += metadata_values([name for name in own if name not in special], marks, now)
+        arrays += [special[name] for name in own if name in special]
         return pa.table(arrays, schema=self.schema)
-
-    def _times(self, marks: Marks, now: pa.TimestampScalar) -> pa.ChunkedArray[Any]:
-        """When the changes were committed. In a history a change has a time: that of now, where nobody tells."""
-        if not self.history:
-            return marks.committed_at
-        return pc.if_else(pa.array(marks.op == Op.READ), marks.committed_at, pc.fill_null(marks.committed_at, now))
 
     def rows_of(self, changes: Changes, now: pa.TimestampScalar) -> pa.Table:
         """The changes themselves as rows, uncollapsed."""
         unchanged = changes.unchanged_names() if self.history else None
         return self.rows(changes.row.flatten(), Marks.of(changes), now, unchanged)
+
+
+def _times(marks: Marks, now: pa.TimestampScalar) -> pa.ChunkedArray[Any]:
+    """When the changes of a history were committed. Each has a time: that of now, where the source gives none."""
+    return pc.if_else(pa.array(marks.op == Op.READ), marks.committed_at, pc.fill_null(marks.committed_at, now))

@@ -1,4 +1,4 @@
-"""Copy on write: find the files that hold a batch's keys, write those anew, leave all others alone.
+"""Copy on write: find the files that hold a batch's keys, write those again, leave all others alone.
 
 An updated row goes into the new copy of the file that held it, so files keep their range of keys and their number;
 only rows that are new go into a file of their own, or join the smallest file there is.
@@ -19,13 +19,13 @@ import pyarrow.compute as pc
 
 from tailrace.destination import Refetch
 from tailrace.destination.delta.column import DeltaLayout, delta_type, to_delta
-from tailrace.destination.delta.completion import complete
 from tailrace.destination.delta.data_file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
 from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
 from tailrace.destination.delta.projection import AS_IS
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
+from tailrace.destination.metadata import DELETED_AT, truncate_values
+from tailrace.destination.partial_row import Cast, complete, left_out_columns
 from tailrace.model import key as keys
-from tailrace.model.change import Op, position_texts
+from tailrace.model.change import EXACT, Op
 from tailrace.model.collapse import Collapsed
 
 _JOINED_BYTES = 192 << 20
@@ -77,7 +77,9 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
                 entry.dead.append(alive)
                 home[which], home_row[which] = number, alive
 
-    rows_table, marks, kept = complete(target, collapsed, wanted, home, home_row, candidates, finder, refetch)
+    old, at = _old_values(target, collapsed, wanted, home, home_row, candidates, kinds)
+    kept_types = pa.schema([layout.schema.field(column) for column in layout.table.arrow.names])
+    rows_table, marks, kept = complete(collapsed, old, at, refetch, schema=kept_types, cast=_cast_of(layout))
     upsert = layout.rows(rows_table, marks, now) if upserts else None
     fresh = np.arange(len(kept))
     if upsert is not None:
@@ -103,6 +105,43 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         outcome.deletes = int((marks.op == Op.DELETE).sum())
         outcome.upserts -= outcome.deletes
     return outcome
+
+
+def _old_values(
+    target: DeltaTarget,
+    collapsed: Collapsed,
+    wanted: KeyProbe,
+    home: Indexes,
+    home_row: Indexes,
+    candidates: Sequence[Candidate],
+    kinds: Mapping[str, pa.DataType],
+) -> tuple[pa.Table, Indexes]:
+    """What changes left out, from the rows of before the batch; for each incomplete row which of these, or -1."""
+    has_exact = EXACT in target.schema.names
+    columns = [*left_out_columns(collapsed), *([EXACT] if has_exact else [])]
+    schema = pa.schema([target.schema.field(column) for column in columns])
+    at = np.full(len(collapsed.incomplete), -1, np.int64)
+    if collapsed.unchanged is None or collapsed.truncated:
+        return schema.empty_table(), at
+    name = str(collapsed.table.table)
+    sought = keys.comparable([to_delta(collapsed.lookup.column(c), k, c, name) for c, k in kinds.items()])
+    where = keys.positions(sought, wanted.key)
+    where[np.asarray(pc.is_null(collapsed.lookup.column(0)).to_numpy(zero_copy_only=False), bool)] = -1
+    found = np.where(where >= 0, home[where], -1)
+    pieces: list[pa.Table] = [schema.empty_table()]
+    for number in np.unique(found[found >= 0]):
+        entry = candidates[number]
+        rows = np.flatnonzero(found == number)
+        read = [old for column in columns if (old := entry.reading.name(column)) is not None]
+        tables = read_columns(target.place, entry.file, read, partition_kinds(target, entry.file))
+        whole = pa.concat_tables([entry.reading.read(some, schema) for some in tables])
+        at[rows] = sum(map(len, pieces)) + np.arange(len(rows))
+        pieces.append(whole.take(pa.array(home_row[where[rows]])))
+    return pa.concat_tables(pieces), at
+
+
+def _cast_of(layout: DeltaLayout) -> Cast:
+    return lambda values, kind, column: to_delta(values, kind, column, str(layout.table.table))
 
 
 def _in_threads(job: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
@@ -154,16 +193,7 @@ class _Wipe:
 
     @classmethod
     def of(cls, collapsed: Collapsed, now: pa.TimestampScalar) -> _Wipe:
-        marks = collapsed.truncate_marks
-        at = marks.committed_at[0]
-        return cls(
-            {
-                DELETED_AT: at if at.is_valid else now,
-                OP: pa.scalar("truncate"),
-                POSITION: position_texts(marks.commit, marks.ordinal)[0],
-                COMMITTED_AT: at,
-            }
-        )
+        return cls(truncate_values(collapsed.truncate_marks, now))
 
     def stamp(self, rows: pa.Table) -> pa.Table:
         """Rows that were alive are deleted now; those deleted before stay as they were."""
@@ -247,7 +277,7 @@ def _write_new(target: DeltaTarget, upsert: pa.Table, part: Indexes, limit: int)
 
 
 def log(target: DeltaTarget, tables: Iterable[pa.Table], changes: int) -> Outcome:
-    """The changes of a table without a key, as new rows behind those there are."""
+    """The changes of a table without a key, as new rows after those there are."""
     stale = [Candidate(file, target.reading) for file in target.files if target.reading.rewrite]
     copied = [Candidate(file, reading, staged=True) for file, reading in target.staged]
     outcome = _write(target, [*stale, *copied], None, _NONE, None)

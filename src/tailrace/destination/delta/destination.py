@@ -4,27 +4,28 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import ClassVar, Literal
+from urllib.parse import unquote
 
 import pyarrow as pa
 
-from tailrace.destination import Batch, DirectCommitter, Refetch, Staged, Written
-from tailrace.destination.delta import copy, copy_on_write, maintenance, preflight
+from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, copy
+from tailrace.destination.chunking import parts
+from tailrace.destination.delta import copy_on_write, maintenance, preflight
 from tailrace.destination.delta.column import DeltaLayout
 from tailrace.destination.delta.data_file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit, reaching
-from tailrace.destination.delta.maintenance import Compaction, Vacuum
+from tailrace.destination.delta.option import DeltaOptions
 from tailrace.destination.delta.projection import ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.part import METADATA, early_changes_error, now, parts, require_unwritten
+from tailrace.destination.metadata import now
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.model.change import EXACT, UNCHANGED, Changes
 from tailrace.model.collapse import Collapsed, any_exact, collapse, fit, slim
@@ -33,57 +34,25 @@ from tailrace.model.table_rows import TableRows
 from tailrace.option.table import idle, matches
 from tailrace.system import failpoint
 
-if TYPE_CHECKING:
-    from tailrace.destination.delta.option import DeltaOptions
-
 _TRIES = 5
 PART_BYTES = 256 << 20
-"""How much of a batch is collapsed and written at a time: all of it as a rule, since every part writes the files anew
-that hold its keys."""
+"""How much of a batch is collapsed and written at a time: all of it as a rule, since every part writes the files
+again that hold its keys."""
 HUGE_PART_BYTES = 96 << 20
 """The same for a batch that grew past that for a huge transaction, which is to take less memory."""
 
 
-@dataclass(frozen=True)
-class DeltaDestination:
-    """Keeps each table as a Delta table; frozen and picklable, files are opened inside its methods.
+class DeltaDestination(DeltaOptions, Destination):
+    """Keeps each table as a Delta table; files are opened inside its methods.
 
-    deletes        `hard` removes deleted rows; `soft` keeps them with `_tailrace_deleted_at` set, until the key is
-                   inserted again
-    metadata       adds `_tailrace_position`, `_tailrace_op` and `_tailrace_committed_at`, or those named of `position`,
-                   `op`, `committed_at`
-    partition_by   per table (`public.orders`) the columns to partition by
-    compact        when small files are merged; None: never
-    vacuum         when files that no version needs are deleted; None: never
-    history        patterns of tables (`public.*`) that keep a row for each change, though they have a key
-
+    `deletes: soft` keeps deleted rows with `_tailrace_deleted_at` set, until the key is inserted again.
     A table without a key is a log: every change is a row, in order, with its operation and position.
     A value that its column cannot hold stands as text in `_tailrace_exact`; that column comes with the first such
     value.
     """
 
-    path: str
-    deletes: Literal["hard", "soft"] = "hard"
-    metadata: bool | Sequence[str] = False
-    partition_by: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    compact: Compaction | None = field(default_factory=Compaction)
-    vacuum: Vacuum | None = field(default_factory=Vacuum)
-    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    history: Sequence[str] = ()
-
-    @classmethod
-    def from_options(cls, options: DeltaOptions, *, name: str) -> DeltaDestination:
-        compact, vacuum = options.compact, options.vacuum
-        return cls(
-            str(options.path),
-            options.deletes,
-            options.metadata,
-            {table: tuple(columns) for table, columns in options.partition_by.items()},
-            Compaction(compact.files, int(compact.target_bytes)) if compact else None,
-            Vacuum(float(vacuum.every), float(vacuum.retention)) if vacuum else None,
-            dict(options.storage_options),
-            tuple(options.history),
-        )
+    type: Literal["delta"] = "delta"
+    copy_mode: ClassVar[CopyMode] = "own"
 
     @property
     def name(self) -> str:
@@ -105,8 +74,8 @@ class DeltaDestination:
         """Whether a table with a key is kept as a log all the same, one row for each change."""
         return bool(table.key) and matches(table.table, self.history)
 
-    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
-        """Write copied rows to files that no version of the table knows yet.
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage | None = None) -> Staged:
+        """Write copied rows to files that no version of the table knows yet; the stage is not used.
 
         The receipt names them. Each call writes files of its own; those that are never committed go at a vacuum.
         """
@@ -137,25 +106,15 @@ class DeltaDestination:
         }
         return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), sum(file.size for file in files))
 
-    def write_changes(
-        self,
-        table: TableSchema,
-        changes: Iterable[Changes],
-        batch: Batch,
-        *,
-        staged: Sequence[Staged] = (),
-        starts: bool = False,
-        completes: bool = False,
-        refetch: Refetch | None = None,
-        weight: int = 0,
-    ) -> Written:
+    def write_changes(self, batch: TableBatch) -> Written:
         """Make the batch visible in one commit. A batch that is there already is left alone.
 
         What a batch copies into a table that holds rows is held back until the batch that completes the copy, and is
         held once however often the batch is repeated. Nothing is committed when there is nothing to write and the table
-        has the columns of `table` already. Raises OwnedError when another runner of the pipeline committed meanwhile,
-        UnavailableError when the storage does not answer, TableError when this table cannot go on.
+        has the columns of `batch.table` already. Raises OwnedError when another runner of the pipeline committed
+        meanwhile, UnavailableError when the storage does not answer, TableError when this table cannot go on.
         """
+        table, changes, begins = batch.table, batch.log, batch.begins_copy
         name = str(table.table)
         place = self.place(table.table)
         kept = self._layout(table).table
@@ -165,38 +124,37 @@ class DeltaDestination:
             before = DeltaSnapshot.load(place, name)
             if before is not None:
                 before.sync()
-            if before is not None and before.has(batch):
-                if completes:
-                    copy.give_up(place, batch)
+            if before is not None and before.has(batch.batch):
+                if batch.completes_copy:
+                    copy.give_up(place, batch.batch)
                 return Written(repeated=True)
-            if before is None and not starts:
-                root = Path(self.path) if place.is_local else None
-                require_unwritten(table, batch, place.uri, root=root)
+            if before is None and not begins:
+                copy.require_unknown(batch, place.uri, root=Path(self.path) if place.is_local else None)
             pieces = parts(
                 changes,
                 kept,
-                PART_BYTES if weight <= PART_BYTES else HUGE_PART_BYTES,
+                PART_BYTES if batch.log_bytes <= PART_BYTES else HUGE_PART_BYTES,
                 row_bytes=lambda: mean_row_bytes(before.files()) if before is not None else 0,
                 keep_deleted=self.deletes == "soft",
             )
             part = next(pieces, None)
-            receipts: list[copy.FileReceipt] = [json.loads(one.receipt) for one in staged]
-            goes_on = before is not None and not starts and (completes or bool(receipts))
-            held = copy.held(place, batch) if goes_on else []
-            replaces_rows = starts and before is not None and bool(before.files())
-            if not completes and (replaces_rows or (held and receipts)):
+            receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in batch.staged]
+            goes_on = before is not None and not begins and (batch.completes_copy or bool(receipts))
+            held = copy.copy_notes(place, batch.batch) if goes_on else []
+            replaces_rows = begins and before is not None and bool(before.files())
+            if not batch.completes_copy and (replaces_rows or (held and receipts)):
                 if part:
-                    raise early_changes_error(table.table)
-                copy.hold(place, batch, receipts, starts=starts)
+                    raise copy.early(table.table)
+                self._hold(place, batch, receipts)
                 return Written()
-            if completes and held:
-                copy.require_files(place, name, held)
+            if batch.completes_copy and held:
+                _require_files(place, name, held)
                 receipts = [*(receipt for note in held for receipt in note.receipts), *receipts]
-                starts = True
-            elif starts:
-                copy.give_up(place, batch)
+                begins = True
+            elif begins:
+                copy.give_up(place, batch.batch)
             layout = self._layout(table, exact=any(EXACT in _schema_of(receipt).names for receipt in receipts))
-            if not (starts or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
+            if not (begins or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written()
             place.make()
             works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
@@ -208,18 +166,26 @@ class DeltaDestination:
             del part
             for _ in range(tries):
                 try:
-                    written = self._write(place, layout, before, works, receipts, batch, starts, refetch)
+                    written = self._write(place, layout, before, works, receipts, batch, begins)
                 except ConflictError as conflict:
                     problem = conflict
                     before = DeltaSnapshot.load(place, name)
                 else:
-                    if completes:
-                        copy.give_up(place, batch)
+                    if batch.completes_copy:
+                        copy.give_up(place, batch.batch)
                     return written
         message = f"another writer changed the Delta table while batch {batch.id} was written: {problem}"
         if tries == 1:
             raise UnavailableError(f"{message}; the batch is done again", table=name)
         raise TableError(message, table=name, fix=f"stop the other writer of {place.uri}")
+
+    def _hold(self, place: TablePath, batch: TableBatch, receipts: Sequence[copy.Receipt]) -> None:
+        """Keep what a batch staged for the end of its copy. One that begins gives up a copy that did not end."""
+        failpoint.reach("delta.before_hold")
+        copy.hold(place, batch, receipts)
+        failpoint.reach("delta.held")
+        if batch.begins_copy:
+            copy.give_up(place, batch.batch)
 
     def _work(self, chunks: list[Changes], table: TableSchema) -> _Log | Collapsed:
         if table.key:
@@ -232,44 +198,41 @@ class DeltaDestination:
         layout: DeltaLayout,
         before: DeltaSnapshot | None,
         works: Iterable[_Log | Collapsed],
-        receipts: Sequence[copy.FileReceipt],
-        batch: Batch,
-        starts: bool,
-        refetch: Refetch | None,
+        receipts: Sequence[copy.Receipt],
+        batch: TableBatch,
+        begins: bool,
     ) -> Written:
         """Write the files of one part after the other, each on top of those before it, then commit once."""
         name = str(layout.table.table)
         at = now()
         written = Written()
         first = True
-        layout, evolution = _evolve(layout, None if starts else before)
+        layout, evolution = _evolve(layout, None if begins else before)
         reading = evolution.reading
         key = [reading.name(column) for column in layout.table.key]
-        known = before.files(key) if before is not None and not starts else []
+        known = before.files(key) if before is not None and not begins else []
         files = known
         for work in works:
             if work.has_exact and not layout.exact:
-                layout, evolution = _evolve(replace(layout, exact=True), None if starts else before)
+                layout, evolution = _evolve(replace(layout, exact=True), None if begins else before)
             target = DeltaTarget(place, layout, evolution.schema, files)
             if first:
                 target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
             first = False
             if isinstance(work, Collapsed):
-                outcome = copy_on_write.apply(target, work, at, refetch)
+                outcome = copy_on_write.apply(target, work, at, batch.refetch)
             else:
                 rows = (layout.rows_of(chunk, at) for chunk in work.chunks)
                 outcome = copy_on_write.log(target, rows, work.changes)
             gone = {file.path for file in outcome.removes}
             files = [*(file for file in files if file.path not in gone), *outcome.adds]
-            written = Written(
-                written.changes + work.changes, written.upserts + outcome.upserts, written.deletes + outcome.deletes
-            )
+            written += Written(work.changes, outcome.upserts, outcome.deletes)
         place.sync()
         failpoint.reach("delta.before_commit")
         old, new = {file.path for file in known}, {file.path for file in files}
         # A commit that replaces every file can bring new columns as well.
         all_new = bool(evolution.added) and bool(old | new) and old.isdisjoint(new)
-        replaces = before is not None and (starts or reading.rewrite or all_new)
+        replaces = before is not None and (begins or reading.rewrite or all_new)
         commit(
             place,
             name,
@@ -278,22 +241,12 @@ class DeltaDestination:
             layout.partition_by,
             [file.add() for file in files if replaces or file.path not in old],
             [] if replaces else [file.remove() for file in known if file.path not in new],
-            batch,
-            added=() if starts else evolution.added,
+            batch.batch,
+            added=() if begins else evolution.added,
             replace=replaces,
         )
         failpoint.reach("delta.committed")
         return written
-
-    def drop_table_for_copy(self, table: TableSchema) -> None:
-        """Remove the table's directory, and with it what it knows of batches. A repeat finds nothing and does nothing.
-
-        Raises TableError for a table that tailrace did not make.
-        """
-        place = self.place(table.table)
-        with reaching(place, str(table.table)):
-            DeltaSnapshot.load(place, str(table.table))
-            place.remove()
 
     def read_table(self, table: TableSchema) -> TableRows | None:
         return None if self.keeps_history(table) else read_rows(self.place(table.table), table)
@@ -304,26 +257,26 @@ class DeltaDestination:
         with reaching(place, str(table)):
             return maintenance.maintain(place, str(table), self.compact, self.vacuum)
 
-    def committer(self) -> AbstractContextManager[DirectCommitter]:
-        return nullcontext(DirectCommitter())
-
-    def shutdown(self) -> None:
-        """Nothing is open between calls."""
-
     def place(self, table: TableName) -> TablePath:
         """Where a table lies, with all that it takes to open it."""
-        options = {
-            name: getattr(value, "reveal", lambda value=value: str(value))()
-            for name, value in self.storage_options.items()
-        }
-        return TablePath.of(self.path, table, options)
+        return TablePath.of(self.path, table, {name: value.reveal() for name, value in self.storage_options.items()})
 
     def _layout(self, table: TableSchema, *, exact: bool = False) -> DeltaLayout:
-        metadata = tuple(METADATA) if self.metadata is True else tuple(self.metadata or ())
         partition_by = tuple(self.partition_by.get(str(table.table), ()))
         history = self.keeps_history(table)
         kept = replace(table, key=()) if history else table
-        return DeltaLayout(kept, metadata, self.deletes == "soft", partition_by, exact, history)
+        return DeltaLayout(kept, self.metadata, self.deletes == "soft", partition_by, exact, history)
+
+
+def _require_files(place: TablePath, table: str, notes: Sequence[copy.Note]) -> None:
+    """Raises TableError when a file that is held is gone, as after a vacuum by another program."""
+    paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
+    if missing := place.missing(paths):
+        raise TableError(
+            f"{len(missing)} of the {len(paths)} files that were copied are no longer in {place.uri}",
+            table=table,
+            fix=f"tailrace resync FILE {table}, and let no one else vacuum the table meanwhile",
+        )
 
 
 def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLayout, Evolution]:
@@ -350,12 +303,12 @@ def _require_kind(found: pa.Schema, layout: DeltaLayout) -> None:
     )
 
 
-def _schema_of(receipt: copy.FileReceipt) -> pa.Schema:
+def _schema_of(receipt: copy.Receipt) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(receipt["schema"])))
 
 
 def _staged(
-    receipts: Iterable[copy.FileReceipt], schema: pa.Schema, layout: DeltaLayout
+    receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: DeltaLayout
 ) -> list[tuple[DataFile, ColumnReading]]:
     """The files of the receipts, each with how it reads: it may have been written before a schema change."""
     found: list[tuple[DataFile, ColumnReading]] = []

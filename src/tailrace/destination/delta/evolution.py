@@ -1,8 +1,8 @@
 """How a Delta table's columns follow those of its upstream.
 
 Added columns are added, dropped ones stay (and are null in new rows) until another column takes their name. A column
-that is renamed, widened, added with an initial value or under a dropped one's name needs every file written anew, in
-the same commit as the batch that brings it; any other change of a type stops the table.
+that is renamed, widened, added with an initial value or under a dropped one's name needs every file written again,
+in the same commit as the batch that brings it; any other change of a type stops the table.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import pyarrow as pa
 
 from tailrace.destination.delta.column import DeltaLayout, number_of, to_delta
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
-from tailrace.errors import SchemaChangedError, TableError
-from tailrace.model.collapse import origins
+from tailrace.destination.evolution import ColumnKey, ColumnMatch, match_columns
+from tailrace.errors import TableError
 
 
 @dataclass(frozen=True)
@@ -42,14 +42,12 @@ def evolve(now: pa.Schema, layout: DeltaLayout) -> Evolution:
     wanted = layout.schema
     added: list[pa.Field[Any]] = []
     kept: dict[int, pa.Field[Any]] = {}
-    for field, at in zip(wanted, _origins(now, wanted), strict=True):
-        if at is None:
+    for field, match in zip(wanted, _matches(now, wanted, layout), strict=True):
+        if match.at is None:
             added.append(field)
-            continue
-        old = now.field(at)
-        # A type that became narrower upstream stays as it is: every value fits.
-        kind = old.type if is_wider(old.type, field.type) else field.type
-        kept[at] = pa.field(field.name, kind, metadata=field.metadata or old.metadata)
+        else:
+            metadata = field.metadata or now.field(match.at).metadata
+            kept[match.at] = pa.field(field.name, match.type, metadata=metadata)
     names = _folded(wanted)
     fields = [kept.get(at, field) for at, field in enumerate(now) if at in kept or field.name.lower() not in names]
     schema = pa.schema([*fields, *added])
@@ -68,22 +66,15 @@ def reading_of(now: pa.Schema, schema: pa.Schema, layout: DeltaLayout) -> Column
     initial: dict[str, pa.Scalar[Any]] = {}
     first, names = initial_values(layout), _folded(now)
     retyped = False
-    for field, at in zip(schema, _origins(now, schema), strict=True):
-        if at is None:
+    for field, match in zip(schema, _matches(now, schema, layout), strict=True):
+        if match.at is None:
             if field.name in first or field.name.lower() in names:
                 initial[field.name] = first.get(field.name, pa.scalar(None, field.type))
             continue
-        old = now.field(at)
+        old = now.field(match.at)
         if old.name != field.name:
             renamed[field.name] = old.name
-        if old.type != field.type:
-            retyped = True
-            if not (is_wider(field.type, old.type) or is_wider(old.type, field.type)):
-                raise SchemaChangedError(
-                    f"column {field.name} is {field.type} upstream and {old.type} in the Delta table",
-                    table=name,
-                    fix=f"tailrace resync FILE {name}",
-                )
+        retyped = retyped or old.type != field.type
     return ColumnReading(name, renamed, initial, bool(renamed or initial or retyped))
 
 
@@ -123,27 +114,6 @@ def initial_values(layout: DeltaLayout) -> Mapping[str, pa.Scalar[Any]]:
     }
 
 
-def _origins(now: pa.Schema, wanted: pa.Schema) -> list[int | None]:
-    before, after = ([(field.name, number_of(field)) for field in schema] for schema in (now, wanted))
-    return origins(before, after)
-
-
-def is_wider(wide: pa.DataType, narrow: pa.DataType) -> bool:
-    """Whether every value of `narrow` is one of `wide`, so that old files can be read as the new type."""
-    ints = [pa.int8(), pa.int16(), pa.int32(), pa.int64()]
-    if narrow in ints:
-        digits = [3, 5, 10, 19][ints.index(narrow)]
-        if wide in ints:
-            return ints.index(wide) > ints.index(narrow)
-        if pa.types.is_decimal(wide):
-            return bool(wide.precision - wide.scale >= digits)
-        return bool(wide == pa.float64() and narrow != pa.int64())
-    if narrow == pa.float32():
-        return bool(wide == pa.float64())
-    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide):
-        return bool(
-            wide.scale >= narrow.scale
-            and wide.precision - wide.scale >= narrow.precision - narrow.scale
-            and wide != narrow
-        )
-    return False
+def _matches(now: pa.Schema, wanted: pa.Schema, layout: DeltaLayout) -> list[ColumnMatch]:
+    before, after = ([ColumnKey(f.name, number_of(f), f.type) for f in schema] for schema in (now, wanted))
+    return match_columns(before, after, table=str(layout.table.table), place="the Delta table")

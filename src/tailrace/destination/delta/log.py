@@ -80,8 +80,7 @@ class DeltaSnapshot:
 
     def has(self, batch: Batch) -> bool:
         """Whether this batch, or a later one of its pipeline, is in the table."""
-        last = self.handle.transaction_version(app_id(batch))
-        return last is not None and last >= batch.id
+        return batch.is_repeat(self.handle.transaction_version(app_id(batch)))
 
     @cached_property
     def schema(self) -> pa.Schema:

@@ -5,34 +5,16 @@ from __future__ import annotations
 import json
 import math
 import time
-from dataclasses import dataclass
 
-from tailrace.destination.delta import copy
+from tailrace.destination import copy
 from tailrace.destination.delta.data_file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
 from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit
+from tailrace.destination.delta.option import CompactOptions, VacuumOptions
 from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import TablePath
 
-
-@dataclass(frozen=True)
-class Compaction:
-    """Merge small files once a table has `files` of them, into files of at most `target_bytes`."""
-
-    files: int = 64
-    target_bytes: int = 128_000_000
-
-
-@dataclass(frozen=True)
-class Vacuum:
-    """Every so often delete files that no version of the last `retention_seconds` needs.
-
-    When such files take more than `most_dead_bytes`, they go as soon as they are an hour old, before the disk is full.
-    """
-
-    every_seconds: float = 86_400.0
-    retention_seconds: float = 7 * 86_400.0
-    most_dead_bytes: int = 10 << 30
-
+MOST_DEAD_BYTES = 10 << 30
+"""When files that no version needs take more, they go as soon as they are an hour old, before the disk is full."""
 
 _HOUR = 3600.0
 _LOOK_SECONDS = 300.0
@@ -41,7 +23,7 @@ _FULL = "full.json"
 _looked: dict[str, float] = {}
 
 
-def maintain(place: TablePath, table: str, compact: Compaction | None, vacuum: Vacuum | None) -> str | None:
+def maintain(place: TablePath, table: str, compact: CompactOptions | None, vacuum: VacuumOptions | None) -> str | None:
     """Do what is due. Cheap when nothing is: one look at the log."""
     snapshot = DeltaSnapshot.load(place, table)
     if snapshot is None:
@@ -54,7 +36,7 @@ def maintain(place: TablePath, table: str, compact: Compaction | None, vacuum: V
     return "; ".join(filter(None, done)) or None
 
 
-def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: Compaction) -> str | None:
+def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: CompactOptions) -> str | None:
     limit = rows_per_file(total_rows(files))
     # What is small by these measures may be all that fits: wide rows fill a file by bytes that compress well.
     full = set(json.loads(snapshot.place.noted(_FULL) or "[]"))
@@ -97,26 +79,26 @@ def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: Compaction
             None,
         )
     except ConflictError:
-        # A batch came in between. The files just written are nobody's and go at a vacuum; the next call tries again.
+        # A batch came in between. The files just written go at a vacuum, and the next call tries again.
         return None
     there = {file.path for file in (*files, *written)}
     snapshot.place.note(_FULL, json.dumps(sorted(full & there)))
     return f"merged {len(merged)} files into {len(written)}"
 
 
-def _vacuum(snapshot: DeltaSnapshot, files: list[DataFile], vacuum: Vacuum) -> str | None:
+def _vacuum(snapshot: DeltaSnapshot, files: list[DataFile], vacuum: VacuumOptions) -> str | None:
     place, now = snapshot.place, time.time()
-    retention = max(vacuum.retention_seconds, _HOUR)
-    if now - _last_vacuum(snapshot) < vacuum.every_seconds:
+    retention = max(vacuum.retention, _HOUR)
+    if now - _last_vacuum(snapshot) < vacuum.every:
         if time.monotonic() - _looked.get(place.uri, -_LOOK_SECONDS) < _LOOK_SECONDS:
             return None
         _looked[place.uri] = time.monotonic()
-        if place.dead_bytes(sum(file.size for file in files)) <= vacuum.most_dead_bytes:
+        if place.dead_bytes(sum(file.size for file in files)) <= MOST_DEAD_BYTES:
             return None
         retention = _HOUR
     held = copy.last_held(place)
-    if held is not None and now - held < max(vacuum.retention_seconds, _HOUR):
-        # No version knows the files of a copy that is not complete. One that nobody goes on with waits no longer.
+    if held is not None and now - held < max(vacuum.retention, _HOUR):
+        # No version knows the files of a copy that is not complete. One that no batch goes on with waits no longer.
         return None
     # An hour at least: a batch in flight has files that no version knows yet. delta-rs counts in whole hours, and a
     # file may stay longer than it was promised, never shorter.
@@ -133,6 +115,3 @@ def _last_vacuum(snapshot: DeltaSnapshot) -> float:
     if noted is not None:
         return float(json.loads(noted)["at"])
     return (snapshot.handle.metadata().created_time or 0) / 1000
-
-
-__all__ = ["Compaction", "Vacuum", "maintain"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,12 +12,10 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.destination.delta.column import DeltaLayout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content, reaching
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.part import LEAVE_OUT, METADATA
+from tailrace.destination.preflight import Problem, check_folder, column_problems, table_findings
 from tailrace.errors import Finding
 from tailrace.model.schema import TableSchema
-from tailrace.option.value import nearest
 
-_LITTLE_SPACE = 1 << 30
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
 
 
@@ -46,25 +42,16 @@ def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]
 
 
 def _look_at_path(root: str) -> list[Finding]:
-    path = Path(root.removeprefix("file://")).absolute()
     if "%" in root:
         return [
             Finding("error", root, "delta-rs decodes % in a path and would look elsewhere", "choose a path without %")
         ]
-    found = nearest(path)
-    if not found.is_dir():
-        return [Finding("error", root, f"{found} is a file, not a directory", f"choose another path, or move {found}")]
-    if not os.access(found, os.W_OK | os.X_OK):
-        return [Finding("error", root, f"{found} is not writable", f"chown or chmod u+rwx {found}")]
-    free = shutil.disk_usage(found).free
-    if free < _LITTLE_SPACE:
-        return [Finding("warning", root, f"only {free >> 20} MiB are free on {found}", "free some space")]
-    return [Finding("ok", root, f"writable, {free >> 30} GiB free")]
+    return [check_folder(Path(root.removeprefix("file://")).absolute(), root)]
 
 
 def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) -> list[Finding]:
     name = str(table.table)
-    problems: list[tuple[str, str]] = []
+    problems: list[Problem] = []
     for column in layout.partition_by:
         if column not in table.arrow.names:
             problems.append((f"partition_by names {column}, which the table lacks", f"correct partition_by of {name}"))
@@ -75,29 +62,12 @@ def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) ->
                     "partition by text, integer, date or boolean",
                 )
             )
-    for entry in table.columns:
-        try:
-            delta_type(entry.type)
-        except TypeError as error:
-            problems.append((f"column {entry.name}: {error}", f"cast it upstream, or {LEAVE_OUT}"))
-        if entry.name.startswith("_tailrace_"):
-            problems.append(
-                (f"column {entry.name} has a name that tailrace uses", f"rename it upstream, or {LEAVE_OUT}")
-            )
-    for wanted in layout.metadata:
-        if wanted not in METADATA:
-            problems.append((f"metadata names {wanted}", f"name some of {', '.join(METADATA)}"))
-    folded = [entry.name.lower() for entry in table.columns]
-    if len(set(folded)) != len(folded):
-        problems.append(
-            ("two columns differ only in case, which Delta does not allow", f"rename one upstream, or {LEAVE_OUT}")
-        )
+    problems += column_problems(
+        table, delta_type, lambda column: column.startswith("_tailrace_"), str.lower, "which Delta does not allow"
+    )
     if problem := _foreign(place):
         problems.append((problem, f"move {place.uri} away, or choose another path"))
-    findings = [Finding("error", name, message, fix) for message, fix in problems]
-    if not table.key:
-        findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))
-    return findings or [Finding("ok", name, f"kept {'with its history ' if layout.history else ''}at {place.uri}")]
+    return table_findings(table, problems, f"kept {'with its history ' if layout.history else ''}at {place.uri}")
 
 
 def _foreign(place: TablePath) -> str | None:

@@ -11,10 +11,10 @@ from deltalake import DeltaTable
 from pyarrow.dataset import ParquetReadOptions
 
 from tailrace.destination.delta.column import delta_type, to_delta
-from tailrace.destination.delta.evolution import is_wider
 from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.part import DELETED_AT
+from tailrace.destination.evolution import is_wider
+from tailrace.destination.metadata import DELETED_AT
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
 from tailrace.model.table_rows import RowBatches, TableRows

@@ -37,12 +37,12 @@ def make(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def last_batch(connection: sqlite3.Connection, pipeline: str, table: TableName) -> int:
-    """The pipeline's last batch that the table holds; -1 for none."""
+def last_batch(connection: sqlite3.Connection, pipeline: str, table: TableName) -> int | None:
+    """The pipeline's last batch that the table holds."""
     found = connection.execute(
         "SELECT batch FROM _tailrace_batch WHERE pipeline = ? AND name = ?", (pipeline, file_name(table))
     ).fetchone()
-    return int(found[0]) if found else -1
+    return int(found[0]) if found else None
 
 
 def put_batch(connection: sqlite3.Connection, batch: Batch, table: TableName) -> None:
@@ -54,7 +54,7 @@ def put_batch(connection: sqlite3.Connection, batch: Batch, table: TableName) ->
 def kept(connection: sqlite3.Connection, table: TableName) -> TableSchema | None:
     """The columns the table has in the file; None when it is not there.
 
-    Raises TableError when its name is taken, by a table of somebody else or one that differs in case.
+    Raises TableError when its name is taken, by a table that tailrace did not make or one that differs in case.
     """
     name = file_name(table)
     found = connection.execute("SELECT upstream, kept FROM _tailrace_table WHERE name = ?", (name,)).fetchone()
@@ -94,9 +94,3 @@ def put_copy(connection: sqlite3.Connection, pipeline: str, columns: TableSchema
 
 def forget_copy(connection: sqlite3.Connection, table: TableName) -> None:
     connection.execute("DELETE FROM _tailrace_copy WHERE name = ?", (file_name(table),))
-
-
-def forget(connection: sqlite3.Connection, table: TableName) -> None:
-    """All that is known of a table; a repeat does nothing."""
-    for place in ("_tailrace_table", "_tailrace_batch", "_tailrace_copy"):
-        connection.execute(f"DELETE FROM {place} WHERE name = ?", (file_name(table),))  # noqa: S608

@@ -1,9 +1,9 @@
-"""The columns of a table in the file: the upstream's, and tailrace's own behind them."""
+"""The columns of a table in the file: the upstream's, and tailrace's own after them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, METADATA, OP, POSITION
+from tailrace.destination.metadata import COMMITTED_AT, DELETED_AT, OP, POSITION, metadata_fields, metadata_values
 from tailrace.destination.sqlite.name import listed, quote
 from tailrace.destination.sqlite.value import declared, encode, kept_type, nan_mask
 from tailrace.errors import UnfitError
-from tailrace.model.change import EXACT, Changes, Op, op_names, position_texts
+from tailrace.model.change import EXACT, Changes
 from tailrace.model.collapse import Marks
 from tailrace.model.schema import TableSchema
 from tailrace.model.value_text import text_of
@@ -47,16 +46,14 @@ class SqliteLayout:
     """How one table is kept: the version it has after the batch, and the columns that are added for people."""
 
     table: TableSchema
-    metadata: tuple[str, ...]
+    metadata: bool
     keeps_deleted: bool
 
     @cached_property
     def own(self) -> tuple[str, ...]:
         """Tailrace's columns that every row has. The one for unfit values comes with the first of them."""
-        keyed = bool(self.table.key)
-        wanted = {*self.metadata, *(() if keyed else ("position", "op"))}
-        names = tuple(field.name for name, field in METADATA.items() if name in wanted)
-        return (*names, DELETED_AT) if keyed and self.keeps_deleted else names
+        fields = metadata_fields(keyed=bool(self.table.key), wanted=self.metadata, keeps_deleted=self.keeps_deleted)
+        return tuple(field.name for field in fields)
 
     def rows(self, columns: Sequence[Any], marks: Marks, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
         """The upstream's columns (in `table` order), tailrace's own, and the texts of unfit values at last.
@@ -73,36 +70,20 @@ class SqliteLayout:
             if nan is not None:
                 note_nan(exact, nan, column.name)
             found.append(encode(values, kept.column(column.name).type, column.name, name))
-        own: dict[str, Callable[[], list[Any]]] = {
-            POSITION: lambda: position_texts(marks.commit, marks.ordinal).to_pylist(),
-            OP: lambda: op_names(marks.op).to_pylist(),
-            COMMITTED_AT: lambda: instants(marks.committed_at),
-            DELETED_AT: lambda: instants(
-                pc.if_else(pa.array(marks.op == Op.DELETE), pc.fill_null(marks.committed_at, now), None)
-            ),
-        }
-        return [*found, *(own[column]() for column in self.own), exact]
+        own = [as_texts(values) for values in metadata_values(self.own, marks, now)]
+        return [*found, *own, exact]
 
     def rows_of(self, changes: Changes, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
         """The changes themselves as rows, uncollapsed."""
         return self.rows(changes.row.flatten(), Marks.of(changes), kept, now)
 
 
-def instants(values: Any) -> list[Any]:
-    """Points in time as the file keeps them."""
+def as_texts(values: Any) -> list[Any]:
+    """Values of tailrace's own columns as the file keeps them: texts and points in time."""
     texts: list[Any] = []
     for chunk in values.chunks if isinstance(values, pa.ChunkedArray) else [values]:
-        texts += text_of(chunk).to_pylist()
+        texts += (text_of(chunk) if pa.types.is_timestamp(chunk.type) else chunk).to_pylist()
     return texts
-
-
-def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> str | None:
-    """The unfit values of a row of which some columns stayed: those of the change, and the row's own of these."""
-    if old is None:
-        return new
-    names = set(unchanged)
-    texts = {**json.loads(new or "{}"), **{name: text for name, text in json.loads(old).items() if name in names}}
-    return json.dumps(texts, ensure_ascii=False) if texts else None
 
 
 def noted(text: str | None, unfit: Mapping[str, str]) -> str:

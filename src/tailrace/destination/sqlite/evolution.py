@@ -2,7 +2,7 @@
 
 Added columns are added and renamed ones renamed in place; dropped ones stay, null in rows written from then on, until
 another column takes their name. A column whose values are kept otherwise from now on, one that takes a dropped one's
-name and another key have the table built anew, in the transaction of the batch that brings them. Any change of a type
+name and another key have the table built again, in the transaction of the batch that brings them. Any change of a type
 that could lose a value stops the table.
 """
 
@@ -16,12 +16,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from tailrace.destination.evolution import column_keys, match_columns, require_same_kind
 from tailrace.destination.sqlite.column import as_kept, create_sql
 from tailrace.destination.sqlite.name import fold, listed, quote
 from tailrace.destination.sqlite.value import declared, encode
-from tailrace.errors import SchemaChangedError
 from tailrace.model.change import EXACT
-from tailrace.model.collapse import origins
 from tailrace.model.schema import Column, TableSchema
 
 
@@ -46,47 +45,28 @@ class Plan:
         return {old: new for new, (old, _) in self.sources.items()}
 
     def changes(self, now: TableSchema) -> bool:
-        return self.rebuilt or _described(self.kept) != _described(now)
+        return self.rebuilt or column_keys(self.kept) != column_keys(now)
 
 
 def plan(now: TableSchema, table: TableSchema) -> Plan:
     """From the columns a table has in the file to those of a version; SchemaChangedError where there is no way."""
     wanted = as_kept(table)
     name = str(table.table)
-    if bool(now.key) != bool(wanted.key):
-        raise SchemaChangedError(
-            "the table is kept as a log of changes, and now has a key"
-            if wanted.key
-            else "the table is kept by its key, and now has none",
-            table=name,
-            fix=f"tailrace resync FILE {name}",
-        )
-    before, after = ([(c.name, c.number) for c in schema.columns] for schema in (now, wanted))
+    require_same_kind(now, wanted)
     places: dict[int, Column] = {}
     sources: dict[str, tuple[str, str]] = {}
     added: list[Column] = []
     rebuilt = False
-    for column, at in zip(wanted.columns, origins(before, after), strict=True):
-        if at is None:
+    matches = match_columns(column_keys(now), column_keys(wanted), table=name, place="the file")
+    for column, match in zip(wanted.columns, matches, strict=True):
+        if match.at is None:
             added.append(column)
             continue
-        old = now.columns[at]
-        expression = quote(old.name)
-        kind = column.type
-        if (way := _widening(old.type, column.type)) is not None:
-            rebuilt = rebuilt or bool(way)
-            expression = way.format(expression) if way else expression
-        elif _widening(column.type, old.type) is not None:
-            # It became narrower upstream and stays as it is here: every value fits.
-            kind = old.type
-        else:
-            raise SchemaChangedError(
-                f"column {column.name} is {column.type} upstream and {old.type} in the file",
-                table=name,
-                fix=f"tailrace resync FILE {name}",
-            )
-        places[at] = replace(column, type=kind)
-        sources[column.name] = (old.name, expression)
+        old = now.columns[match.at]
+        conversion = _conversion(old.type, match.type)
+        rebuilt = rebuilt or conversion != "{}"
+        places[match.at] = replace(column, type=match.type)
+        sources[column.name] = (old.name, conversion.format(quote(old.name)))
     taken = {fold(column.name) for column in wanted.columns}
     kept: list[Column] = []
     for at, old in enumerate(now.columns):
@@ -118,7 +98,7 @@ def carry_out(connection: sqlite3.Connection, name: str, own: list[str], plan: P
     if plan.rebuilt:
         _rebuild(connection, name, own, plan)
         return
-    # By way of names that nobody has: two columns may have swapped theirs.
+    # By way of names that no column has: two columns may have swapped theirs.
     moves = [(old, f"_tailrace {at}", new) for at, (old, new) in enumerate(renamed.items()) if old != new]
     for step in ([(old, between) for old, between, _ in moves], [(between, new) for _, between, new in moves]):
         for old, new in step:
@@ -176,45 +156,18 @@ def _renamed(text: str, names: Mapping[str, str]) -> str | None:
     return json.dumps(kept, ensure_ascii=False) if kept else None
 
 
-def _described(schema: TableSchema) -> list[tuple[str, pa.DataType, int]]:
-    return [(column.name, column.type, column.number) for column in schema.columns]
-
-
-def _widening(narrow: pa.DataType, wide: pa.DataType) -> str | None:
-    """The SQL that makes kept values of one type those of another, `{}` being the column; empty when they are the same.
-
-    None when a value might be lost.
-    """
-    if narrow == wide:
-        return ""
-    if _is_integer(narrow):
-        low, high = _range(narrow)
-        if _is_integer(wide):
-            return "" if _range(wide)[0] <= low and high <= _range(wide)[1] else None
-        if pa.types.is_decimal(wide) and wide.scale >= 0:
-            fits = wide.precision - wide.scale >= len(str(high))
-            return f"CAST({{}} AS TEXT){_zeros(0, wide.scale)}" if fits else None
-        return "CAST({} AS REAL)" if wide == pa.float64() and high < 2**53 else None
-    if pa.types.is_floating(narrow):
-        return "" if pa.types.is_floating(wide) and wide.bit_width > narrow.bit_width else None
-    if pa.types.is_decimal(narrow) and pa.types.is_decimal(wide) and 0 <= narrow.scale <= wide.scale:
-        fits = wide.precision - wide.scale >= narrow.precision - narrow.scale
-        same = narrow.scale == wide.scale
-        return ("" if same else "{}" + _zeros(narrow.scale, wide.scale)) if fits else None
-    return None
+def _conversion(narrow: pa.DataType, wide: pa.DataType) -> str:
+    """The SQL that makes kept values of one type those of a wider one, `{}` being the column."""
+    if pa.types.is_decimal(wide) and narrow != wide:
+        text = "{}" if pa.types.is_decimal(narrow) else "CAST({} AS TEXT)"
+        return text + _zeros(narrow.scale if pa.types.is_decimal(narrow) else 0, wide.scale)
+    if pa.types.is_integer(narrow) and pa.types.is_floating(wide):
+        return "CAST({} AS REAL)"
+    return "{}"
 
 
 def _zeros(before: int, after: int) -> str:
-    """What text of a decimal gets behind it to have more digits after its point."""
+    """What is appended to the text of a decimal, so that it has more digits after its point."""
     if before == after:
         return ""
     return f" || '{'' if before else '.'}{'0' * (after - before)}'"
-
-
-def _is_integer(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_integer(kind) and kind != pa.uint64())
-
-
-def _range(kind: pa.DataType) -> tuple[int, int]:
-    bits = kind.bit_width
-    return (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1) if pa.types.is_signed_integer(kind) else (0, 2**bits - 1)

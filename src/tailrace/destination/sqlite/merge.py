@@ -12,12 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination import Refetch, Written
-from tailrace.destination.part import COMMITTED_AT, DELETED_AT, OP, POSITION
-from tailrace.destination.sqlite.column import ColumnValues, instants, merged_exact
+from tailrace.destination.metadata import truncate_values
+from tailrace.destination.partial_row import left_out_columns, merged_exact, refetch_rows, split_lost
+from tailrace.destination.sqlite.column import ColumnValues, as_texts
 from tailrace.destination.sqlite.table import SqliteTarget
-from tailrace.errors import TableError
-from tailrace.model import key as keys
-from tailrace.model.change import EXACT, Changes, Op, Position, op_names, position_texts
+from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.collapse import Collapsed, Marks, fit
 from tailrace.model.schema import TableSchema
 
@@ -86,8 +85,8 @@ class _Gaps:
         mask = collapsed.unchanged
         if mask is None:
             mask = np.zeros((0, len(collapsed.table.columns)), bool)
-        places = np.flatnonzero(mask.any(axis=0)).tolist()
-        names = [collapsed.table.columns[at].name for at in places]
+        names = left_out_columns(collapsed)
+        places = [collapsed.table.arrow.get_field_index(name) for name in names]
         return cls(places, names, mask, collapsed.incomplete, collapsed.lookup, {})
 
     def look_up(self, target: SqliteTarget, collapsed: Collapsed) -> None:
@@ -103,18 +102,11 @@ class _Gaps:
     ) -> None:
         """Ask the upstream for the values of rows that are not in the table; those it lacks too are not wanted."""
         lost = np.array([row for row in self.rows.tolist() if row not in self.old], np.int64)
-        deleted = collapsed.marks.op[lost] == Op.DELETE
-        wanted[lost[deleted]] = False
-        lost = lost[~deleted]
+        lost, deleted = split_lost(collapsed, lost)
+        wanted[deleted] = False
         if not len(lost):
             return
-        if refetch is None:
-            raise _nowhere(collapsed, lost)
-        table = collapsed.table
-        asked = collapsed.rows.select(list(table.key)).take(pa.array(lost))
-        fetched = refetch(table, asked)
-        have = keys.comparable([fetched.column(name).cast(table.column(name).type) for name in table.key])
-        at = keys.positions(keys.comparable(asked.columns), have)
+        fetched, at = refetch_rows(collapsed, lost, refetch)
         wanted[lost[at < 0]] = False
         found = fetched.take(pa.array(at[at >= 0]))
         values = target.encoded(found.select(self.names))
@@ -138,24 +130,9 @@ class _Gaps:
                 exact[row - start] = merged_exact(exact[row - start], values[-1], names)
 
 
-def _nowhere(collapsed: Collapsed, rows: npt.NDArray[np.int64]) -> TableError:
-    name, marks, first = str(collapsed.table.table), collapsed.marks, rows[0]
-    return TableError(
-        f"{len(rows)} changed rows lack values that the upstream left out, and the file has no such rows",
-        table=name,
-        position=str(Position(int(marks.commit[first]), int(marks.ordinal[first]))),
-        fix=f"tailrace resync FILE {name}",
-    )
-
-
 def _stamp(marks: Marks, now: pa.TimestampScalar) -> dict[str, Any]:
     """What the rows of a table that keeps its deleted rows hold after a truncate."""
-    return {
-        DELETED_AT: instants(pc.fill_null(marks.committed_at, now))[0],
-        OP: op_names(marks.op)[0].as_py(),
-        POSITION: position_texts(marks.commit, marks.ordinal)[0].as_py(),
-        COMMITTED_AT: instants(marks.committed_at)[0],
-    }
+    return {name: as_texts(pa.array([value], value.type))[0] for name, value in truncate_values(marks, now).items()}
 
 
 def _by_key(collapsed: Collapsed, kept: TableSchema) -> Collapsed:

@@ -18,4 +18,4 @@ class SqliteDestinationOptions(TypedOptions):
         default="hard", description="remove deleted rows, or keep them with the time they went"
     )
     metadata: bool = Field(default=False, description="add columns for the position and time of a row's last change")
-    lock_timeout: Duration = Field(default=60.0, gt=0, description="how long to wait while somebody else writes")
+    lock_timeout: Duration = Field(default=60.0, gt=0, description="how long to wait while another connection writes")

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination.part import DELETED_AT
+from tailrace.destination.metadata import DELETED_AT
 from tailrace.destination.sqlite import bookkeeping
 from tailrace.destination.sqlite.column import as_kept, note_nan
 from tailrace.destination.sqlite.evolution import plan

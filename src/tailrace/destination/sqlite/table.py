@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination.part import DELETED_AT
+from tailrace.destination.metadata import DELETED_AT
 from tailrace.destination.sqlite.column import OWN, ColumnValues, SqliteLayout, as_kept, create_sql, noted
 from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
 from tailrace.destination.sqlite.name import listed, quote

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -25,7 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination import Batch
-from tailrace.destination.webhook.disk import writing_to
+from tailrace.destination.staging import write_arrow, writing_to
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.model.change import LAST_ORDINAL, START, Position, end_of
 from tailrace.system.atomic_file import replace_durably
@@ -52,39 +50,28 @@ class Piece:
         return cls(raw["file"], raw["events"], raw["bytes"], raw["commit"])
 
 
-class Stage:
-    """The folder beside the queue. Executors write to it, the driver takes from it; both see the same path."""
+class EventStage:
+    """The folder next to the queue. Executors write to it, the driver takes from it; both see the same path."""
 
     def __init__(self, queue: Path) -> None:
         self._folder = queue / _FOLDER
 
     def write(self, batches: Iterable[pa.RecordBatch]) -> Piece:
         """Store events in a file of their own; durable when this returns. Raises UnavailableError on a full disk."""
-        # Only what is written here is the disk's fault: the batches may fail for reasons of their own.
-        guarded = partial(writing_to, self._folder.parent)
         path = self._folder / f"{uuid.uuid4().hex}.arrow"
-        events, commit = 0, 0
-        with guarded():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = path.open("wb")
-        try:
-            sink = pa.ipc.new_file(file, QUEUE_SCHEMA)
+        commit = 0
+
+        def noted() -> Iterator[pa.RecordBatch]:
+            nonlocal commit
             for batch in filter(len, batches):
-                with guarded():
-                    sink.write_batch(batch)
-                events += batch.num_rows
                 commit = max(commit, pc.max(batch.column("commit")).as_py())
-            with guarded():
-                sink.close()
-                file.flush()
-                os.fsync(file.fileno())
-        finally:
-            with guarded():
-                file.close()
-        return Piece(path.name, events, path.stat().st_size, commit)
+                yield batch
+
+        events = write_arrow(path, noted())
+        return Piece(path.name if events else "", events, path.stat().st_size if events else 0, commit)
 
     def enter(self, batch: Batch, table: str, *, copied: list[Piece], log: list[Piece], completes: bool) -> None:
-        """Say what a batch has for a table. Said again, the newer word counts. Raises UnavailableError as `write`."""
+        """Record the files a batch holds for a table. A second call replaces the first. Raises as `write` does."""
         folder = self._of(batch)
         said = {
             "table": table,
@@ -92,7 +79,7 @@ class Stage:
             "log": [piece.to_json() for piece in log],
             "completes": completes,
         }
-        with writing_to(self._folder.parent):
+        with writing_to(self._folder):
             folder.mkdir(parents=True, exist_ok=True)
             # Not its name, which may be longer than that of a file.
             name = hashlib.sha256(table.encode()).hexdigest()
@@ -126,6 +113,8 @@ class Stage:
         return self._folder / f"{quote(batch.pipeline, safe='')}-{batch.id}"
 
     def _read(self, name: str) -> Iterator[pa.Table]:
+        if not name:
+            return
         with pa.memory_map(str(self._folder / name)) as source:
             table = pa.ipc.open_file(source).read_all()
             for first in range(0, len(table), _GATHERED_ROWS):
@@ -139,7 +128,7 @@ def _end(copied: list[dict[str, Any]]) -> Position:
 
 
 def as_copied(events: pa.RecordBatch) -> pa.RecordBatch:
-    """Copied rows at the place where their snapshot ends: every change of the log behind it comes later."""
+    """Copied rows at the place where their snapshot ends: every change of the log after it comes later."""
     ordinal = pa.array(np.full(events.num_rows, LAST_ORDINAL, np.int64))
     return events.set_column(events.schema.get_field_index("ordinal"), QUEUE_SCHEMA.field("ordinal"), ordinal)
 

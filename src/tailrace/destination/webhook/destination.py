@@ -1,7 +1,7 @@
-"""`WebhookDestination`: every change as an event for somebody's endpoint, through a durable queue.
+"""`WebhookDestination`: every change as an event for an endpoint, through a durable queue.
 
 Executors turn changes into events and stage them; the driver puts a batch into the queue in the order of its commits;
-a process of its own sends what is in the queue. So a slow or dead endpoint makes the queue grow and holds nobody up
+a process of its own sends what is in the queue. So a slow or dead endpoint makes the queue grow, and holds nothing up
 before the queue is full.
 """
 
@@ -14,27 +14,27 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from tailrace.destination import Batch, Refetch, Staged, Written
-from tailrace.destination.part import belong_together
-from tailrace.destination.webhook.batch_file import Piece, Stage, as_copied, markers
+from tailrace.destination import Batch, Committer, CopyMode, Destination, Stage, Staged, TableBatch, Written
+from tailrace.destination.chunking import belong_together
+from tailrace.destination.webhook.address import WebhookTarget
+from tailrace.destination.webhook.batch_file import EventStage, Piece, as_copied, markers
 from tailrace.destination.webhook.format.event import EVERY, Format, format_of
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.queue_view import WebhookQueue
 from tailrace.destination.webhook.sender.lock import is_claimed
 from tailrace.destination.webhook.sender.status import STATUS
-from tailrace.destination.webhook.setting import SenderOptions
-from tailrace.errors import Finding, UnavailableError
+from tailrace.destination.webhook.transport import open_transport
+from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.model.change import Changes, Position
-from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.schema import TableSchema
 from tailrace.system.child_process import Child, read_status
 
 _log = logging.getLogger(__name__)
@@ -45,117 +45,88 @@ DRAIN_SECONDS = 60.0
 """How long a run with `--once` waits for an endpoint that takes nothing at all."""
 
 
-@dataclass(frozen=True)
-class WebhookDestination:
-    """An endpoint. Frozen and picklable; what the sender needs to know, secrets included, never shows in its repr."""
+class WebhookDestination(WebhookOptions, Destination):
+    """An endpoint. Its repr shows no secret."""
 
-    options: ClassVar[type[WebhookOptions]] = WebhookOptions
-
-    pipeline: str
-    format_name: str
-    queue: str
-    max_bytes: int
-    segment_bytes: int
-    sender: SenderOptions = field(repr=False)
-    copied_rows: bool = True
-
-    @classmethod
-    def from_options(cls, options: WebhookOptions, *, name: str) -> WebhookDestination:
-        return cls(
-            pipeline=name,
-            format_name=options.format,
-            queue=str(options.queue.path),
-            max_bytes=options.queue.max_bytes,
-            segment_bytes=options.queue.segment_bytes,
-            sender=SenderOptions.of(options, name=name),
-            copied_rows=options.copied_rows,
-        )
+    type: Literal["webhook"] = "webhook"
+    copy_mode: ClassVar[CopyMode] = "stream"
 
     @property
     def name(self) -> str:
-        return f"webhook {self.sender.shown_url}"
+        return f"webhook {self.url.masked}"
 
     @cached_property
     def _format(self) -> Format:
-        return format_of(self.format_name)
+        return format_of(self.format)
 
     @property
-    def _stage(self) -> Stage:
-        return Stage(Path(self.queue))
+    def _event_stage(self) -> EventStage:
+        return EventStage(self.queue.path)
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
-        return self.sender.check()
+        """Look whether the endpoint may be spoken to. Nothing is sent."""
+        subject = self.url.masked
+        try:
+            open_transport(self).close()
+            if subject != "stdout":
+                WebhookTarget.of(self.url.reveal()).addresses(allow_private=self.allow_private)
+        except UnavailableError as error:
+            return [Finding("warning", subject, error.message, error.fix)]
+        except TailraceError as error:
+            return [Finding("error", subject, error.message, error.fix)]
+        return [Finding("ok", subject, f"events go there in the format {self.format}")]
 
-    def write_rows(self, table: TableSchema, rows: Iterable[Changes]) -> Staged:
-        """Stage copied rows as events, where they are wanted."""
+    def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage) -> Staged:
+        """Stage copied rows as events next to the queue, where they are wanted."""
         if not self.copied_rows:
             # They are read all the same: some sources note what they gave, to know later what is gone.
             deque(rows, maxlen=0)
             rows = ()
-        piece = self._stage.write(as_copied(self._encode(chunk)) for chunk in rows if len(chunk))
+        piece = self._event_stage.write(as_copied(self._encode(chunk, stage)) for chunk in rows if len(chunk))
         return Staged(json.dumps(piece.to_json()), piece.events, piece.bytes)
 
-    def write_changes(
-        self,
-        table: TableSchema,
-        changes: Iterable[Changes],
-        batch: Batch,
-        *,
-        staged: Sequence[Staged] = (),
-        starts: bool = False,
-        completes: bool = False,
-        refetch: Refetch | None = None,
-        weight: int = 0,
-    ) -> Written:
+    def write_changes(self, batch: TableBatch) -> Written:
         """Stage the changes as events, uncollapsed. The driver puts them into the queue with all others of the batch.
 
         A column that the upstream left out, because it did not change, is left out of the event.
         """
-        log = self._stage.write(self._encode(chunk) for chunk in _whole(changes))
-        copied = [Piece.from_json(json.loads(one.receipt)) for one in staged]
-        if copied or log.events or completes:
-            self._stage.enter(batch, str(table.table), copied=copied, log=[log], completes=completes)
+        assert batch.stage is not None, "events name the pipeline"
+        log = self._event_stage.write(self._encode(chunk, batch.stage) for chunk in _whole(batch.log))
+        copied = [Piece.from_json(json.loads(one.receipt)) for one in batch.staged]
+        if copied or log.events or batch.completes_copy:
+            self._event_stage.enter(
+                batch.batch, str(batch.table.table), copied=copied, log=[log], completes=batch.completes_copy
+            )
         return Written(changes=log.events, upserts=log.events)
 
-    def drop_table_for_copy(self, table: TableSchema) -> None:
-        """Nothing: what was sent is sent, and what waits in the queue stays in it."""
-
-    def maintain(self, table: TableName) -> str | None:
-        return None
-
     @contextmanager
-    def committer(self) -> Iterator[WebhookCommitter]:
-        folder = Path(self.queue)
-        queue = QueueWriter(folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes)
-        with queue as writer, self.start_sender() as sender:
-            yield WebhookCommitter(folder, writer, self._stage, sender)
+    def committer(self, pipeline: str) -> Iterator[WebhookCommitter]:
+        queue = QueueWriter(self.queue.path, segment_bytes=self.queue.segment_bytes, max_bytes=self.queue.max_bytes)
+        with queue as writer, self.start_sender(pipeline) as sender:
+            yield WebhookCommitter(self.queue.path, writer, self._event_stage, sender)
 
-    def start_sender(self) -> Child:
+    def start_sender(self, pipeline: str) -> Child:
         """The process that sends, while this node has the lease."""
-        folder = Path(self.queue)
         return Child(
             "tailrace.destination.webhook.sender",
-            self.sender.to_json(),
-            folder,
+            self.to_text(pipeline),
+            self.queue.path,
             STATUS,
-            is_busy=partial(is_claimed, folder),
-            shows_output=self.sender.shown_url == "stdout",
+            is_busy=partial(is_claimed, self.queue.path),
+            shows_output=self.url.masked == "stdout",
         )
 
     def open_queue(self, pipeline: str) -> WebhookQueue:
-        return WebhookQueue(replace(self.sender, pipeline=pipeline), self.segment_bytes, self.max_bytes)
+        return WebhookQueue(self, pipeline)
 
-    def shutdown(self) -> None:
-        pass
-
-    def _encode(self, changes: Changes) -> pa.RecordBatch:
-        return self._format.encode(changes, source=self.pipeline)
+    def _encode(self, changes: Changes, stage: Stage) -> pa.RecordBatch:
+        return self._format.encode(changes, source=stage.pipeline)
 
 
-class WebhookCommitter:
+class WebhookCommitter(Committer):
     """The driver's part: batches into the queue, and a look at the sender."""
 
-    def __init__(self, folder: Path, writer: QueueWriter, stage: Stage, sender: Child) -> None:
+    def __init__(self, folder: Path, writer: QueueWriter, stage: EventStage, sender: Child) -> None:
         self._folder = folder
         self._writer = writer
         self._stage = stage
@@ -168,7 +139,7 @@ class WebhookCommitter:
     def batch(self, batch: Batch) -> Iterator[None]:
         self.poll()
         self._writer.require_room()
-        # What is there is of attempts and tasks that failed; they may be many, and nobody else would ever remove it.
+        # What is there is of attempts and tasks that failed; they may be many, and nothing else would ever remove it.
         self._stage.clear()
         yield
         tables = self._writer.lacks(batch, self._stage.tables(batch))

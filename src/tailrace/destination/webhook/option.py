@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import pickle
 import re
 import socket
 from pathlib import Path
@@ -39,7 +41,7 @@ class WebhookUrl(Secret):
     def read(cls, value: object) -> Secret:
         url = super().read(value)
         text = url.reveal().strip()
-        # Who only looks at the file, and connects to nothing, has it with its variables unset.
+        # Commands that connect to nothing read the file with its variables unset.
         if text != "stdout" and not _VARIABLE.search(text):
             WebhookTarget.of(text)
         return cls(text)
@@ -121,7 +123,7 @@ class RetryOptions(Options):
 
 
 class WebhookTlsOptions(Options):
-    """Whom to trust and who we are. There is no way to trust everybody."""
+    """Whom to trust and who we are. There is no way to trust every server."""
 
     ca: FilePath | None = Field(default=None, description="authorities to trust, in PEM; default: the system's")
     cert: FilePath | None = Field(default=None, description="our certificate, for endpoints that ask for one")
@@ -187,3 +189,14 @@ class WebhookOptions(TypedOptions):
     service_id: str = Field(default="", description="who sends, in bodies of the format rqlite")
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, description="default: the host's name")
     queue: QueueOptions = Field(default_factory=dict, validate_default=True)
+
+    def to_text(self, pipeline: str) -> str:
+        """One line, for the sender's standard input and nothing else: it holds every secret."""
+        return base64.b64encode(pickle.dumps((self, pipeline))).decode()
+
+    @staticmethod
+    def from_text(text: str) -> tuple[WebhookOptions, str]:
+        """The options, and the name of the pipeline."""
+        options, pipeline = pickle.loads(base64.b64decode(text))  # noqa: S301 - written by the driver
+        assert isinstance(options, WebhookOptions)
+        return options, pipeline

@@ -20,7 +20,7 @@ from typing import Self
 import pyarrow as pa
 
 from tailrace.destination import Batch
-from tailrace.destination.webhook.disk import writing_to
+from tailrace.destination.staging import writing_to
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.errors import DamagedError, UnavailableError
 from tailrace.journal import Cursor, Frame, FrameRef, Journal, JournalReader
@@ -183,7 +183,7 @@ class QueueWriter:
 
     def holds(self, batch: Batch) -> bool:
         """Whether the batch is in the queue already, or has been."""
-        return self._last.life == batch.pipeline and batch.id <= self._last.number
+        return self._last.life == batch.pipeline and batch.is_repeat(self._last.number)
 
     def lacks(self, batch: Batch, tables: Set[str]) -> Set[str]:
         """Of which of these tables the queue has nothing from this batch.

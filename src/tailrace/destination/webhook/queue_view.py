@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tailrace.destination.capability import QueueStatus
+from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.sender.leader import Leadership, open_engine
 from tailrace.destination.webhook.sender.lock import claim_queue, is_claimed, queue_id
 from tailrace.destination.webhook.sender.sender import Sender
 from tailrace.destination.webhook.sender.status import STATUS
-from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.errors import DamagedError, OwnedError
 from tailrace.model.change import START, Position
 from tailrace.system.child_process import read_status
@@ -26,17 +26,16 @@ LOOK_SECONDS = 0.2
 class WebhookQueue:
     """The events of one pipeline that wait for an endpoint."""
 
-    sender: SenderOptions
-    segment_bytes: int
-    max_bytes: int
+    options: WebhookOptions
+    pipeline: str
 
     @property
     def place(self) -> str:
-        return self.sender.queue
+        return str(self._folder)
 
     @property
     def _folder(self) -> Path:
-        return Path(self.sender.queue)
+        return self.options.queue.path
 
     def status(self) -> QueueStatus:
         said, running = read_status(self._folder, STATUS), is_claimed(self._folder)
@@ -66,7 +65,7 @@ class WebhookQueue:
         while not should_stop():
             if not is_claimed(self._folder):
                 with suppress(OwnedError):  # a pipeline that began a moment ago sends instead
-                    Sender(self.sender, should_stop, until_empty=True).run()
+                    Sender(self.options, self.pipeline, should_stop, until_empty=True).run()
                     break
             elif self.status().pending == 0:
                 break
@@ -75,18 +74,18 @@ class WebhookQueue:
             return _count(reader, read_status(self._folder, STATUS).get("delivered_to"))
 
     def purge(self) -> None:
-        sender = self.sender
-        with claim_queue(self._folder):
+        queue, leader = self.options.queue, self.options.leader
+        with claim_queue(queue.path):
             with QueueWriter(
-                self._folder, segment_bytes=self.segment_bytes, max_bytes=self.max_bytes, accepts_damage=True
+                queue.path, segment_bytes=queue.segment_bytes, max_bytes=queue.max_bytes, accepts_damage=True
             ) as writer:
                 head = writer.give_up()
             leadership = Leadership(
-                open_engine(sender.lease),
-                sender.pipeline,
-                node=sender.node_id,
-                queue=queue_id(self._folder),
-                seconds=sender.lease_seconds,
+                open_engine(leader.lease.reveal()),
+                self.pipeline,
+                node=self.options.node_id,
+                queue=queue_id(queue.path),
+                seconds=leader.seconds,
             )
             with closing(leadership):
                 leadership.pass_over(head)

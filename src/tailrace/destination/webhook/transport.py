@@ -1,7 +1,7 @@
 """How a body gets to an endpoint: one method, one class per scheme.
 
 Never followed: redirects. Never switched off: the check of the server's certificate. An exchange has one deadline from
-the first byte to the last, so an endpoint that answers a byte at a time holds nobody up.
+the first byte to the last, so an endpoint that answers a byte at a time holds nothing up.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.exceptions import HTTPError
 
 from tailrace.destination.webhook.address import WebhookTarget
+from tailrace.destination.webhook.option import WebhookOptions, WebhookTlsOptions
 from tailrace.errors import ConfigError, UnavailableError
 
 ANSWER_BYTES = 64 << 10
@@ -35,26 +36,6 @@ class Answer:
     retry_after: str | None = None
 
 
-@dataclass(frozen=True)
-class WebhookTls:
-    """Files in PEM: whom to trust (default: the system's authorities), and who we are, where the endpoint asks."""
-
-    ca: str | None = None
-    cert: str | None = None
-    key: str | None = None
-    server_name: str | None = None
-
-
-@dataclass(frozen=True)
-class Route:
-    """What a transport is made of."""
-
-    url: str = field(repr=False)
-    timeout_seconds: float = 5.0
-    tls: WebhookTls = WebhookTls()
-    allow_private: bool = False
-
-
 class Transport(Protocol):
     """One endpoint. Used by one thread; only `abort` may come from another."""
 
@@ -62,7 +43,7 @@ class Transport(Protocol):
         """Send one request and wait for its answer, whatever it is.
 
         Raises UnavailableError when there was none in time, PreflightError when the target must not be spoken to.
-        No message holds a part of the URL behind its host, a header or a body.
+        No message holds a part of the URL after its host, a header or a body.
         """
         ...
 
@@ -81,12 +62,12 @@ class HttpTransport:
     Whenever a connection is made the name is looked up, its addresses are checked, and one that passed is used.
     """
 
-    def __init__(self, route: Route) -> None:
-        self._target = WebhookTarget.of(route.url)
-        self._timeout = route.timeout_seconds
-        self._allow_private = route.allow_private
-        self._server_name = route.tls.server_name or self._target.host
-        self._context = _context(route.tls) if self._target.scheme == "https" else None
+    def __init__(self, options: WebhookOptions) -> None:
+        self._target = WebhookTarget.of(options.url.reveal())
+        self._timeout = options.timeout
+        self._allow_private = options.allow_private
+        self._server_name = options.tls.server_name or self._target.host
+        self._context = _context(options.tls) if self._target.scheme == "https" else None
         self._connection: HTTPConnection | None = None
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
@@ -181,7 +162,7 @@ class HttpTransport:
 class StdoutTransport:
     """Every body as a line on standard output, for trying."""
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, options: WebhookOptions) -> None:
         self._lock = threading.Lock()
 
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
@@ -190,9 +171,7 @@ class StdoutTransport:
                 sys.stdout.buffer.write(body + b"\n")
                 sys.stdout.buffer.flush()
         except OSError:
-            raise UnavailableError(
-                "nobody reads standard output any more", fix="run it where its output goes"
-            ) from None
+            raise UnavailableError("standard output was closed", fix="run it where its output goes") from None
         return Answer(200)
 
     def abort(self) -> None:
@@ -202,7 +181,7 @@ class StdoutTransport:
         """Nothing: it stays open for others."""
 
 
-SCHEMES: dict[str, Callable[[Route], Transport]] = {
+SCHEMES: dict[str, Callable[[WebhookOptions], Transport]] = {
     "http": HttpTransport,
     "https": HttpTransport,
     "stdout": StdoutTransport,
@@ -215,17 +194,17 @@ def scheme_of(url: str) -> str:
     return url.partition(":")[0].lower()
 
 
-def open_transport(route: Route) -> Transport:
+def open_transport(options: WebhookOptions) -> Transport:
     """The transport for a URL, not yet connected. Raises ConfigError for TLS files that cannot be used."""
-    return SCHEMES[scheme_of(route.url)](route)
+    return SCHEMES[scheme_of(options.url.reveal())](options)
 
 
-def _context(tls: WebhookTls) -> ssl.SSLContext:
+def _context(tls: WebhookTlsOptions) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if tls.cert:
-            # A key with a passphrase would ask for it on a terminal that nobody watches.
+            # A key with a passphrase would ask for it on a terminal that no one watches.
             context.load_cert_chain(tls.cert, tls.key, password=lambda: "")
     except (OSError, ValueError) as error:
         raise ConfigError(

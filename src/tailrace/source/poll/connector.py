@@ -1,7 +1,8 @@
-"""The seam behind which a database stands that can only be queried.
+"""The seam to a database that can only be queried.
 
 A connector is made for the scheme of the source's `dsn`. Postgres, SQLite and DuckDB are built in; others are added by
-an entry point that names the class, which is called with (dsn, ConnectorOptions):
+an entry point that names a subclass of `Connector`, which writes `open`; its session writes `tables` and `select`, or
+`tables` and `ask` where the database speaks SQL (see `sql_session`):
 
     [project.entry-points."tailrace.connectors"]
     mysql = "my_package:MySqlConnector"
@@ -12,21 +13,23 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.errors import ConfigError, Finding
+from tailrace.errors import ConfigError, Finding, TailraceError
 from tailrace.model.schema import TableSchema
-from tailrace.source.poll.keyset import Keyset, Stretch
-from tailrace.source.poll.version_column import Scale, kind_of
+from tailrace.source.poll.keyset import START, Keyset, KeyValue, Stretch
+from tailrace.source.poll.version_column import Scale, VersionKind, kind_of, tick_of
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ class Polled:
         return json.dumps([self.version, kind.name if kind is not None else None, *self.schema.key])
 
     def order(self, column: str | None) -> tuple[str, ...]:
-        """The columns that order the rows: those of the key, behind `column` where it is given."""
+        """The columns that order the rows: those of the key, after `column` where it is given."""
         return self.schema.key if column is None else (column, *self.schema.key)
 
     def only(self, names: Sequence[str]) -> TableSchema:
@@ -80,7 +83,7 @@ def number_by_name(name: str) -> int:
 
 
 def has_unknown_past(known: TableSchema, now: TableSchema) -> bool:
-    """Whether a column came of which nobody can tell what older rows hold: it may be one that was renamed."""
+    """Whether a column came of which no one can say what older rows hold: it may be one that was renamed."""
     numbers = {column.number for column in known.columns}
     return any(column.number >= _NAMED and column.number not in numbers for column in now.columns)
 
@@ -92,6 +95,7 @@ class Query:
     by         the column that orders them before the key does; None: only the key. Rows with a null in it are left out
     deleted    rows whose soft delete column is set: only them (True), none of them (False), or both (None)
     hashed     whether the hash of each whole row is wanted
+    keys       only the rows of these keys (typed key columns); then there are no more than that, in any order
     """
 
     table: Polled
@@ -101,6 +105,7 @@ class Query:
     rows: int
     deleted: bool | None = False
     hashed: bool = False
+    keys: pa.Table | None = None
 
     @property
     def order(self) -> tuple[str, ...]:
@@ -128,7 +133,7 @@ class Clock:
     """The database's time in microseconds, and the start of its oldest open transaction (`now` without one).
 
     `known` is False where transactions of others cannot be seen: what they wrote may still come with any older time.
-    `prepared` names transactions that wait for their second phase, whose start nobody can tell any more.
+    `prepared` names transactions that wait for their second phase, whose start is not known any more.
     """
 
     now: int
@@ -137,54 +142,97 @@ class Clock:
     prepared: frozenset[str] = frozenset()
 
 
-class ConnectorSession(Protocol):
-    """An open connection, for one thread. Every method may raise UnavailableError; then the session is of no use."""
+class ConnectorSession(ABC):
+    """An open connection, for one thread. Every method may raise UnavailableError; then the session is of no use.
 
+    A connector of SQL derives from `tailrace.source.poll.sql_session.SqlSession`, which has more than these defaults.
+    """
+
+    fetch_keys: int = 1000
+    """How many keys one query of `fetch` asks for."""
+
+    @abstractmethod
     def tables(self) -> list[TableSchema]:
         """Every table that can be read, all columns, with its primary key. `upstream_id` tells it from a new one."""
-        ...
 
-    def clock(self) -> Clock: ...
+    @abstractmethod
+    def select(self, query: Query) -> Page:
+        """The rows of a query. Raises SchemaChangedError when the table or one of its columns is gone."""
+
+    def clock(self) -> Clock:
+        """The database's time. By default it is ours, and transactions of others are not seen."""
+        now = time.time_ns() // 1000
+        return Clock(now, now, known=False)
+
+    def zone(self) -> str:
+        """The zone of times that are stored without one."""
+        return "UTC"
 
     def scale(self, table: Polled, column: str) -> Scale | None:
         """How moments are written in a column; None for one whose type has no order that could be followed.
 
-        Called before each poll: the highest value of a number is its clock. Raises UnfitError for values of which the
-        order cannot be told.
+        Called before each poll: the highest value of a number is its clock. Raises UnfitError for values whose order
+        is not known.
         """
-        ...
+        found = table.schema.column(column)
+        kind = kind_of(found)
+        if kind is None:
+            return None
+        zone = self.zone() if kind in (VersionKind.LOCAL, VersionKind.DAY) else "UTC"
+        return Scale(kind, tick_of(found), zone, self.highest(table, column) if kind is VersionKind.NUMBER else None)
 
-    def page(self, query: Query) -> Page: ...
+    def highest(self, table: Polled, column: str) -> KeyValue | None:
+        """The highest value of a column of numbers; None without any. By default every row is read to find it."""
+        query = Query(table, column, Stretch(), table.only(table.order(column)), self.fetch_keys, deleted=None)
+        last = START
+        while (found := self.select(query).last) is not None:
+            last, query = found, replace(query, stretch=Stretch(found))
+        return last[0] if last else None
 
-    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
-        """The mark of the key that is `rows` rows behind `after` in the order of keys; None past the end."""
-        ...
+    def chunk_bound(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
+        """The mark of the key that is `rows` rows after `after` in the order of keys; None past the end."""
+        query = Query(table, None, Stretch(after), table.only(table.order(None)), rows, deleted=None)
+        page = self.select(query)
+        return page.last if len(page) == rows else None
 
     def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
         """`columns` of the rows of these keys (typed key columns) as they are now; soft deleted rows are left out."""
-        ...
+        for start in range(0, keys.num_rows, self.fetch_keys):
+            some = keys.slice(start, self.fetch_keys)
+            yield self.select(Query(table, None, Stretch(), columns, self.fetch_keys, keys=some))
 
     def count_unversioned(self, table: Polled) -> int:
-        """How many rows have a null where the version should be."""
-        ...
+        """How many rows have a null where the version should be. By default that is not known, and 0."""
+        return 0
 
     def lacks_index(self, table: Polled, column: str) -> bool:
-        """Whether a poll by this column would read the whole table, as far as the database's plan tells."""
-        ...
+        """Whether a poll by this column would read the whole table, as far as the database's plan says."""
+        return False
 
     def estimate(self, table: Polled) -> int:
         """About how many rows there are, from statistics; 0 when nothing is known."""
-        ...
+        return 0
 
 
-class SourceConnector(Protocol):
-    """A database, as configuration: frozen and picklable. Reading is all it ever does."""
+@dataclass(frozen=True)
+class Connector(ABC):
+    """A database, as configuration: frozen and picklable, and its dsn never shows. Reading is all it ever does."""
+
+    dsn: str = field(repr=False)
+    options: ConnectorOptions = field(default_factory=ConnectorOptions)
+
+    @abstractmethod
+    def open(self) -> AbstractContextManager[ConnectorSession]:
+        """A session, closed by the caller. Raises PreflightError for a place that no retry makes right."""
 
     def check(self) -> list[Finding]:
         """Whether it can be polled, apart from its tables. A refused login is a finding."""
-        ...
-
-    def open(self) -> AbstractContextManager[ConnectorSession]: ...
+        try:
+            with self.open() as session:
+                session.tables()
+        except TailraceError as error:
+            return [Finding("error", "connection", error.message, error.fix)]
+        return [Finding("ok", "connection", "its tables can be listed")]
 
 
 BUILT_IN: Final = {
@@ -196,8 +244,8 @@ BUILT_IN: Final = {
 GROUP: Final = "tailrace.connectors"
 
 
-def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
-    """The connector for a dsn's scheme; `host=… dbname=…` is Postgres. Raises ConfigError for one nobody provides."""
+def connect(dsn: str, options: ConnectorOptions) -> Connector:
+    """The connector for a dsn's scheme; `host=… dbname=…` is Postgres. Raises ConfigError where none is installed."""
     # Only what looks like a scheme is shown: what is before `://` may be part of a password.
     found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", dsn)
     scheme = found[0].lower() if found else "postgresql"
@@ -215,4 +263,4 @@ def connect(dsn: str, options: ConnectorOptions) -> SourceConnector:
             f"the connector for {scheme}:// cannot be loaded: {error}",
             fix=f"pip install 'tailrace[{scheme}]'" if scheme in BUILT_IN else f"install what {point.value} needs",
         ) from error
-    return cast(SourceConnector, made(dsn, options))
+    return cast(Connector, made(dsn, options))

@@ -19,9 +19,10 @@ from typing import Protocol, Self
 
 from tailrace.errors import DamagedError, TailraceError
 from tailrace.model.change import Changes
-from tailrace.source.follower import Limit, Offset, TableDirectives
-from tailrace.source.poll.follower import PollFollower
+from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
+from tailrace.source.poll.offset import PollOffset
 from tailrace.source.poll.source import PollSource
+from tailrace.source.schema_file import follow_alone
 from tailrace.system.atomic_file import creating
 
 # Where a consumer keeps how far it has polled. A pipeline needs none of this: its offsets are Spark's.
@@ -99,15 +100,15 @@ class PollConsumer:
         self._source = source
         self._store = store
         self._limit = limit
-        self._follower: PollFollower | None = None
+        self._follower: Follower | None = None
         self._offset: Offset = {}
         self._planned: Offset | None = None
         self._given = False
 
     def __enter__(self) -> Self:
-        """Go on behind the stored watermark. Raises DamagedError for one of no use, unless the source rewinds it."""
+        """Go on after the stored watermark. Raises DamagedError for one of no use, unless the source rewinds it."""
         self._offset = self._load()
-        self._follower = self._source.follow()
+        self._follower = follow_alone(self._source)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -118,19 +119,19 @@ class PollConsumer:
     def _load(self) -> Offset:
         start: Offset | None = None
         try:
-            start = self._store.load(self._source.name)
+            start = self._store.load(self._source.context.name)
         except DamagedError as error:
-            if self._source.on_bad_watermark == "strict":
+            if self._source.options.on_bad_watermark == "strict":
                 raise
             log.warning("every table is copied again: %s", error.message)
-        return start if start is not None else PollFollower.start()
+        return start if start is not None else PollOffset().to_json()
 
     def poll(self) -> Iterator[Changes]:
         """What is new in the tables that are due: rows of a copy as `read`, and changes. Nothing, when none is due.
 
         Until `commit` is called, the same again, as far as the rows did not change since. Raises TableError for a table
         that cannot go on, UnavailableError while the database does not answer; both may be tried again, and the tables
-        are looked at anew then.
+        are looked at again then.
         """
         assert self._follower is not None
         self._given = False
@@ -156,6 +157,6 @@ class PollConsumer:
             return
         if not self._given:
             raise RuntimeError("poll() was not read to its end; read it again, then commit")
-        self._store.save(self._source.name, self._planned)
+        self._store.save(self._source.context.name, self._planned)
         self._offset, self._planned = self._planned, None
         self._source.release(self._offset)

@@ -2,7 +2,7 @@
 """A DuckDB file, polled: `duckdb:///file.duckdb`, never written to.
 
 DuckDB lets one process write a file or several read it, not both at a time. So each question opens the file and lets it
-go, and waits while somebody writes. Who can open it knows that no transaction is open.
+go, and waits while another process writes. A process that can open it knows that no transaction is open.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
 
@@ -23,17 +22,16 @@ import pyarrow as pa
 from tailrace.errors import Finding, PreflightError, SchemaChangedError, TailraceError, UnavailableError
 from tailrace.model.exact import combine
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.keyset import Keyset, Stretch, where_clause
+from tailrace.source.poll.connector import Clock, Connector, ConnectorOptions, Page, Polled, Query, number_by_name
+from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.schedule import spacing_of
-from tailrace.source.poll.version_column import Scale, VersionKind, kind_of
+from tailrace.source.poll.sql_session import SqlSession, where_clause
 
-FETCH_KEYS: Final = 50_000
 RETRY_SECONDS: Final = 0.05
 INTERRUPT_SECONDS: Final = 0.005
 _WANTED: Final = "_tailrace_wanted"
-"""Hides a table of that name, so that it should be nobody's."""
+"""Hides a table of that name, so that no one should use it."""
 
 _TYPES: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
@@ -56,7 +54,6 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", "UTC"),
 }
 """Types that are kept as they are; a decimal is, too, and every other one becomes DuckDB's text for it."""
-_TICKS: Final = {"TIMESTAMP_S": 1_000_000, "TIMESTAMP_MS": 1_000}
 _ENDLESS: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP WITH TIME ZONE")
 """Types that hold infinity, which Arrow's do not."""
 
@@ -72,12 +69,8 @@ ORDER BY c.schema_name, c.table_name, c.column_index
 """
 
 
-@dataclass(frozen=True)
-class DuckDbConnector:
+class DuckDbConnector(Connector):
     """A file, by `duckdb:///path`."""
-
-    dsn: str
-    options: ConnectorOptions = field(default_factory=ConnectorOptions)
 
     def check(self) -> list[Finding]:
         try:
@@ -92,8 +85,10 @@ class DuckDbConnector:
         yield DuckDbSession(self.dsn, self.options)
 
 
-class DuckDbSession:
-    """The protocol `Session`. Nothing is open between two calls."""
+class DuckDbSession(SqlSession):
+    """Nothing is open between two calls."""
+
+    fetch_keys = 50_000
 
     def __init__(self, dsn: str, options: ConnectorOptions) -> None:
         self._path = path_of(dsn)
@@ -109,7 +104,7 @@ class DuckDbSession:
                 text = str(error)
                 if not self._path.is_file() or "not a valid DuckDB" in text:
                     what = f"{self._path} is not a DuckDB database" if self._path.is_file() else f"no file {self._path}"
-                    raise PreflightError(what, fix="correct the path behind duckdb:/// in source.dsn") from error
+                    raise PreflightError(what, fix="correct the path after duckdb:/// in source.dsn") from error
                 if time.monotonic() >= deadline:
                     raise UnavailableError(
                         f"{self._path} cannot be opened: {text.partition(' (PID')[0]}",
@@ -117,8 +112,13 @@ class DuckDbSession:
                     ) from error
             time.sleep(RETRY_SECONDS)
 
-    def _ask(self, query: str, table: str = "", wanted: pa.Table | None = None) -> pa.Table:
+    def ask(self, sql: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
+        columns = [column.to_pylist() for column in self._answer(sql, table).columns]
+        return list(zip(*columns, strict=True))
+
+    def _answer(self, query: str, polled: Polled | None = None, wanted: pa.Table | None = None) -> pa.Table:
         """The answer as Arrow. `wanted` are rows that the query calls _WANTED."""
+        table = polled.name if polled else ""
         self._spacing.wait()
         connection = self._open()
         done = threading.Event()
@@ -153,7 +153,7 @@ class DuckDbSession:
             connection.close()
 
     def _limit(self, connection: duckdb.DuckDBPyConnection, done: threading.Event) -> None:
-        """Interrupt what takes too long; more than once, as an interrupt before a query begins is not heeded."""
+        """Interrupt what takes too long; more than once, as an interrupt before a query begins has no effect."""
         seconds = self._options.statement_seconds
         while not done.wait(seconds):
             connection.interrupt()
@@ -161,8 +161,7 @@ class DuckDbSession:
 
     def tables(self) -> list[TableSchema]:
         found: dict[TableName, list[tuple[Column, int | None]]] = {}
-        for row in self._ask(_TABLES).to_pylist():
-            schema, table, name, declared, nullable, place = row.values()
+        for schema, table, name, declared, nullable, place in self.ask(_TABLES):
             column = Column(name, _arrow_type(declared), nullable, declared, number_by_name(name))
             found.setdefault(TableName(schema, table), []).append((column, place))
         return [
@@ -176,13 +175,16 @@ class DuckDbSession:
         ]
 
     def clock(self) -> Clock:
-        # Nobody can have begun to write what is not there yet: the file opens for reading only while nobody writes it.
+        # No one can have begun to write what is not there yet: the file opens for reading only while no one writes it.
         self._open().close()
         now = time.time_ns() // 1000
         return Clock(now, now, known=True)
 
+    def zone(self) -> str:
+        return self._options.zone or self._machine_zone
+
     @cached_property
-    def _zone(self) -> str:
+    def _machine_zone(self) -> str:
         """The zone of this machine, which is that of the application that shares the file."""
         connection = duckdb.connect()
         try:
@@ -192,36 +194,62 @@ class DuckDbSession:
         assert row is not None
         return str(row[0])
 
-    def scale(self, table: Polled, column: str) -> Scale | None:
-        found = table.schema.column(column)
-        kind = kind_of(found)
-        if kind is None:
-            return None
-        latest = None
-        if kind is VersionKind.NUMBER:
-            latest = self._ask(f"SELECT max({_name(column)}) FROM {_table(table)} AS source", table.name)[0][0].as_py()
-        zone = (self._options.zone or self._zone) if kind in (VersionKind.LOCAL, VersionKind.DAY) else "UTC"
-        return Scale(kind, _TICKS.get(found.upstream_type, 1), zone, latest)
+    def source(self, table: Polled) -> str:
+        return f"{super().source(table)} AS source"
 
-    def page(self, query: Query) -> Page:
-        where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
-        if query.by is not None:
-            where.append(f"{_name(query.by)} IS NOT NULL")
-        return self._select(query, f"{where_clause(where)} ORDER BY {_names(query.order)} LIMIT {query.rows}")
+    def column(self, table: Polled, name: str) -> str:
+        return f"source.{self.quote(name)}"
 
-    def _select(self, query: Query, rest: str, wanted: pa.Table | None = None) -> Page:
-        columns, marks = query.columns.columns, query.order
+    def mark_value(self, table: Polled, name: str) -> str:
+        return f"{self.column(table, name)}::VARCHAR"
+
+    def literal(self, table: Polled, name: str, value: KeyValue) -> str:
+        return f"CAST({_text(str(value))} AS {table.schema.column(name).upstream_type})"
+
+    def within(self, table: Polled, by: str | None, stretch: Stretch) -> list[str]:
+        order, found = table.order(by), []
+        if stretch.after:
+            ends = ">" if len(stretch.after) == len(order) else ">="
+            found.append(self._bound(table, order, stretch.after, ">", ends))
+        if stretch.upto is not None:
+            ends = "<=" if len(stretch.upto) == len(order) else "<"
+            found.append(self._bound(table, order, stretch.upto, "<", ends))
+        return found
+
+    def _bound(self, table: Polled, order: Sequence[str], mark: Keyset, sign: str, ends: str) -> str:
+        """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error to
+        DuckDB. What it says of the first column alone lets DuckDB pass over blocks of rows."""
+        if not mark:
+            return "false"
+        found = ""
+        for at, value in reversed([*enumerate(mark)]):
+            name, literal = self.column(table, order[at]), self.literal(table, order[at], value)
+            deeper = f"({name} {sign} {literal} OR ({name} = {literal} AND {found}))"
+            found = deeper if found else f"{name} {ends} {literal}"
+        return f"{name} {sign}= {literal} AND {found}"
+
+    def select(self, query: Query) -> Page:
+        if query.keys is None:
+            return super().select(query)
+        # The keys are joined as a table, which is faster than any text of them.
+        table, names = query.table, query.table.schema.key
+        wanted = query.keys.select(list(names)).rename_columns([f"k{at}" for at in range(len(names))])
+        same = [f"{self._shown(table, table.schema.column(name))} = {_WANTED}.k{at}" for at, name in enumerate(names)]
+        alive = where_clause(self.alive(table, query.deleted))
+        return self.read(query, f"SEMI JOIN {_WANTED} ON {' AND '.join(same)} {alive}", wanted)
+
+    def read(self, query: Query, rest: str, wanted: pa.Table | None = None) -> Page:
+        table, columns, marks = query.table, query.columns.columns, query.order
         endless = [column for column in columns if column.upstream_type in _ENDLESS]
-        listed = [_shown(column) for column in columns]
-        listed += [f"CASE WHEN NOT isfinite({_name(c.name)}) THEN {_name(c.name)}::VARCHAR END" for c in endless]
-        listed += [f"{_name(name)}::VARCHAR" for name in marks]
+        listed = [self._shown(table, column) for column in columns]
+        names = [self.column(table, column.name) for column in endless]
+        listed += [f"CASE WHEN NOT isfinite({name}) THEN {name}::VARCHAR END" for name in names]
+        listed += [self.mark_value(table, name) for name in marks]
         if query.hashed:
-            listed.append(f"hash({_names([column.name for column in query.table.schema.columns])})")
+            listed.append(f"hash({self.columns(table, [column.name for column in table.schema.columns])})")
         # Names of our own, as those of a table need not be distinct to DuckDB.
         answer = ", ".join(f"{each} AS a{at}" for at, each in enumerate(listed))
-        found = self._ask(
-            f"SELECT {answer} FROM {_table(query.table)} AS source {rest}", query.table.name, wanted
-        ).combine_chunks()
+        found = self._answer(f"SELECT {answer} FROM {self.source(table)} {rest}", table, wanted).combine_chunks()
         arrays = [_one(found.column(at)) for at in range(len(listed))]
         row = pa.StructArray.from_arrays(
             [array.cast(column.type) for array, column in zip(arrays, columns, strict=False)],
@@ -237,31 +265,12 @@ class DuckDbSession:
             hashes = np.asarray(arrays[-1].to_numpy(zero_copy_only=False), np.uint64).view(np.int64)
         return Page(row, combine(unfit), hashes, last)
 
-    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
-        order = table.order(None)
-        texts = ", ".join(f"{_name(name)}::VARCHAR AS a{at}" for at, name in enumerate(order))
-        where = where_clause(_conditions(table, None, Stretch(after)))
-        query = (
-            f"SELECT {texts} FROM {_table(table)} AS source {where} ORDER BY {_names(order)} LIMIT 1 OFFSET {rows - 1}"
-        )
-        found = self._ask(query, table.name)
-        return tuple(column[0].as_py() for column in found.columns) if found.num_rows else None
-
-    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
-        for start in range(0, keys.num_rows, FETCH_KEYS):
-            some = keys.select(list(table.schema.key)).slice(start, FETCH_KEYS)
-            wanted = some.rename_columns([f"k{at}" for at in range(len(table.schema.key))])
-            same = [
-                f"{_shown(table.schema.column(name))} = {_WANTED}.k{at}" for at, name in enumerate(table.schema.key)
-            ]
-            rest = f"SEMI JOIN {_WANTED} ON {' AND '.join(same)} {where_clause(_alive(table, False))}"
-            yield self._select(Query(table, None, Stretch(), columns, FETCH_KEYS), rest, wanted)
-
-    def count_unversioned(self, table: Polled) -> int:
-        if table.version is None:
-            return 0
-        where = where_clause([f"{_name(table.version)} IS NULL", *_alive(table, False)])
-        return int(self._ask(f"SELECT count(*) FROM {_table(table)} AS source {where}", table.name)[0][0].as_py())
+    def _shown(self, table: Polled, column: Column) -> str:
+        """A column as it is read: what Arrow has no type for, or no value, is left to texts."""
+        name = self.column(table, column.name)
+        if column.upstream_type in _ENDLESS:
+            return f"CASE WHEN isfinite({name}) THEN {name} END"
+        return f"{name}::VARCHAR" if pa.types.is_string(column.type) else name
 
     def lacks_index(self, table: Polled, column: str) -> bool:
         """Never: each block of rows knows its lowest and highest value, and blocks that cannot match are not read."""
@@ -273,8 +282,8 @@ class DuckDbSession:
             "SELECT estimated_size FROM duckdb_tables() WHERE database_name = current_database()"
             f" AND schema_name = {_text(place.schema)} AND table_name = {_text(place.name)}"
         )
-        found = self._ask(query, table.name)
-        return int(found[0][0].as_py()) if found.num_rows else 0
+        found = self.ask(query, table)
+        return int(found[0][0]) if found else 0
 
 
 def _arrow_type(declared: str) -> pa.DataType:
@@ -283,32 +292,8 @@ def _arrow_type(declared: str) -> pa.DataType:
     return _TYPES.get(declared, pa.string())
 
 
-def _shown(column: Column) -> str:
-    """A column as it is read: what Arrow has no type for, or no value, is left to texts."""
-    name = _name(column.name)
-    if column.upstream_type in _ENDLESS:
-        return f"CASE WHEN isfinite({name}) THEN {name} END"
-    return f"{name}::VARCHAR" if pa.types.is_string(column.type) else name
-
-
 def _one(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks or [pa.array([], column.type)])
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _name(name: str) -> str:
-    return f"source.{_quoted(name)}"
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(map(_name, names))
-
-
-def _table(table: Polled) -> str:
-    return f"{_quoted(table.schema.table.schema)}.{_quoted(table.schema.table.name)}"
 
 
 def _text(value: str) -> str:
@@ -316,36 +301,3 @@ def _text(value: str) -> str:
         octets = "".join(f"\\x{octet:02X}" for octet in value.encode())
         return f"decode('{octets}'::BLOB)"
     return "'" + value.replace("'", "''") + "'"
-
-
-def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
-    order = table.order(by)
-    found = []
-    if stretch.after:
-        found.append(_bound(table, order, stretch.after, ">", ends=">" if len(stretch.after) == len(order) else ">="))
-    if stretch.upto is not None:
-        found.append(_bound(table, order, stretch.upto, "<", ends="<=" if len(stretch.upto) == len(order) else "<"))
-    return found
-
-
-def _bound(table: Polled, order: Sequence[str], mark: Keyset, sign: str, *, ends: str) -> str:
-    """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error to DuckDB.
-
-    What it says of the first column alone lets DuckDB pass over blocks of rows.
-    """
-    if not mark:
-        return "false"
-    found = ""
-    for at, value in reversed([*enumerate(mark)]):
-        column = table.schema.column(order[at])
-        name, literal = _name(column.name), f"CAST({_text(str(value))} AS {column.upstream_type})"
-        found = (
-            f"({name} {sign} {literal} OR ({name} = {literal} AND {found}))" if found else f"{name} {ends} {literal}"
-        )
-    return f"{name} {sign}= {literal} AND {found}"
-
-
-def _alive(table: Polled, deleted: bool | None) -> list[str]:
-    if table.soft is None or deleted is None:
-        return []
-    return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]

@@ -6,12 +6,11 @@ import logging
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import TableError, UnavailableError
 from tailrace.model.change import Position, end_of
-from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.offset import apply_directives
 from tailrace.source.poll.connector import ConnectorSession, Polled, has_unknown_past
 from tailrace.source.poll.discovery import PollDiscovery, select_tables
@@ -45,7 +44,7 @@ class PollCache:
     heights: dict[str, tuple[Height, ...]] = field(default_factory=dict)
 
 
-class PollFollower:
+class PollFollower(Follower):
     """Asks the database and decides; everything durable is in the offsets, the versions and the state folder."""
 
     def __init__(self, source: PollSource, versions: SchemaVersions) -> None:
@@ -59,11 +58,10 @@ class PollFollower:
         self._target: float | None = None
         self._cache: dict[str, PollCache] = {}
         self._schedule = PollSchedule(
-            Path(source.folder) / "schedule.json", source.interval_seconds, source.idle_interval_seconds
+            source.folder / "schedule.json", source.options.interval, source.options.idle_interval
         )
 
-    @staticmethod
-    def start() -> Offset:
+    def start(self) -> Offset:
         return PollOffset().to_json()
 
     def target(self) -> Offset:
@@ -159,7 +157,7 @@ class PollFollower:
         """Look now and then which tables there are. Those that cannot be followed are named once, and left out."""
         if not at_once and self._called is not None and time.monotonic() - self._called < DISCOVERY_SECONDS:
             return
-        discovery = select_tables(self._connect().tables(), self.source.tables_wanted)
+        discovery = select_tables(self._connect().tables(), self.source.context.tables)
         self._called = time.monotonic()
         for finding in discovery.findings:
             if finding not in self._discovery.findings:
@@ -185,7 +183,7 @@ class PollFollower:
         }
         for each, entry in tables.items():
             if entry.phase == "stopped" and entry.step < now.tables[each].step:
-                KeySnapshot.of(self.source.folder, each).forget(entry.step)
+                KeySnapshot.of(str(self.source.folder), each).forget(entry.step)
         return now.with_tables(tables)
 
     def _enrol(self, now: PollOffset) -> PollOffset:
@@ -209,19 +207,19 @@ class PollFollower:
                 reading = StepRead("refuse", reason=finding.message, fix=finding.fix or "")
                 tables[each] = known if known.phase == "stopped" else known.read(now.step + 1, reading)
         for each in now.tables.keys() - tables.keys():
-            KeySnapshot.of(self.source.folder, each).leave()
+            KeySnapshot.of(str(self.source.folder), each).leave()
         return replace(now, tables=tables, damaged=())
 
     @property
     def _rewinds(self) -> bool:
         """Whether a watermark that is damaged, or of something else than the table is ordered by now, costs a copy."""
-        return self.source.on_bad_watermark == "permissive"
+        return self.source.options.on_bad_watermark == "permissive"
 
     @staticmethod
     def _refuse(table: Polled, entry: PollTableOffset, step: int) -> PollTableOffset:
         """Otherwise the table stops until somebody says so."""
         reason = "its stored watermark is damaged, or of another column, type or key than the table has now"
-        fix = f"tailrace resync FILE {table.name}, or set source.on_bad_watermark to permissive and retry it"
+        fix = f"tailrace resync FILE {table.name}, or set source.options.on_bad_watermark to permissive and retry it"
         return entry.read(step, StepRead("refuse", reason=reason, fix=fix))
 
     def _outgrown(self, each: str, entry: PollTableOffset) -> str | None:
@@ -232,7 +230,7 @@ class PollFollower:
         if entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
             return "nobody wrote down its keys, which full diffs need"
         known = self._versions.schema_at(each, end_of(entry.step))
-        evolves = self.source.tables_wanted.settings_of(table.name).schema_changes == "evolve"
+        evolves = self.source.context.tables.settings_of(table.name).schema_changes == "evolve"
         if evolves and known is not None and has_unknown_past(known, table.schema):
             return "it has a column more, and what older rows hold in it cannot be told"
         return None
@@ -240,7 +238,7 @@ class PollFollower:
     def _note_schema(self, each: str, step: int) -> None:
         """The columns that a step reads are a known version before its offset is given away."""
         table = self._discovery.tables[each]
-        policy = self.source.tables_wanted.settings_of(table.name).schema_changes
+        policy = self.source.context.tables.settings_of(table.name).schema_changes
         if policy == "evolve" or self._versions.schema_at(each) is None:
             self._versions.put_schema(table.schema, Position(step, 0))
 
@@ -260,7 +258,8 @@ class PollFollower:
         """A copy begins: its chunks, and the marks that polls go on from when it is done."""
         table, session = self._discovery.tables[each], self._connect()
         bounds: list[Keyset] = []
-        while (bound := session.hop(table, bounds[-1] if bounds else START, self.source.chunk_rows)) is not None:
+        rows = self.source.options.chunk_rows
+        while (bound := session.chunk_bound(table, bounds[-1] if bounds else START, rows)) is not None:
             bounds.append(bound)
         self._versions.put_schema(table.schema, Position(step, 0))
         return PollTableOffset(
@@ -283,8 +282,8 @@ class PollFollower:
         return view.settled_mark(scale, ())
 
     def _copy(self, entry: PollTableOffset, step: int, budget: int) -> PollTableOffset:
-        take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_rows))
-        reading = StepRead("copy", entry.next, entry.next + take, rows=take * self.source.chunk_rows)
+        take = min(entry.chunks - entry.next, max(1, budget // self.source.options.chunk_rows))
+        reading = StepRead("copy", entry.next, entry.next + take, rows=take * self.source.options.chunk_rows)
         done = entry.next + take == entry.chunks
         return entry.read(step, reading, next=entry.next + take, phase="ready" if done else "copy")
 
@@ -292,7 +291,7 @@ class PollFollower:
         return self._schedule.is_due(each, self._target) or self._is_diff_due(each)
 
     def _is_diff_due(self, each: str) -> bool:
-        deletes = self.source.tables_wanted.settings_of(self._discovery.tables[each].name).deletes
+        deletes = self.source.context.tables.settings_of(self._discovery.tables[each].name).deletes
         return self._schedule.is_diff_due(each, deletes.full_diff if deletes is not None else None)
 
     def _poll(
@@ -305,11 +304,13 @@ class PollFollower:
         memory = self._recall(each, entry)
         found: dict[str, ProbeResult] = {}
         # A task holds what it reads of a poll at once; what is left comes with the next step.
-        limit = min(budget, self.source.chunk_rows)
+        limit = min(budget, self.source.options.chunk_rows)
         for column, deleted in ((table.version, False), (table.soft, True)):
             if column is None:
                 continue
-            probe = Probe(self._connect(), table, column, deleted, view, memory.seen, self.source.page_rows, limit)
+            probe = Probe(
+                self._connect(), table, column, deleted, view, memory.seen, self.source.options.page_rows, limit
+            )
             try:
                 one = probe.run(memory.floors[column], memory.heights.get(column, ()))
             except ForeignMarkError:
@@ -344,16 +345,16 @@ class PollFollower:
         marks = {table.version or "": entry.mark, table.soft or "": entry.soft}
         if memory is None or memory.step != entry.step or memory.floors.keys() != marks.keys():
             heights = memory.heights if memory is not None else {}
-            seen = KeySnapshot.of(self.source.folder, each).window(entry.window)
+            seen = KeySnapshot.of(str(self.source.folder), each).window(entry.window)
             memory = self._cache[each] = PollCache(entry.step, marks, seen, heights)
         return memory
 
     def _diff(self, each: str, entry: PollTableOffset, step: int) -> PollTableOffset:
         self._schedule.diffed(each)
-        if KeySnapshot.of(self.source.folder, each).bases(entry.base) is None:
+        if KeySnapshot.of(str(self.source.folder), each).bases(entry.base) is None:
             log.warning("what was known of %s is not complete: it is copied again", self._discovery.tables[each].name)
             return self._copy(
-                self._begin(each, entry, step, self._read_clock(PollOffset())), step, self.source.chunk_rows
+                self._begin(each, entry, step, self._read_clock(PollOffset())), step, self.source.options.chunk_rows
             )
         rows = self._connect().estimate(self._discovery.tables[each])
         reading = StepRead("diff", since=entry.base, window=entry.window, rows=rows)

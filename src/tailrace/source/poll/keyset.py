@@ -1,13 +1,12 @@
 """Places in the order of a table's rows, and the stretches between them.
 
 Rows are ordered by some columns: (updated_at, key…) or the key alone. A mark with a value for every one of them stands
-right behind that row. A shorter one stands before all rows that begin with its values, and the empty one before all
+right after that row. A shorter one stands before all rows that begin with its values, and the empty one before all
 rows. So a mark is always between rows, and two stretches that share a mark neither overlap nor leave out a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 KeyValue = int | float | str | bytes
@@ -17,7 +16,7 @@ START: Keyset = ()
 
 
 class Stretch(NamedTuple):
-    """The rows between two marks; without `upto`, all behind `after`."""
+    """The rows between two marks; without `upto`, all after `after`."""
 
     after: Keyset = START
     upto: Keyset | None = None
@@ -41,28 +40,3 @@ def _value(raw: object) -> KeyValue:
     if isinstance(raw, int | float | str) and not isinstance(raw, bool):
         return raw
     raise ValueError("not a value of a mark")
-
-
-def conditions(stretch: Stretch, names: Sequence[str], literal: Callable[[int, KeyValue], str]) -> list[str]:
-    """The SQL conditions of a stretch. `names` are the quoted columns of the order, `literal` writes a value of one.
-
-    Row values are compared, which every database answers from an index that begins with these columns.
-    """
-    found = []
-    if stretch.after:
-        sign = ">" if len(stretch.after) == len(names) else ">="
-        found.append(_compared(stretch.after, sign, names, literal))
-    if stretch.upto is not None:
-        sign = "<=" if len(stretch.upto) == len(names) else "<"
-        found.append(_compared(stretch.upto, sign, names, literal) if stretch.upto else "1 = 0")
-    return found
-
-
-def _compared(mark: Keyset, sign: str, names: Sequence[str], literal: Callable[[int, KeyValue], str]) -> str:
-    left = ", ".join(names[: len(mark)])
-    right = ", ".join(literal(index, value) for index, value in enumerate(mark))
-    return f"{left} {sign} {right}" if len(mark) == 1 else f"({left}) {sign} ({right})"
-
-
-def where_clause(conditions: Sequence[str]) -> str:
-    return f"WHERE {' AND '.join(conditions)}" if conditions else ""

@@ -8,7 +8,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option.value import Dsn, Duration, TypedOptions, resolve_path
+from tailrace.option.value import Dsn, Duration, resolve_path
+from tailrace.source.option import SourceOptions
 
 FILE_SCHEMES = ("sqlite:///", "duckdb:///")
 
@@ -34,7 +35,7 @@ def _zone(name: str | None) -> str | None:
         raise ValueError("is not a time zone such as UTC or Europe/Berlin") from None
 
 
-class PollOptions(TypedOptions):
+class PollOptions(SourceOptions):
     """A database that can only be queried: PostgreSQL, an SQLite or DuckDB file, or what a connector adds."""
 
     table_keys: ClassVar[frozenset[str]] = frozenset({"updated_at", "created_at", "deletes", "columns"})

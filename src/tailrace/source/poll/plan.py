@@ -48,13 +48,13 @@ class Planner:
         task = Task(
             replace(table, schema=schema),
             entry.step,
-            self.source.folder,
-            self.source.page_rows,
-            self.source.chunk_rows,
+            str(self.source.folder),
+            self.source.options.page_rows,
+            self.source.options.chunk_rows,
             entry.base > 0,
         )
         log: dict[str, Any] = {"weights": {table.name: reading.rows * ROW_BYTES}, "schemas": {table.name: schema}}
-        policy = self.source.tables_wanted.settings_of(table.name).schema_changes
+        policy = self.source.context.tables.settings_of(table.name).schema_changes
         if reading.kind == "refuse":
             refused = TableError(reading.reason, fix=reading.fix or None, table=table.name)
             yield RefusedSplit(**log, error=refused)

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from datetime import date
 from functools import cache, cached_property
 from typing import Any
@@ -17,19 +16,18 @@ from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError, SchemaChangedError
 from tailrace.model.schema import TableSchema
-from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query
-from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch, conditions, where_clause
+from tailrace.source.poll.connector import Clock, Connector, ConnectorOptions, Page, Polled, Query
+from tailrace.source.poll.keyset import KeyValue
 from tailrace.source.poll.schedule import spacing_of
-from tailrace.source.poll.version_column import Scale, VersionKind, kind_of, tick_of
+from tailrace.source.poll.sql_session import SqlSession
 from tailrace.source.postgres.catalog import describe, list_tables
 from tailrace.source.postgres.connection import connect_adbc, connection_string, row_settings, session, translated
 from tailrace.source.postgres.copy_query import Converter, select_list
 
-FETCH_KEYS = 1000
 _HASH = "_tailrace_hash"
 _MOVED = ("42P01", "42703")
 
-# Whoever may not read the statistics of others sees their sessions, but not since when their transactions are open.
+# A role that may not read the statistics of others sees their sessions, but not since when their transactions are open.
 _CLOCK = """
 SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::int8,
        (extract(epoch FROM min(a.xact_start)) * 1e6)::int8,
@@ -44,12 +42,8 @@ WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
 """
 
 
-@dataclass(frozen=True)
-class PostgresConnector:
-    """A database by its connection string, which never shows in the repr."""
-
-    dsn: str = field(repr=False)
-    options: ConnectorOptions = field(default_factory=ConnectorOptions)
+class PostgresConnector(Connector):
+    """A database by its connection string."""
 
     @contextmanager
     def open(self) -> Iterator[PostgresSession]:
@@ -88,8 +82,8 @@ def _zone_of(dsn: str) -> str:
     return str(row[0])
 
 
-class PostgresSession:
-    """The protocol `Session`: psycopg for questions, ADBC for rows, each connected when it is first needed."""
+class PostgresSession(SqlSession):
+    """psycopg for questions, ADBC for rows, each connected when it is first needed."""
 
     def __init__(self, dsn: str, options: ConnectorOptions, opened: ExitStack) -> None:
         self._dsn = dsn
@@ -121,10 +115,10 @@ class PostgresSession:
         self._opened.callback(made.close)
         return made
 
-    def _ask(self, query: str, doing: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
         self._spacing.wait()
-        with translated(doing), _found(table):
-            return self._asking.execute(query.encode()).fetchall()
+        with translated(f"reading {table.name}" if table else "asking the source"), _found(table):
+            return self._asking.execute(sql.encode()).fetchall()
 
     def tables(self) -> list[TableSchema]:
         self._spacing.wait()
@@ -133,39 +127,35 @@ class PostgresSession:
             return [one.schema for one in describe(self._asking, relations, {})]
 
     def clock(self) -> Clock:
-        now, oldest, known, standby, replayed, prepared = self._ask(_CLOCK, "asking for the time")[0]
+        now, oldest, known, standby, replayed, prepared = self.ask(_CLOCK)[0]
         if standby:
             # What the primary committed by now may be replayed here any time later.
             return Clock(now, min(replayed or now, now), known=False)
         return Clock(now, min(oldest or now, now), known, frozenset(prepared))
 
-    def scale(self, table: Polled, column: str) -> Scale | None:
-        found = table.schema.column(column)
-        kind = kind_of(found)
-        if kind is None:
-            return None
-        local = kind in (VersionKind.LOCAL, VersionKind.DAY)
-        zone = (self._options.zone or _zone_of(self._dsn)) if local else "UTC"
-        latest = None
-        if kind is VersionKind.NUMBER:
-            query = f"SELECT max({_name(column)}) FROM {_table(table)}"
-            latest = self._ask(query, f"polling {table.name}", table)[0][0]
-        return Scale(kind, tick_of(found), zone, latest)
+    def zone(self) -> str:
+        return self._options.zone or _zone_of(self._dsn)
 
-    def page(self, query: Query) -> Page:
-        where = [*_conditions(query.table, query.by, query.stretch), *_alive(query.table, query.deleted)]
-        if query.by is not None:
-            where.append(f"{_name(query.by)} IS NOT NULL")
-        return self._select(query, f"{where_clause(where)} {_ordered(query.table, query.order)} LIMIT {query.rows}")
+    def mark_value(self, table: Polled, name: str) -> str:
+        return f"{self.quote(name)}::text"
 
-    def _select(self, query: Query, rest: str) -> Page:
+    def order_by(self, table: Polled, names: Sequence[str]) -> str:
+        # A bare name would be that of the output, where many types stand as text, and texts have another order.
+        owner = self.quote(table.schema.table.name)
+        return f"ORDER BY {', '.join(f'{owner}.{self.quote(name)}' for name in names)}"
+
+    def literal(self, table: Polled, name: str, value: KeyValue) -> str:
+        # The declared type is the catalog's own spelling of it.
+        return f"{sql.Literal(_text(value)).as_string()}::{table.schema.column(name).upstream_type}"
+
+    def read(self, query: Query, rest: str) -> Page:
         table, shown = query.table, query.columns
         listed = select_list(shown).as_string()
         if query.hashed:
-            listed += f", {_row_hash(table.schema)} AS {_HASH}"
+            listed += f", {self._row_hash(table)} AS {_HASH}"
         self._spacing.wait()
         with translated(f"reading {table.name}"), _found(table), self._bulk.cursor() as cursor:
-            cursor.execute(f"SELECT {listed} FROM {_table(table)} {rest}")
+            cursor.execute(f"SELECT {listed} FROM {self.source(table)} {rest}")
             found: pa.Table = cursor.fetch_arrow_table()
         hashes = None
         if query.hashed:
@@ -175,42 +165,12 @@ class PostgresSession:
         last = tuple(_text(row.field(name)[-1].as_py()) for name in query.order) if len(row) else None
         return Page(row, exact, hashes, last)
 
-    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
-        order = table.order(None)
-        where = where_clause(_conditions(table, None, Stretch(after)))
-        texts = ", ".join(f"{_name(name)}::text" for name in order)
-        found = self._ask(
-            f"SELECT {texts} FROM {_table(table)} {where} {_ordered(table, order)} LIMIT 1 OFFSET {rows - 1}",
-            f"measuring {table.name}",
-            table,
-        )
-        return tuple(found[0]) if found else None
-
-    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
-        for start in range(0, keys.num_rows, FETCH_KEYS):
-            some = keys.slice(start, FETCH_KEYS)
-            values = [some.column(name).to_pylist() for name in table.schema.key]
-            rows = ", ".join(
-                "("
-                + ", ".join(
-                    _literal(table, name, _text(each)) for name, each in zip(table.schema.key, row, strict=True)
-                )
-                + ")"
-                for row in zip(*values, strict=True)
-            )
-            where = [f"({_names(table.schema.key)}) IN ({rows})", *_alive(table, False)]
-            query = Query(table, None, Stretch(), columns, FETCH_KEYS)
-            yield self._select(query, where_clause(where))
-
-    def count_unversioned(self, table: Polled) -> int:
-        if table.version is None:
-            return 0
-        where = where_clause([f"{_name(table.version)} IS NULL", *_alive(table, False)])
-        query = f"SELECT count(*) FROM {_table(table)} {where}"
-        return int(self._ask(query, f"counting rows of {table.name}", table)[0][0])
+    def _row_hash(self, table: Polled) -> str:
+        columns = self.columns(table, [column.name for column in table.schema.columns])
+        return f'hashtextextended(ROW({columns})::text COLLATE "C", 0)'
 
     def lacks_index(self, table: Polled, column: str) -> bool:
-        name, source = _name(column), _table(table)
+        name, source = self.quote(column), self.source(table)
         query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
         self._spacing.wait()
         with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
@@ -220,50 +180,10 @@ class PostgresSession:
         return any("Seq Scan" in str(line[0]) for line in plan)
 
     def estimate(self, table: Polled) -> int:
-        found = self._ask(
-            f"SELECT greatest(reltuples, 0)::int8 FROM pg_class WHERE oid = {int(table.schema.upstream_id)}",
-            f"measuring {table.name}",
+        found = self.ask(
+            f"SELECT greatest(reltuples, 0)::int8 FROM pg_class WHERE oid = {int(table.schema.upstream_id)}"
         )
         return int(found[0][0]) if found else 0
-
-
-def _name(name: str) -> str:
-    return sql.Identifier(name).as_string()
-
-
-def _names(names: tuple[str, ...]) -> str:
-    return ", ".join(map(_name, names))
-
-
-def _ordered(table: Polled, names: tuple[str, ...]) -> str:
-    # A bare name would be that of the output, where many types stand as text, and texts have another order.
-    columns = [sql.Identifier(table.schema.table.name, name).as_string() for name in names]
-    return f"ORDER BY {', '.join(columns)}"
-
-
-def _table(table: Polled) -> str:
-    return sql.Identifier(table.schema.table.schema, table.schema.table.name).as_string()
-
-
-def _literal(table: Polled, name: str, value: KeyValue) -> str:
-    # The declared type is the catalog's own spelling of it.
-    return f"{sql.Literal(str(value)).as_string()}::{table.schema.column(name).upstream_type}"
-
-
-def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
-    order = table.order(by)
-    return conditions(stretch, [_name(name) for name in order], lambda at, value: _literal(table, order[at], value))
-
-
-def _alive(table: Polled, deleted: bool | None) -> list[str]:
-    if table.soft is None or deleted is None:
-        return []
-    return [f"{_name(table.soft)} IS {'NOT ' if deleted else ''}NULL"]
-
-
-def _row_hash(schema: TableSchema) -> str:
-    columns = _names(tuple(column.name for column in schema.columns))
-    return f'hashtextextended(ROW({columns})::text COLLATE "C", 0)'
 
 
 def _one_batch(table: pa.Table) -> pa.RecordBatch:

@@ -64,7 +64,7 @@ class Probe:
         query = Query(self.table, self.by, Stretch(after, end), columns, self.page_rows, self.deleted, hashed)
         fresh, more, last = 0, False, START
         while True:
-            page = self.session.page(query)
+            page = self.session.select(query)
             given = 0 if page.hashes is None else int(np.isin(page.hashes, self.seen).sum())
             fresh += len(page) - given
             if len(page) < self.page_rows:

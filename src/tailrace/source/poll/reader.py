@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 def read_rows(source: PollSource, table: TableSchema) -> RowBatches:
     """The rows of the table, page by page, without those that are marked as deleted."""
-    settings = source.tables_wanted.settings_of(str(table.table))
+    settings = source.context.tables.settings_of(str(table.table))
     soft = settings.deletes.soft if settings.deletes is not None else None
-    query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.page_rows)
+    query = Query(Polled(table, None, soft=soft), None, Stretch(), table, source.options.page_rows)
     with source.connector().open() as session:
         for page in pages(session, query):
             yield with_exact(page.rows, page.exact)

@@ -82,7 +82,7 @@ class RefusedSplit(Split):
 def pages(session: ConnectorSession, query: Query) -> Iterator[Page]:
     """The rows of a query's stretch, page after page; each begins behind the last row of the one before."""
     while True:
-        page = session.page(query)
+        page = session.select(query)
         if len(page):
             yield page
         if len(page) < query.rows:

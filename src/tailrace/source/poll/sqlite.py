@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name and value in the SQL here is quoted
-"""An SQLite file, polled: it is only ever opened for reading, also where nobody may write it."""
+"""An SQLite file, polled: it is only ever opened for reading, also where no one may write it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import math
 import os
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,30 +18,24 @@ import pyarrow as pa
 from tailrace.capture.column_type import read_column
 from tailrace.capture.layout import list_tables, literal, quoted, rowid_name
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError, UnfitError
-from tailrace.model.digest import row_digests
-from tailrace.model.exact import combine
-from tailrace.model.schema import TableName, TableSchema
-from tailrace.source.poll.connector import Clock, ConnectorOptions, Page, Polled, Query, number_by_name
-from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch, conditions, where_clause
+from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.poll.connector import Connector, ConnectorOptions, Polled, number_by_name
+from tailrace.source.poll.keyset import KeyValue
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.schedule import QuerySpacing, spacing_of
+from tailrace.source.poll.sql_session import SqlSession
 from tailrace.source.poll.version_column import Scale, VersionKind, require_iso
 from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
 from tailrace.source.sqlite.connection import fetch
 from tailrace.source.sqlite.value import cells_of
 from tailrace.system import turso_lock
 
-FETCH_KEYS = 500
 _STEPS = 10_000
-"""How many steps of SQLite's machine go by between two looks at the clock."""
+"""How many steps of SQLite's machine go by between two readings of the clock."""
 
 
-@dataclass(frozen=True)
-class SqliteConnector:
+class SqliteConnector(Connector):
     """A file, by `sqlite:///path`."""
-
-    dsn: str
-    options: ConnectorOptions = field(default_factory=ConnectorOptions)
 
     @property
     def path(self) -> Path:
@@ -59,7 +53,7 @@ class SqliteConnector:
     def open(self) -> Iterator[SqliteSession]:
         path = self.path
         if not path.is_file():
-            raise PreflightError(f"there is no file {path}", fix="correct the path behind sqlite:/// in source.dsn")
+            raise PreflightError(f"there is no file {path}", fix="correct the path after sqlite:/// in source.dsn")
         turso_lock.require_not_shared(path)
         with _explained(path):
             connection = _open(path, self.options.statement_seconds)
@@ -78,7 +72,7 @@ def _open(path: Path, seconds: float) -> sqlite3.Connection:
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.OperationalError:
-        # A WAL needs its index file beside it. Where none can be made there is no writer either.
+        # A WAL needs its index file next to it. Where none can be made there is no writer either.
         connection.close()
         wal = path.with_name(path.name + "-wal")
         if os.access(path.parent, os.W_OK) or (wal.exists() and wal.stat().st_size):
@@ -103,8 +97,11 @@ def _explained(path: Path) -> Iterator[None]:
         ) from error
 
 
-class SqliteSession:
-    """The protocol `Session`."""
+class SqliteSession(SqlSession):
+    """Values keep their own classes, whatever type their column declares."""
+
+    fetch_keys = 500
+    key_list = "VALUES "
 
     def __init__(
         self, connection: sqlite3.Connection, path: Path, options: ConnectorOptions, spacing: QuerySpacing
@@ -114,19 +111,19 @@ class SqliteSession:
         self._seconds = options.statement_seconds
         self._spacing = spacing
 
-    def _ask(self, query: str, table: str = "") -> list[tuple[Any, ...]]:
+    def ask(self, sql: str, table: Polled | None = None) -> list[tuple[Any, ...]]:
         self._spacing.wait()
         deadline = time.monotonic() + self._seconds
         self._connection.set_progress_handler(lambda: int(time.monotonic() > deadline), _STEPS)
         with _explained(self._path):
             try:
-                return fetch(self._connection, query)
+                return fetch(self._connection, sql)
             except sqlite3.OperationalError as error:
-                if str(error).startswith("no such "):
+                if table is not None and str(error).startswith("no such "):
                     raise SchemaChangedError(
                         "the table or one of its columns is no longer there under its name",
-                        fix=f"tailrace retry FILE {table}; if it was dropped, take it out of tables.include",
-                        table=table,
+                        fix=f"tailrace retry FILE {table.name}; if it was dropped, take it out of tables.include",
+                        table=table.name,
                     ) from error
                 raise
 
@@ -134,19 +131,14 @@ class SqliteSession:
         self._spacing.wait()
         with _explained(self._path):
             names = set(list_tables(self._connection))
-        found = self._ask("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL ORDER BY name")
+        found = self.ask("SELECT name, sql FROM sqlite_schema WHERE type = 'table' AND sql IS NOT NULL ORDER BY name")
         return [_described(name, text) for name, text in found if name in names]
-
-    def clock(self) -> Clock:
-        now = time.time_ns() // 1000
-        # A writer's transaction is not seen from outside, nor how long it has been open.
-        return Clock(now, now, known=False)
 
     def scale(self, table: Polled, column: str) -> Scale | None:
         name = quoted(column)
-        # Each by itself, which an index answers with one look.
-        looks = ", ".join(f"(SELECT {which}({name}) FROM {_table(table)})" for which in ("min", "max"))
-        first, latest = self._ask(f"SELECT {looks}", table.name)[0]
+        # Each by itself, which an index answers at once.
+        looks = ", ".join(f"(SELECT {which}({name}) FROM {self.source(table)})" for which in ("min", "max"))
+        first, latest = self.ask(f"SELECT {looks}", table)[0]
         if latest is None:
             # Nothing to go by yet, and nothing to read.
             declared = table.schema.column(column).type
@@ -154,7 +146,7 @@ class SqliteSession:
         if type(first) is not type(latest) or not isinstance(latest, str | int):
             raise UnfitError(
                 f"column {column} holds other values than whole numbers alone or texts alone, so that the order of"
-                " changes cannot be told",
+                " changes is not known",
                 fix=f"write {column} in every row as an integer, or as text such as CURRENT_TIMESTAMP",
                 table=table.name,
             )
@@ -162,66 +154,32 @@ class SqliteSession:
             return Scale(VersionKind.TEXT, latest=require_iso(latest, table.name, column))
         return Scale(VersionKind.NUMBER, latest=latest)
 
-    def page(self, query: Query) -> Page:
-        table = query.table
-        where = [*_conditions(table, query.by, query.stretch), *_alive(table, query.deleted)]
-        if query.by is not None:
-            where.append(f"{quoted(query.by)} IS NOT NULL")
-        return self._select(query, f"{where_clause(where)} ORDER BY {_names(table, query.order)} LIMIT {query.rows}")
+    def source(self, table: Polled) -> str:
+        return quoted(table.schema.table.name)
 
-    def _select(self, query: Query, rest: str) -> Page:
-        table = query.table
-        columns = table.schema if query.hashed else query.columns
-        listed = _names(table, (*(column.name for column in columns.columns), *query.order))
-        rows = self._ask(f"SELECT {listed} FROM {_table(table)} {rest}", table.name)
-        values = list(zip(*rows, strict=True)) or [()] * (len(columns.columns) + len(query.order))
-        parsed = {
-            column.name: read_column(cells_of(values[at]), column.type) for at, column in enumerate(columns.columns)
-        }
-        unfit = {name: one.unfit for name, one in parsed.items() if one.unfit is not None}
-        hashes = None
-        if query.hashed:
-            # Values that the column's type cannot hold are part of the row all the same.
-            hashes = row_digests([each for one in parsed.values() for each in (one.array, _or_nulls(one.unfit, rows))])
-        shown = [column.name for column in query.columns.columns]
-        row = pa.StructArray.from_arrays([parsed[name].array for name in shown], fields=list(query.columns.row_type))
-        last = tuple(each[-1] for each in values[len(columns.columns) :]) if rows else None
-        return Page(row, combine({name: each for name, each in unfit.items() if name in shown}), hashes, last)
+    def column(self, table: Polled, name: str) -> str:
+        """The rowid has a name of its own where the table does not show it."""
+        if table.schema.column(name).upstream_type != ROWID:
+            return quoted(name)
+        return rowid_name([column.name for column in table.schema.columns])
 
-    def hop(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
-        names = _names(table, table.order(None))
-        where = where_clause(_conditions(table, None, Stretch(after)))
-        query = f"SELECT {names} FROM {_table(table)} {where} ORDER BY {names} LIMIT 1 OFFSET {rows - 1}"
-        found = self._ask(query, table.name)
-        return tuple(found[0]) if found else None
+    def literal(self, table: Polled, name: str, value: KeyValue) -> str:
+        if isinstance(value, str):
+            raw = value.encode("utf-8", "surrogateescape")
+            return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else literal(value)
+        if isinstance(value, float) and math.isinf(value):
+            return "9e999" if value > 0 else "-9e999"
+        return super().literal(table, name, value)
 
-    def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
-        for start in range(0, keys.num_rows, FETCH_KEYS):
-            values = [keys.column(name).slice(start, FETCH_KEYS).to_pylist() for name in table.schema.key]
-            rows = ", ".join(f"({', '.join(map(_literal, row))})" for row in zip(*values, strict=True))
-            names = _names(table, table.schema.key)
-            wanted = f"({names}) IN (VALUES {rows})" if len(values) > 1 else f"{names} IN ({rows})"
-            query = Query(table, None, Stretch(), columns, FETCH_KEYS)
-            yield self._select(query, where_clause([wanted, *_alive(table, False)]))
-
-    def count_unversioned(self, table: Polled) -> int:
-        if table.version is None:
-            return 0
-        where = where_clause([f"{quoted(table.version)} IS NULL", *_alive(table, False)])
-        return int(self._ask(f"SELECT count(*) FROM {_table(table)} {where}", table.name)[0][0])
+    def parse(self, values: Sequence[Any], column: Column) -> tuple[pa.Array[Any], pa.Array[Any] | None]:
+        found = read_column(cells_of(values), column.type)
+        return found.array, found.unfit
 
     def lacks_index(self, table: Polled, column: str) -> bool:
         name = quoted(column)
-        query = f"SELECT 1 FROM {_table(table)} WHERE {name} > 0 ORDER BY {name} LIMIT 1"
-        plan = self._ask(f"EXPLAIN QUERY PLAN {query}")
+        query = f"SELECT 1 FROM {self.source(table)} WHERE {name} > 0 ORDER BY {name} LIMIT 1"
+        plan = self.ask(f"EXPLAIN QUERY PLAN {query}")
         return not any("USING" in str(step[-1]) and "TEMP" not in str(step[-1]) for step in plan)
-
-    def estimate(self, table: Polled) -> int:
-        return 0
-
-
-def _or_nulls(texts: pa.Array[Any] | None, rows: list[Any]) -> pa.Array[Any]:
-    return pa.nulls(len(rows)) if texts is None else texts
 
 
 def _described(name: str, text: str) -> TableSchema:
@@ -231,38 +189,3 @@ def _described(name: str, text: str) -> TableSchema:
         return TableSchema(TableName(SCHEMA, name), (), (), upstream_id=name)
     schema = make_schema(one, {column.name: number_by_name(column.name) for column in one.fields})
     return replace(schema, key=()) if one.lacks_rowid and not one.key else schema
-
-
-def _name(table: Polled, name: str) -> str:
-    """A column in SQL; the rowid has a name of its own where the table does not show it."""
-    if table.schema.column(name).upstream_type != ROWID:
-        return quoted(name)
-    return rowid_name([column.name for column in table.schema.columns])
-
-
-def _names(table: Polled, names: tuple[str, ...]) -> str:
-    return ", ".join(_name(table, name) for name in names)
-
-
-def _table(table: Polled) -> str:
-    return quoted(table.schema.table.name)
-
-
-def _literal(value: KeyValue) -> str:
-    if isinstance(value, str):
-        raw = value.encode("utf-8", "surrogateescape")
-        return f"CAST(X'{raw.hex()}' AS TEXT)" if "\0" in value or not value.isprintable() else literal(value)
-    if isinstance(value, float) and math.isinf(value):
-        return "9e999" if value > 0 else "-9e999"
-    return f"X'{value.hex()}'" if isinstance(value, bytes) else repr(value)
-
-
-def _conditions(table: Polled, by: str | None, stretch: Stretch) -> list[str]:
-    names = [_name(table, name) for name in table.order(by)]
-    return conditions(stretch, names, lambda _, value: _literal(value))
-
-
-def _alive(table: Polled, deleted: bool | None) -> list[str]:
-    if table.soft is None or deleted is None:
-        return []
-    return [f"{quoted(table.soft)} IS {'NOT ' if deleted else ''}NULL"]

@@ -18,6 +18,7 @@ from tailrace.source.poll.keyset import KeyValue
 DAY_US = 86_400_000_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FAR = 1 << 62
+_TICKS = {"TIMESTAMP_S": 1_000_000, "TIMESTAMP_MS": 1_000}
 _ISO = re.compile(
     r"\d{4}-\d\d-\d\d(?:(?P<between>[ T])\d\d:\d\d(?P<seconds>:\d\d(?:\.(?P<fraction>\d+))?)?)?"
     r"(?P<zone>Z|[+-]\d\d:?\d\d)?"
@@ -44,9 +45,11 @@ def kind_of(column: Column) -> VersionKind | None:
 
 
 def tick_of(column: Column) -> int:
-    """The column's resolution in microseconds, as far as its declared type tells."""
+    """The column's resolution in microseconds, as far as its declared type says."""
     if pa.types.is_date(column.type):
         return DAY_US
+    if column.upstream_type in _TICKS:
+        return _TICKS[column.upstream_type]
     digits = re.search(r"\((\d)\)", column.upstream_type)
     return 10 ** (6 - int(digits[1])) if digits and pa.types.is_timestamp(column.type) else 1
 
@@ -97,7 +100,7 @@ class Scale:
                 raise TypeError("a number is no moment")
 
     def after(self, moment: int) -> KeyValue:
-        """A value behind every one that is not after the moment."""
+        """A value after every one that is not after the moment."""
         step = {VersionKind.DAY: DAY_US, VersionKind.TEXT: _text_tick(str(self.latest))}.get(self.kind, self.tick)
         return self.at(moment + step)
 

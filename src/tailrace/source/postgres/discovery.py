@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from tailrace.errors import PreflightError, UnavailableError
+from tailrace.errors import PreflightError
 from tailrace.model.schema import TableName
+from tailrace.source.discovery import Discovery
 from tailrace.source.postgres import preflight
 from tailrace.source.postgres.catalog import (
     CatalogRelation,
@@ -23,53 +23,44 @@ from tailrace.source.postgres.slot import extend_publication, publication_exists
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
-DISCOVERY_SECONDS = 2.0
-
 SeenRelations = frozenset[tuple[int, str, int]]
 
 
-class PostgresDiscovery:
+class PostgresDiscovery(Discovery):
     """The wanted tables by OID, as the publication shows them. `refresh` looks again when it is time."""
 
     def __init__(self, source: PostgresSource) -> None:
+        super().__init__()
         self._source = source
-        self._looked = 0.0
         self._roll: SeenRelations = frozenset()
         self.tables: Mapping[int, Published] = {}
         self.refresh(at_once=True)
 
-    def refresh(self, *, at_once: bool = False) -> None:
-        """Look again, at most every few seconds; two cheap questions when nothing changed.
-
-        A server that does not answer leaves things as they are. Raises PreflightError when the publication is gone.
-        """
-        if not at_once and time.monotonic() - self._looked < DISCOVERY_SECONDS:
-            return
-        self._looked = time.monotonic()
-        try:
-            with session(self._source.dsn, "looking for new and dropped tables") as connection:
-                roll = self._select_tables(connection)
-                if at_once or roll != self._roll:
-                    self.tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
-                    self._roll = roll
-        except UnavailableError:
-            if at_once:
-                raise
+    def _look(self, *, at_once: bool) -> None:
+        """Two cheap questions when nothing changed. Raises PreflightError when the publication is gone."""
+        with session(self._source.dsn, "looking for new and dropped tables") as connection:
+            roll = self._select_tables(connection)
+            if at_once or roll != self._roll:
+                self.tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
+                self._roll = roll
 
     def _select_tables(self, connection: PgConnection) -> SeenRelations:
         source = self._source
-        if not publication_exists(connection, source.publication):
+        if not publication_exists(connection, source.options.publication):
             known = [one.schema.table for one in self.tables.values()]
-            create = publication_sql(source.publication, known, via_root=source.via_root).as_string(connection)
+            create = publication_sql(
+                source.options.publication, known, via_root=source.options.publish_via_partition_root
+            ).as_string(connection)
             raise PreflightError(
-                f"the publication {source.publication!r} is gone; changes made since then are not sent by the server",
+                f"the publication {source.options.publication!r} is gone; changes made since then are not sent by the"
+                " server",
                 fix=f"{create};  -- then tailrace reset FILE, and run again: every table is copied anew",
             )
         relations = list_tables(connection)
-        shown = list_published(connection, source.publication)
+        shown = list_published(connection, source.options.publication)
         if self._extend(connection, relations, shown):
-            shown = list_published(connection, source.publication)
-        chosen = set(source.tables_wanted.select([one.table for one in relations if one.table in shown]))
+            shown = list_published(connection, source.options.publication)
+        chosen = set(source.context.tables.select([one.table for one in relations if one.table in shown]))
         return frozenset(
             (one.oid, str(one.table), shown[one.table].membership) for one in relations if one.table in chosen
         )
@@ -79,12 +70,12 @@ class PostgresDiscovery:
     ) -> bool:
         """Put tables that are new into a publication that tailrace made; whether there were any."""
         source = self._source
-        mark = read_mark(connection, source.publication) if source.extends_publication else None
+        mark = read_mark(connection, source.options.publication) if source.extends_publication else None
         after = preflight.mark_of(source, relations)
         if mark is None or mark == after:
             return False
         new = [
             one.table for one in preflight.unpublished(source, relations, shown) if preflight.new_to(mark, source, one)
         ]
-        extend_publication(connection, source.publication, new, after)
+        extend_publication(connection, source.options.publication, new, after)
         return bool(new)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import LostError, UnavailableError
@@ -15,7 +14,8 @@ from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.model.change import START, Position
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
-from tailrace.source.offset import LogRange, log_ranges
+from tailrace.source.journal_log import RECEIVER_SECONDS, find_boundary, is_worth_passing
+from tailrace.source.log_follower import LogFollower
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import PostgresSnapshot, SnapshotOpening, copy_split, measure_heaps
@@ -28,35 +28,33 @@ from tailrace.source.postgres.schema_log import PostgresSchemaLog
 from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, server_position
 from tailrace.source.source import RESYNC
 from tailrace.source.split import Split
-from tailrace.source.table_range import first_change
+from tailrace.source.table_range import TableRange
 from tailrace.system.child_process import read_status, write_status
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
-RECEIVER_SECONDS = 5.0
-"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
 GATHER_SECONDS = 5.0
 """How long the first changes of a backlog wait for a batch to fill up."""
 STILL_SECONDS = 0.5
 """When no more of them have come for so long, the server decodes the next step, and they need not wait for that."""
 PASS_SECONDS = 0.1
 FOLLOWER = "follower"
-STEP_ASIDE_BYTES = 64 * 1024 * 1024
-"""After this much log that concerns no table, the offset moves on so that the journal may forget it."""
 
 
-class PostgresFollower:
+class PostgresFollower(LogFollower[PostgresOffset]):
     """Owns the receiver process and the copy's snapshot; everything durable is in journal, offsets and versions."""
 
-    def __init__(self, source: PostgresSource, versions: SchemaVersions, *, receives: bool) -> None:
+    offset_type = PostgresOffset
+
+    def __init__(self, source: PostgresSource, versions: SchemaVersions, *, is_receiving: bool) -> None:
+        super().__init__(source, versions)
         self.source = source
-        self._versions = versions
         self._discovery = PostgresDiscovery(source)
-        self._journal = JournalReader(Path(source.journal))
-        self._schemas = PostgresSchemaLog(source.dsn, source.publication, versions, self._published_now)
-        patience = 0.0 if receives else RECEIVER_SECONDS
+        self._journal = JournalReader(source.journal)
+        self._schemas = PostgresSchemaLog(source.dsn, source.options.publication, versions, self._published_now)
+        patience = RECEIVER_SECONDS if is_receiving else 0.0
         self._receiver = source.receiver(patience_seconds=patience)
         self._snapshot: PostgresSnapshot | None = None
         self._opening: SnapshotOpening | None = None
@@ -66,63 +64,47 @@ class PostgresFollower:
         self._still_since = 0.0
         self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
-        self._goal: Position | None = None
 
     def start(self) -> Offset:
-        cursor = Cursor(self.source.journal, self.source.reader)
+        cursor = Cursor(self.source.journal, self.source.context.reader)
         if cursor.position == START:
-            # From now on nothing behind the mark goes before this reader has passed it.
+            # From now on nothing after the mark goes before this reader has passed it.
             cursor.advance(self._journal.mark())
         # Spark asks again when it repeats the very first batch, which must begin where it began.
-        return PostgresOffset(cursor.position).to_json()
+        return self._at(cursor.position)
 
     def target(self) -> Offset:
         self._discovery.refresh(at_once=True)
         with session(self.source.dsn, "asking for the server's position") as connection:
-            if self.source.heartbeat_seconds is not None:
+            if self.source.options.heartbeat is not None:
                 # What is flushed may end within a record, which no reader gets to the end of before the next commit.
                 emit_heartbeat(connection)
-            self._goal = before(server_position(connection))
-        return PostgresOffset(self._goal).to_json()
+            self.goal = before(server_position(connection))
+        return self._at(self.goal)
 
-    def done(self, start: Offset, target: Offset) -> bool:
-        now = PostgresOffset.from_json(start)
-        done = self._has_reached(now, PostgresOffset.from_json(target).log)
-        if done:
-            self._goal = None
-        return done
+    def is_settled(self, now: PostgresOffset) -> bool:
+        return super().is_settled(now) and not self._waits_for_round
 
-    def _has_reached(self, now: PostgresOffset, goal: Position) -> bool:
-        if (
-            set(now.tables) != set(self._discovery.tables)
-            or now.within("init", "copy", "catchup")
-            or self._waits_for_round
-        ):
-            return False
-        if now.log >= goal:
-            return True
+    def is_idle_until(self, now: PostgresOffset, goal: Position) -> bool:
         self._journal.refresh()
         return self._journal.mark() >= goal and not self._has_news(now, self._journal.frames(now.log, goal), goal)
 
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         self._receiver.require_alive()
+        return super().latest(start, limit, directives)
+
+    @contextmanager
+    def opened(self, at: PostgresOffset) -> Iterator[None]:
         self._journal.refresh()
-        given = PostgresOffset.from_json(start)
-        if given.log > self._journal.mark():
-            self._require_sent_again(given.log)
-        self._discovery.refresh()
-        now = self._enrol(given.apply_directives(directives, lambda text, _: Position.parse(text)))
-        end = self._read_log(now, limit)
-        self._schemas.scan(self._journal, now.low_water, end.log)
-        end = self._recopy(now, end)
-        end = self._copy(now, end, limit, directives)
-        if end.tables == given.tables:
-            if self._gathers(end):
-                return start
-            if not self._is_worth_batch(now, end):
-                self._pass_over(given.high_water, end.log)
-                return start
-        return end.to_json()
+        yield
+
+    def is_worth_batch(self, given: PostgresOffset, now: PostgresOffset, end: PostgresOffset) -> bool:
+        if self._gathers(end):
+            return False
+        if not self._is_worth_batch(now, end):
+            self._pass_over(given.high_water, end.log)
+            return False
+        return True
 
     def _pass_over(self, behind: Position, upto: Position) -> None:
         """Say that nothing waits up to here, which no batch will: without it an idle table would seem to lag."""
@@ -131,7 +113,7 @@ class PostgresFollower:
             return
         self._passed, self._passed_at = (behind, upto), time.monotonic()
         with suppress(OSError):  # only people look at it
-            write_status(Path(self.source.journal), FOLLOWER, {"passed": [str(behind), str(upto)]})
+            write_status(self.source.journal, FOLLOWER, {"passed": [str(behind), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash took what was seen there and not durable yet.
@@ -140,7 +122,7 @@ class PostgresFollower:
         LostError when the server itself ends before it.
         """
         with session(self.source.dsn, "asking for the server's position") as connection:
-            slot = require(read_slot(connection, self.source.slot), self.source.slot, RESYNC)
+            slot = require(read_slot(connection, self.source.options.slot), self.source.options.slot, RESYNC)
         if before(slot.server) < applied and not slot.is_standby:
             raise LostError("the server and the journal end before what was already applied", fix=RESYNC)
         raise UnavailableError(
@@ -149,7 +131,13 @@ class PostgresFollower:
 
     # -- which tables -------------------------------------------------------------------------------------
 
-    def _enrol(self, now: PostgresOffset) -> PostgresOffset:
+    def discover(self, *, at_once: bool = False) -> None:
+        self._discovery.refresh(at_once=at_once)
+
+    def tables(self) -> Mapping[int, Published]:
+        return self._discovery.tables
+
+    def enrol(self, now: PostgresOffset) -> PostgresOffset:
         """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""
         tables = self._discovery.tables
         now = now.only(tables)
@@ -162,22 +150,25 @@ class PostgresFollower:
         }
         return now.with_tables(changed)
 
-    def _recopy(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
-        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
+    def recopies(self) -> Mapping[int, Position]:
+        return self._schemas.recopies
+
+    def scan_schemas(self, now: PostgresOffset, end: PostgresOffset) -> None:
+        self._schemas.scan(self._journal, now.low_water, end.log)
+
+    def recopy(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
+        """Likewise, but for changes that a table has already passed."""
         due = {
             oid: entry.recopy()
             for oid, entry in end.tables.items()
             if oid in self._schemas.recopies
             and entry.phase not in ("init", "stopped")
             and max(entry.snapshot_position, now.tables[oid].position(now.log)) < self._schemas.recopies[oid]
-            and self._policy(oid) != "stop"
+            and self.policy_of(oid) != "stop"
         }
         return end.with_tables(due)
 
-    def _policy(self, oid: int) -> str:
-        return self.source.tables_wanted.settings_of(self._name_of(oid)).schema_changes
-
-    def _name_of(self, oid: int) -> str:
+    def name_of(self, oid: int) -> str:
         schema = self._versions.schema_at(str(oid))
         return str(schema.table if schema is not None else self._discovery.tables[oid].schema.table)
 
@@ -186,25 +177,24 @@ class PostgresFollower:
 
     # -- the log ------------------------------------------------------------------------------------------
 
-    def _read_log(self, now: PostgresOffset, limit: Limit) -> PostgresOffset:
+    def head(self) -> Position:
         # Up to the mark the journal is known to be whole, changes or not.
-        return now.read_on(max(self._journal.head(), self._journal.mark()), self._goal, limit, self._take)
+        return max(self._journal.head(), self._journal.mark())
 
-    def _take(self, after: Position, upto: Position, wanted: frozenset[int], limit: Limit) -> Position:
-        """The first commit boundary in (after, upto] at which the limit is reached; `upto` where it is not.
+    def read_log(self, now: PostgresOffset, limit: Limit, directives: TableDirectives) -> PostgresOffset:
+        if now.log > self._journal.mark():
+            self._require_sent_again(now.log)
+        return super().read_log(now, limit, directives)
 
-        The transaction that reaches it is taken whole, whatever its size: a batch must make progress.
-        """
-        if not wanted or upto <= after:
+    def boundary(self, after: Position, upto: Position, tables: frozenset[int], limit: Limit) -> Position:
+        if not tables or upto <= after:
             return max(after, upto)
-        refs = self._journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
-        full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
-        return refs[-1].last if refs and full else upto
+        return find_boundary(self._journal, after, upto, limit)
 
     def _gathers(self, end: PostgresOffset) -> bool:
         """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
         head, now = self._journal.head(), time.monotonic()
-        if end.log < head or read_status(Path(self.source.journal), STATUS).get("gear") != "backlog":
+        if end.log < head or read_status(self.source.journal, STATUS).get("gear") != "backlog":
             self._gathers_since = None
             return False
         self._gathers_since = self._gathers_since or now
@@ -219,8 +209,7 @@ class PostgresFollower:
         if end.log < self._journal.head():
             return True  # a full batch
         frames = self._journal.frames(now.log, end.log)
-        bound = min(STEP_ASIDE_BYTES, self.source.journal_max_bytes // 4)
-        return self._has_news(now, frames, end.log) or sum(ref.length for ref in frames) > bound
+        return self._has_news(now, frames, end.log) or is_worth_passing(frames, self.source.options.journal.max_bytes)
 
     def _has_news(self, now: PostgresOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
         """Whether the frames up to a position hold rows, or a new version, of a table that is level with the log."""
@@ -234,12 +223,12 @@ class PostgresFollower:
 
     # -- the copy -----------------------------------------------------------------------------------------
 
-    def _copy(
+    def copy(
         self, now: PostgresOffset, end: PostgresOffset, limit: Limit, directives: TableDirectives
     ) -> PostgresOffset:
         new = end.due(directives)
         copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
-        # One that is copied anew by request stays as it is until its copy can begin.
+        # One that is copied again by request stays as it is until its copy can begin.
         self._waits_for_round = bool(new)
         if not new and not copying:
             self._close_snapshot()
@@ -261,8 +250,12 @@ class PostgresFollower:
                 changed[oid] = entry.recopy()
                 continue
             read = entry.next == entry.chunks
-            take = min(entry.chunks - entry.next, max(1, budget // self.source.chunk_bytes)) if budget > 0 else 0
-            budget -= take * self.source.chunk_bytes
+            take = (
+                min(entry.chunks - entry.next, max(1, budget // self.source.options.copying.chunk_bytes))
+                if budget > 0
+                else 0
+            )
+            budget -= take * self.source.options.copying.chunk_bytes
             entry = replace(entry, next=entry.next + take)
             # A keyless table waits for the next batch, which shows that these chunks were read under this round.
             if entry.next == entry.chunks and (keyed or read):
@@ -291,24 +284,17 @@ class PostgresFollower:
                 self._discovery.refresh(at_once=True)
                 return None
         begun: dict[int, PostgresTableOffset] = {}
-        pages = self.source.chunk_bytes // PAGE_BYTES
+        pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
         for oid, entry in new.items():
             heaps = measure_heaps(self.source.dsn, oid, round_.snapshot)
             if heaps is None:
                 return None
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
-            self._schemas.begin(shown[oid].schema, before(round_.x))
+            self._schemas.put(shown[oid].schema, before(round_.x))
             begun[oid] = PostgresTableOffset(
                 "copy", copy=round_.x, parts=parts, request=entry.request, member=entry.member
             )
         return begun
-
-    def _copied_schema(self, oid: int, entry: PostgresTableOffset) -> TableSchema:
-        """The columns a table's copy has: those of when it began."""
-        schema = self._versions.schema_at(str(oid), entry.snapshot_position)
-        if schema is None:
-            raise LostError(f"the version of table {oid} that is being copied is not stored", fix=RESYNC)
-        return schema
 
     def _open_snapshot(self, patience_seconds: float = 0.05) -> PostgresSnapshot | None:
         if self._snapshot is None:
@@ -325,65 +311,35 @@ class PostgresFollower:
 
     # -- splitting ----------------------------------------------------------------------------------------
 
-    def plan(self, start: Offset, end: Offset) -> list[Split]:
-        now, then = PostgresOffset.from_json(start), PostgresOffset.from_json(end)
-        self._journal.refresh()
-        self._schemas.scan(self._journal, now.low_water, then.log)
-        return [*self._plan_copy(now, then), *self._plan_log(now, then)]
-
-    def _plan_copy(self, now: PostgresOffset, then: PostgresOffset) -> list[Split]:
-        splits: list[Split] = []
-        for oid, entry in then.tables.items():
-            wanted = entry.chunks_since(now.tables.get(oid))
-            if not wanted or oid not in self._discovery.tables:
-                continue
-            round_ = self._wait_for_snapshot()
-            schema = self._copied_schema(oid, entry)
-            if not schema.key and entry.copy != round_.x:
-                continue  # `latest` starts this table's copy over under the new snapshot
-            pages = self.source.chunk_bytes // PAGE_BYTES
-            published = self._discovery.tables[oid]
-            filtered_by = published.membership if published.row_filter else 0
-            splits += [
-                replace(
-                    copy_split(schema, chunk, pages, round_, entry.copy, filtered_by),
-                    starts=wanted.start == 0,
-                    completes=entry.next == entry.chunks,
-                )
-                for chunk in chunks(entry, wanted)
-            ]
-        return splits
+    def split_copy(
+        self,
+        table: TableSchema,
+        oid: int,
+        entry: PostgresTableOffset,
+        earlier: PostgresTableOffset | None,
+        numbers: range,
+    ) -> list[Split]:
+        round_ = self._wait_for_snapshot()
+        if not table.key and entry.copy != round_.x:
+            return []  # `latest` starts this table's copy over under the new snapshot
+        pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
+        published = self._discovery.tables[oid]
+        filtered_by = published.membership if published.row_filter else 0
+        return [copy_split(table, chunk, pages, round_, entry.copy, filtered_by) for chunk in chunks(entry, numbers)]
 
     def _wait_for_snapshot(self) -> PostgresSnapshot:
         while (round_ := self._open_snapshot(1.0)) is None:
             self._receiver.require_alive()
         return round_
 
-    def _plan_log(self, now: PostgresOffset, then: PostgresOffset) -> list[Split]:
+    def plan_log(self, ranges: Mapping[int, TableRange]) -> list[Split]:
+        settings = self.source.context.tables.settings_of
         wanted = {
-            oid: self._table_range(oid, then.tables[oid], reading)
-            for oid, reading in log_ranges(now, then).items()
-            if oid in self._discovery.tables
+            oid: PgRange(**vars(one), truncates=settings(str(one.history[-1][1].table)).truncate == "apply")
+            for oid, one in ranges.items()
         }
-        if not wanted:
-            return []
         after, upto = min(one.after for one in wanted.values()), max(one.upto for one in wanted.values())
         return log_splits(self._journal.frames(after, upto), wanted, self.source.parallel)
-
-    def _table_range(self, oid: int, entry: PostgresTableOffset, reading: LogRange[Position]) -> PgRange:
-        history = tuple(self._versions.schemas_between(str(oid), reading.after, reading.upto))
-        settings = self.source.tables_wanted.settings_of(str(history[-1][1].table))
-        policy = settings.schema_changes
-        shown = self._versions.schema_at(str(oid), entry.snapshot_position) if policy == "ignore" else None
-        return PgRange(
-            reading.after,
-            reading.upto,
-            history,
-            shown=shown,
-            stops_at=first_change(reading, history, self._schemas.recopies.get(oid)) if policy == "stop" else None,
-            skips=entry.skips,
-            truncates=settings.truncate == "apply",
-        )
 
     def stop(self) -> None:
         self._close_snapshot()

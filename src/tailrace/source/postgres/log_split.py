@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from tailrace.journal import FrameRef, JournalReader, grouped
+from tailrace.journal import FrameRef, JournalReader
 from tailrace.model.change import Changes, Op
 from tailrace.model.collapse import fit
+from tailrace.source.journal_log import FrameSplit, split_frames
 from tailrace.source.postgres.frame_builder import FrameMeta, messages_of
 from tailrace.source.postgres.pgoutput.decode import decode
 from tailrace.source.split import Split
@@ -32,61 +34,27 @@ class PgRange(TableRange):
 
 
 @dataclass(frozen=True)
-class PostgresLogSplit(Split):
+class PostgresLogSplit(FrameSplit):
     """Some journal frames and what is wanted of them, by OID."""
 
-    frames: tuple[FrameRef, ...] = ()
     ranges: Mapping[int, PgRange] = field(default_factory=dict)
 
-    def only(self, tables: Collection[str]) -> PostgresLogSplit:
-        kept = {oid: wanted for oid, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
-        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(FrameMeta.from_bytes(ref.meta).rows))
-        return replace(super().only(tables), ranges=kept, frames=frames)
+    @staticmethod
+    def weigh(ref: FrameRef) -> Mapping[int, int]:
+        rows = FrameMeta.from_bytes(ref.meta).rows
+        return {oid: ref.length * count // max(ref.count, 1) for oid, count in rows.items()}
 
 
 def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, PgRange], parallel: int) -> list[Split]:
-    """The frames that concern the tables, in pieces for `parallel` tasks. Pure.
+    """The frames that concern the tables, in pieces for `parallel` tasks. Pure."""
 
-    A table whose columns changed is in a split even where no frame holds rows of it: its destination follows.
-    """
-    concerned = [ref for ref in refs if _concerned(ref, wanted)]
-    size = sum(ref.length for ref in concerned)
-    share = min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)
-    splits: list[Split] = [_split(group, wanted) for group in grouped(concerned, share)]
-    changed = {oid: one for oid, one in wanted.items() if len(one.history) > 1}
-    if changed:
-        splits.append(
-            PostgresLogSplit(
-                weights={str(one.schema.table): 0 for one in changed.values()},
-                schemas={str(one.schema.table): one.schema for one in changed.values()},
-                ranges=changed,
-            )
-        )
-    return splits
+    def share(size: int) -> int:
+        return min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)
+
+    return split_frames(PostgresLogSplit, refs, wanted, share)
 
 
-def _concerned(ref: FrameRef, wanted: Mapping[int, PgRange]) -> list[int]:
-    return [
-        oid
-        for oid in FrameMeta.from_bytes(ref.meta).rows
-        if oid in wanted and ref.last > wanted[oid].after and ref.first <= wanted[oid].upto
-    ]
-
-
-def _split(group: Sequence[FrameRef], wanted: Mapping[int, PgRange]) -> PostgresLogSplit:
-    weights: dict[str, int] = {}
-    own: dict[int, PgRange] = {}
-    for ref in group:
-        rows = FrameMeta.from_bytes(ref.meta).rows
-        for oid in _concerned(ref, wanted):
-            own[oid] = wanted[oid]
-            name = str(wanted[oid].schema.table)
-            weights[name] = weights.get(name, 0) + ref.length * rows[oid] // max(ref.count, 1)
-    schemas = {str(one.schema.table): one.schema for one in own.values()}
-    return PostgresLogSplit(weights=weights, schemas=schemas, frames=tuple(group), ranges=own)
-
-
-def read_log(journal: str, split: PostgresLogSplit) -> Iterator[Changes]:
+def read_log(journal: Path, split: PostgresLogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.ranges.values():
         wanted.require_allowed()
@@ -94,7 +62,7 @@ def read_log(journal: str, split: PostgresLogSplit) -> Iterator[Changes]:
         for ref in split.frames:
             frame = reader.read(ref)
             meta = FrameMeta.from_bytes(ref.meta)
-            here = {oid: split.ranges[oid] for oid in _concerned(ref, split.ranges)}
+            here = {oid: split.ranges[oid] for oid in split.concerned(ref)}
             decoded = decode(
                 messages_of(frame.payload),
                 relations=meta.parsed_relations(),

@@ -7,14 +7,15 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
-from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size, TypedOptions
-from tailrace.source.option import JournalOptions
+from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size
+from tailrace.source.option import JournalOptions, SourceOptions
 
 _NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word
 
 
 def _publication(value: str, info: ValidationInfo) -> str:
-    value = value or OptionContext.of(info).name
+    if not value and (place := OptionContext.find(info)) is not None:
+        value = place.name
     if len(value.encode()) > _NAME_BYTES:
         raise ValueError(f"is longer than {_NAME_BYTES} bytes")
     return value
@@ -22,7 +23,10 @@ def _publication(value: str, info: ValidationInfo) -> str:
 
 def _slot(value: str, info: ValidationInfo) -> str:
     if not value:
-        value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", OptionContext.of(info).name.lower())
+        place = OptionContext.find(info)
+        if place is None:
+            return value  # until the source is bound to a pipeline
+        value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", place.name.lower())
         if len(value) > _NAME_BYTES:
             raise ValueError(f"made of the pipeline's name is longer than {_NAME_BYTES} bytes; set it, or shorten that")
     if not re.fullmatch(rf"[a-z0-9_]{{1,{_NAME_BYTES}}}", value):
@@ -37,7 +41,7 @@ class PostgresCopyOptions(Options):
     parallel: int | None = Field(default=None, ge=1, description="connections at once; default: the cores")
 
 
-class PostgresOptions(TypedOptions):
+class PostgresOptions(SourceOptions):
     """A PostgreSQL database (14 or later), followed through a logical replication slot."""
 
     type: Literal["postgres"]

@@ -38,13 +38,17 @@ OLDEST_VERSION = 140000
 def select_published(connection: PgConnection, source: PostgresSource) -> list[Published]:
     """The tables that `tables` selects of the publication; before there is one, of the whole database."""
     relations = list_tables(connection)
-    if publication_exists(connection, source.publication):
-        shown = list_published(connection, source.publication)
+    if publication_exists(connection, source.options.publication):
+        shown = list_published(connection, source.options.publication)
         candidates = [relation for relation in relations if relation.table in shown]
     else:
         shown = {}
-        candidates = [relation for relation in relations if _stands_alone(relation, via_root=source.via_root)]
-    chosen = source.tables_wanted.select([relation.table for relation in candidates])
+        candidates = [
+            relation
+            for relation in relations
+            if _stands_alone(relation, via_root=source.options.publish_via_partition_root)
+        ]
+    chosen = source.context.tables.select([relation.table for relation in candidates])
     return describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown)
 
 
@@ -57,14 +61,18 @@ def unpublished(
     source: PostgresSource, relations: Sequence[CatalogRelation], names: Collection[TableName]
 ) -> list[CatalogRelation]:
     """The tables that `tables` selects and that are not among those published."""
-    candidates = [one for one in relations if _stands_alone(one, via_root=source.via_root) and one.table not in names]
-    chosen = set(source.tables_wanted.select([one.table for one in candidates]))
+    candidates = [
+        one
+        for one in relations
+        if _stands_alone(one, via_root=source.options.publish_via_partition_root) and one.table not in names
+    ]
+    chosen = set(source.context.tables.select([one.table for one in candidates]))
     return [one for one in candidates if one.table in chosen]
 
 
 def selection_hash(source: PostgresSource) -> str:
     """What `tables` selects by, in short."""
-    patterns = [source.tables_wanted.include, source.tables_wanted.exclude]
+    patterns = [source.context.tables.include, source.context.tables.exclude]
     return hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:12]
 
 
@@ -157,41 +165,46 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
     relations = list_tables(connection)
     selected = select_published(connection, source)
     names = [published.schema.table for published in selected]
-    if not publication_exists(connection, source.publication):
+    if not publication_exists(connection, source.options.publication):
         if not names:
             return [Finding("error", "tables", "tables.include matches no table", _known(relations))]
-        statement = publication_sql(source.publication, names, via_root=source.via_root).as_string(connection) + ";"
-        if not source.create_publication:
-            message = f"the publication {source.publication!r} does not exist and create_publication is off"
+        statement = (
+            publication_sql(
+                source.options.publication, names, via_root=source.options.publish_via_partition_root
+            ).as_string(connection)
+            + ";"
+        )
+        if not source.options.create_publication:
+            message = f"the publication {source.options.publication!r} does not exist and create_publication is off"
             return [Finding("error", "publication", message, statement)]
         if not _may_publish(connection, [published.oid for published in selected]):
             return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
-        return [Finding("ok", "publication", f"{source.publication!r} will be created for {len(names)} tables")]
+        return [Finding("ok", "publication", f"{source.options.publication!r} will be created for {len(names)} tables")]
     if not names:
         return [
             Finding(
                 "error",
                 "publication",
-                f"{source.publication!r} holds no table that tables.include matches",
-                f'ALTER PUBLICATION "{source.publication}" ADD TABLE …;  -- or widen tables.include',
+                f"{source.options.publication!r} holds no table that tables.include matches",
+                f'ALTER PUBLICATION "{source.options.publication}" ADD TABLE …;  -- or widen tables.include',
             )
         ]
-    findings = [Finding("ok", "publication", f"{source.publication!r} holds {len(names)} wanted tables")]
-    mark = read_mark(connection, source.publication) if source.extends_publication else None
+    findings = [Finding("ok", "publication", f"{source.options.publication!r} holds {len(names)} wanted tables")]
+    mark = read_mark(connection, source.options.publication) if source.extends_publication else None
     missing = [
         one.table for one in unpublished(source, relations, set(names)) if not mark or not new_to(mark, source, one)
     ]
     if missing:
-        addition = addition_sql(source.publication, missing).as_string(connection) + ";"
+        addition = addition_sql(source.options.publication, missing).as_string(connection) + ";"
         listed = ", ".join(str(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
         message = f"{len(missing)} tables that tables.include matches are not in it and will not be followed: {listed}"
         findings.append(Finding("warning", "publication", message, addition))
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
-        [source.publication],
+        [source.options.publication],
     ).fetchone()
     if actions is not None and not actions[0]:
-        fix = f"ALTER PUBLICATION \"{source.publication}\" SET (publish = 'insert, update, delete, truncate');"
+        fix = f"ALTER PUBLICATION \"{source.options.publication}\" SET (publish = 'insert, update, delete, truncate');"
         findings.append(Finding("warning", "publication", "does not publish every kind of change", fix))
     return findings
 
@@ -211,14 +224,14 @@ def _known(relations: Sequence[CatalogRelation]) -> str:
 
 
 def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
-    status = read_slot(connection, source.slot)
+    status = read_slot(connection, source.options.slot)
     if status is not None:
         if status.plugin != "pgoutput":
-            message = f"{source.slot!r} exists with the plugin {status.plugin}"
-            return [Finding("error", "slot", message, "choose another name with source.slot")]
+            message = f"{source.options.slot!r} exists with the plugin {status.plugin}"
+            return [Finding("error", "slot", message, "choose another name with source.options.slot")]
         # Nothing that could be set up: what is lost has its own exit code and its own way out.
-        require(status, source.slot, RESYNC)
-        return [Finding("ok", "slot", f"{source.slot!r} exists, {status.backlog:,} bytes behind")]
+        require(status, source.options.slot, RESYNC)
+        return [Finding("ok", "slot", f"{source.options.slot!r} exists, {status.backlog:,} bytes behind")]
     limit = int(_value(connection, "SHOW max_replication_slots"))
     used = int(_value(connection, "SELECT count(*) FROM pg_replication_slots"))
     findings = []
@@ -232,7 +245,7 @@ def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
         fix = f"ALTER SYSTEM SET max_wal_senders = {busy + 10};  -- then restart the server"
         findings.append(Finding("error", "slot", f"{busy} of {senders} WAL senders are taken, two are needed", fix))
     findings += waiting_for(connection)
-    return findings or [Finding("ok", "slot", f"{source.slot!r} will be created")]
+    return findings or [Finding("ok", "slot", f"{source.options.slot!r} will be created")]
 
 
 def _trigger(connection: PgConnection) -> Finding:

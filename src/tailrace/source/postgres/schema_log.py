@@ -1,8 +1,7 @@
 """Follows the tables' versions through the journal: what its frames say becomes versions, stored by position.
 
-Two messages bring a version: the event trigger's, which tells everything and comes where the change was made, and the
-Relation message before the first row of another shape, which the catalog completes. Reading the same frames again
-finds the same versions, so nothing here needs to survive the process.
+Two messages bring a version: the event trigger's, which says everything and comes where the change was made, and the
+Relation message before the first row of another shape, which the catalog completes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from collections.abc import Callable, Mapping
 
 from tailrace.errors import SchemaChangedError
 from tailrace.journal import JournalReader
-from tailrace.model.change import START, Position, just_before
+from tailrace.model.change import Position, just_before
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import SchemaVersions
 from tailrace.source.postgres import ddl_message
@@ -21,37 +20,32 @@ from tailrace.source.postgres.frame_builder import FrameMeta, SchemaEvent
 from tailrace.source.postgres.pgoutput.message import LogicalMessage, MalformedError, Relation, parse
 from tailrace.source.postgres.schema_diff import compare, derive, differences, with_initial
 from tailrace.source.postgres.type_map import CatalogType, read_types
+from tailrace.source.schema_log import SchemaLog
 
 
-class PostgresSchemaLog:
-    """One per follower. `recopies` holds, by OID, the last position whose change the log alone cannot follow."""
+class PostgresSchemaLog(SchemaLog[int]):
+    """The versions of the published tables, by OID."""
 
     def __init__(
         self, dsn: str, publication: str, versions: SchemaVersions, now: Callable[[int], Published | None]
     ) -> None:
+        super().__init__(versions)
         self._dsn = dsn
         self._publication = publication
-        self._versions = versions
         self._now = now
-        self._scanned: Position | None = None
         self._types: dict[int, CatalogType] = {}
-        self.recopies: dict[int, Position] = {}
         self._told: set[tuple[int, Position]] = set()
-
-    def begin(self, schema: TableSchema, position: Position) -> TableSchema:
-        """A copy of the table begins with this schema; what the log says of it from `position` on is read again."""
-        if self._scanned is not None:
-            self._scanned = min(self._scanned, position)
-        return self._versions.put_schema(schema, position)
 
     def scan(self, journal: JournalReader, after: Position, upto: Position) -> None:
         """Store the versions that the log up to `upto` brings; `after` is where the first call begins to look."""
-        begin = after if self._scanned is None else self._scanned
-        for ref in journal.frames(begin, upto) if upto > begin else ():
-            for shape in FrameMeta.from_bytes(ref.meta).shapes:
-                if shape.at <= upto:
-                    self._take(shape)
-        self._scanned = max(begin, upto)
+
+        def read(begin: Position, end: Position) -> None:
+            for ref in journal.frames(begin, end):
+                for shape in FrameMeta.from_bytes(ref.meta).shapes:
+                    if shape.at <= end:
+                        self._take(shape)
+
+        self._scan(after, upto, read)
 
     def _take(self, shape: SchemaEvent) -> None:
         message = parse(shape.raw)
@@ -108,9 +102,6 @@ class PostgresSchemaLog:
         self._versions.put_schema(schema, at)
         if recopy:
             self._mark(int(schema.upstream_id), at)
-
-    def _mark(self, oid: int, at: Position) -> None:
-        self.recopies[oid] = max(self.recopies.get(oid, START), at)
 
     def _read_types(self, oids: frozenset[int]) -> Mapping[int, CatalogType]:
         if missing := oids - self._types.keys():

@@ -92,7 +92,7 @@ def emit_heartbeat(session: PgConnection) -> None:
 def create_slot(session: PgConnection, slot: str, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> None:
     """Create the pipeline's slot. Waits for write transactions that are open now, and says so again and again.
 
-    Raises QueryCanceled, and there is no slot, when it `should_stop` to end meanwhile.
+    Raises QueryCanceled, and there is no slot, when `should_stop` is true meanwhile.
     """
     say_at = time.monotonic() + PATIENCE_SECONDS
 

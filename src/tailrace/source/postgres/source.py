@@ -6,10 +6,9 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
 from urllib.parse import quote
 
 import pyarrow as pa
@@ -20,6 +19,7 @@ from tailrace.errors import Finding, LostError, TailraceError
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
+from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
@@ -42,8 +42,7 @@ from tailrace.source.postgres.slot import (
     require,
     waiting_for,
 )
-from tailrace.source.schema_log import SchemaFile
-from tailrace.source.source import PIPELINE, RESYNC
+from tailrace.source.source import PIPELINE, RESYNC, Source
 from tailrace.source.split import Split
 from tailrace.system.child_process import Child, read_status
 from tailrace.system.failpoint import reach
@@ -52,59 +51,46 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class PostgresSource:
+class PostgresSource(Source):
     """A database and the tables wanted of it. Frozen and picklable; the DSN never shows in its repr."""
 
-    options: ClassVar[type[PostgresOptions]] = PostgresOptions
+    Options = PostgresOptions
 
-    name: str
-    dsn: str = field(repr=False)
-    publication: str
-    slot: str
-    journal: str
-    tables_wanted: TableOptions
-    create_publication: bool = True
-    via_root: bool = True
-    heartbeat_seconds: float | None = 10.0
-    acknowledge: str = "journal"
-    journal_max_bytes: int = 20_000_000_000
-    segment_bytes: int = 64_000_000
-    chunk_bytes: int = 32_000_000
-    parallel: int = 2
-    reader: str = PIPELINE
+    options: PostgresOptions
+
     tables_published: TableOptions | None = None
     """What the pipeline wants, where a reader wants less of it."""
 
-    @classmethod
-    def from_options(
-        cls, options: PostgresOptions, *, name: str, tables: TableOptions, state_dir: Path
-    ) -> PostgresSource:
-        return cls(
-            name=name,
-            dsn=options.dsn.reveal(),
-            publication=options.publication,
-            slot=options.slot,
-            journal=str(options.journal.path),
-            tables_wanted=tables,
-            create_publication=options.create_publication,
-            via_root=options.publish_via_partition_root,
-            heartbeat_seconds=options.heartbeat,
-            acknowledge=options.acknowledge,
-            journal_max_bytes=options.journal.max_bytes,
-            segment_bytes=options.journal.segment_bytes,
-            chunk_bytes=options.copying.chunk_bytes,
-            parallel=options.copying.parallel or os.cpu_count() or 2,
-        )
+    @property
+    def dsn(self) -> str:
+        return self.options.dsn.reveal()
+
+    @property
+    def journal(self) -> Path:
+        return self.options.journal.path
+
+    @property
+    def folder(self) -> Path:
+        return self.journal
+
+    @property
+    def schema_file(self) -> Path:
+        return self.journal / f"{quote(self.context.reader, safe='')}.versions"
+
+    @property
+    def parallel(self) -> int:
+        """How many connections copy at once."""
+        return self.options.copying.parallel or os.cpu_count() or 2
 
     @property
     def is_pipeline(self) -> bool:
         """Whether this is the pipeline itself, and not another reader of its journal."""
-        return self.reader == PIPELINE
+        return self.context.reader == PIPELINE
 
     @property
     def extends_publication(self) -> bool:
         """Whether tables that are new may be added to a publication of ours: the pipeline's affair, not a reader's."""
-        return self.create_publication and self.is_pipeline
+        return self.options.create_publication and self.is_pipeline
 
     def check(self) -> list[Finding]:
         return preflight.check(self)
@@ -124,36 +110,43 @@ class PostgresSource:
         """Make the publication and the slot where they are missing. Repeating it changes nothing.
 
         Raises PreflightError with every finding that stands in the way, before anything was made. A new slot waits for
-        open transactions, unless it `should_stop` to end: UnavailableError.
+        open transactions, unless it `should_stop`: UnavailableError.
         """
         errors.require(self.check())
         with closing(JournalReader(self.journal)) as journal, session(self.dsn, "preparing the source") as connection:
-            if not publication_exists(connection, self.publication):
+            if not publication_exists(connection, self.options.publication):
                 # One serves every reader, whoever comes first.
                 whole = self
                 if self.tables_published is not None:
-                    whole = replace(self, tables_wanted=self.tables_published)
+                    whole = replace(self, context=replace(self.context, tables=self.tables_published))
                     errors.require(whole.check())
                 tables = [published.schema.table for published in preflight.select_published(connection, whole)]
                 mark = preflight.mark_of(whole, list_tables(connection))
-                create_publication(connection, self.publication, tables, via_root=self.via_root, mark=mark)
-            if read_slot(connection, self.slot) is None:
+                create_publication(
+                    connection,
+                    self.options.publication,
+                    tables,
+                    via_root=self.options.publish_via_partition_root,
+                    mark=mark,
+                )
+            if read_slot(connection, self.options.slot) is None:
                 if journal.mark() > START:
                     raise LostError(
-                        f"the replication slot {self.slot!r} is gone, and with it the changes since the last one read",
+                        f"the replication slot {self.options.slot!r} is gone, and with it the changes since the"
+                        " last one read",
                         fix=RESYNC,
                     )
                 reach("postgres.before_slot")
-                create_slot(connection, self.slot, should_stop, self._tell_of_wait)
+                create_slot(connection, self.options.slot, should_stop, self._tell_of_wait)
             if journal.mark() == START:
                 # A new journal adopts the slot where it stands; every table is copied at a later position.
-                status = require(read_slot(connection, self.slot), self.slot, RESYNC)
+                status = require(read_slot(connection, self.options.slot), self.options.slot, RESYNC)
                 Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
 
     def _tell_of_wait(self) -> None:
         with suppress(TailraceError), session(self.dsn, "looking for open transactions") as connection:
             for finding in waiting_for(connection):
-                _log.warning("%s %r: %s. Fix: %s", finding.subject, self.slot, finding.message, finding.fix)
+                _log.warning("%s %r: %s. Fix: %s", finding.subject, self.options.slot, finding.message, finding.fix)
 
     def setup_sql(self, *, remove: bool) -> str:
         return event_trigger.uninstall_sql() if remove else event_trigger.install_sql()
@@ -172,17 +165,13 @@ class PostgresSource:
         UnavailableError when the journal cannot be removed.
         """
         with Journal.removing(self.journal), session(self.dsn, "dropping the slot") as connection:
-            drop_slot(connection, self.slot)
+            drop_slot(connection, self.options.slot)
 
-    def receiving(self) -> Child:
+    def receive(self) -> Child:
         return self.receiver()
 
-    def follow(self, versions: SchemaVersions | None = None) -> PostgresFollower:
-        if versions is not None:  # a pipeline, which has prepared the source and receives
-            return PostgresFollower(self, versions, receives=False)
-        self.prepare()
-        own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
-        return PostgresFollower(self, SchemaFile(own), receives=True)
+    def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> PostgresFollower:
+        return PostgresFollower(self, schemas, is_receiving=is_receiving)
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, PostgresCopySplit):
@@ -198,53 +187,55 @@ class PostgresSource:
         return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
-        Cursor(self.journal, self.reader).advance(PostgresOffset.from_json(upto).low_water)
+        Cursor(self.journal, self.context.reader).advance(PostgresOffset.from_json(upto).low_water)
 
     def for_reader(self, reader: str, table: str | None = None) -> PostgresSource:
-        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
-        return replace(self, reader=reader, tables_wanted=wanted, tables_published=self.tables_wanted)
+        return replace(super().for_reader(reader, table), tables_published=self.context.tables)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
         return PostgresOffset.from_json(offset).progress()
 
-    def status(self) -> dict[str, Any]:
-        raw = read_status(Path(self.journal), STATUS)
+    def status(self) -> SourceStatus:
+        raw = read_status(self.journal, STATUS)
         error = raw.get("error") or {}
 
         def position(name: str) -> str | None:
             return str(before(raw[name])) if raw.get(name) else None
 
-        return {
-            "passed": read_status(Path(self.journal), FOLLOWER).get("passed"),
-            "gear": raw.get("gear"),
-            "received": position("durable"),
-            "server": position("server"),
-            "slot_restart": position("restart"),
-            "slot_confirmed": position("confirmed"),
-            "journal_bytes": raw.get("journal_bytes"),
-            "error": error.get("message"),
-            "fix": error.get("fix"),
-        }
+        return SourceStatus(
+            gear=raw.get("gear"),
+            received=position("durable"),
+            journal_bytes=raw.get("journal_bytes"),
+            server=position("server"),
+            slot_restart=position("restart"),
+            slot_confirmed=position("confirmed"),
+            error=error.get("message"),
+            fix=error.get("fix"),
+        )
+
+    def idle_until(self) -> tuple[str, str] | None:
+        passed = read_status(self.journal, FOLLOWER).get("passed")
+        return (passed[0], passed[1]) if passed else None
 
     def receiver(self, *, patience_seconds: float = 0.0) -> Child:
         """The process that receives. One serves every reader of a journal."""
         return Child(
             "tailrace.source.postgres",
             self.receiver_options().to_json(),
-            Path(self.journal),
+            self.journal,
             STATUS,
-            is_busy=partial(Journal.is_written, Path(self.journal)),
+            is_busy=partial(Journal.is_written, self.journal),
             patience_seconds=patience_seconds,
         )
 
     def receiver_options(self) -> PostgresReceiverOptions:
         return PostgresReceiverOptions(
             dsn=self.dsn,
-            slot=self.slot,
-            publication=self.publication,
-            journal=self.journal,
-            segment_bytes=self.segment_bytes,
-            max_bytes=self.journal_max_bytes,
-            acknowledge=self.acknowledge,
-            heartbeat_seconds=self.heartbeat_seconds,
+            slot=self.options.slot,
+            publication=self.options.publication,
+            journal=str(self.journal),
+            segment_bytes=self.options.journal.segment_bytes,
+            max_bytes=self.options.journal.max_bytes,
+            acknowledge=self.options.acknowledge,
+            heartbeat_seconds=self.options.heartbeat,
         )

@@ -2,34 +2,31 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from tailrace.errors import UnavailableError
 from tailrace.model.schema import TableName
 from tailrace.option.table import TableOptions
+from tailrace.source.discovery import Discovery
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Tables, ask_tables, is_followable, read_tables
 from tailrace.source.sqlite.catalog import TableDefinition
 
-LOOK_SECONDS = 2.0
 
-
-class RqliteDiscovery:
+class RqliteDiscovery(Discovery):
     """The tables of one service, as its catalog describes them: `is_listed` if there is one, `is_live` if by API.
 
     `edition` grows with every change of the catalog.
     """
 
     def __init__(self, service: str, wanted: TableOptions, api: Api | None, file: Path | None) -> None:
+        super().__init__()
         self._service = service
         self._wanted = wanted
         self._api = api
         self._file = file
         self._listed: Tables | None = None
         self._selected: Mapping[str, TableDefinition] = {}
-        self._looked = 0.0
         self.edition = 0
 
     @property
@@ -41,30 +38,21 @@ class RqliteDiscovery:
         return self._api is not None or self._file is not None
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Look again, at most every few seconds. A server that does not answer leaves things as they are.
+        if self.is_listed:
+            super().refresh(at_once=at_once)
 
-        With `at_once`, and the first time, what is seen is at least as new as the call. Raises UnavailableError then.
-        """
-        fresh = self._listed is not None and time.monotonic() - self._looked < LOOK_SECONDS
-        if not self.is_listed or (fresh and not at_once):
-            return
-        try:
-            listed = self._discover()
-        except UnavailableError:
-            if at_once or self._listed is None:
-                raise
-        else:
-            if listed != self._listed:
-                self._listed = listed
-                self._selected = {
-                    name: table
-                    for name, table in listed.items()
-                    if table is not None and is_followable(table) and self.wants(name)
-                }
-                self.edition += 1
-        self._looked = time.monotonic()
+    def _look(self, *, at_once: bool) -> None:
+        listed = self._list()
+        if listed != self._listed:
+            self._listed = listed
+            self._selected = {
+                name: table
+                for name, table in listed.items()
+                if table is not None and is_followable(table) and self.wants(name)
+            }
+            self.edition += 1
 
-    def _discover(self) -> Tables:
+    def _list(self) -> Tables:
         if self._api is not None:
             return ask_tables(self._api)
         assert self._file is not None

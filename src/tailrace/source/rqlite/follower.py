@@ -11,7 +11,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from tailrace.errors import TailraceError, UnavailableError, revive
-from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.journal_log import RECEIVER_SECONDS
 from tailrace.source.rqlite.cluster_follower import ClusterFollower
 from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
@@ -19,37 +20,34 @@ from tailrace.source.sqlite.offset import SqliteOffset
 if TYPE_CHECKING:
     from tailrace.source.rqlite.source import RqliteSource
 
-RECEIVER_SECONDS = 5.0
-"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
 
+class RqliteFollower(Follower):
+    """Owns a receiver process where there is no other. Clusters appear with their first request, or by their API."""
 
-class RqliteFollower:
-    """Owns a receiver process where nobody else has one. Clusters appear with their first request, or by their API."""
-
-    def __init__(self, source: RqliteSource, versions: SchemaVersions, *, receives: bool) -> None:
+    def __init__(self, source: RqliteSource, versions: SchemaVersions, *, is_receiving: bool) -> None:
         self.source = source
         self._versions = versions
-        self._receiver = source.start_receiver(0.0 if receives else RECEIVER_SECONDS)
+        self._receiver = source.start_receiver(RECEIVER_SECONDS if is_receiving else 0.0)
         self._services: dict[str, ClusterFollower] = {}
         self._away: list[UnavailableError] = []
 
     def start(self) -> Offset:
-        return {"services": {name: one.start().to_json() for name, one in self._followers().items()}}
+        return {"services": {name: one.start() for name, one in self._followers().items()}}
 
     def target(self) -> Offset:
-        return {"services": {name: one.target().to_json() for name, one in self._followers().items()}}
+        return {"services": {name: one.target() for name, one in self._followers().items()}}
 
     def done(self, start: Offset, target: Offset) -> bool:
         if self._away:
-            raise self._away[0]  # what it was asked for is still to do, and nobody else is left who could be held up
+            raise self._away[0]  # what it was asked for is still to do, and there is no other that could be held up
         followers, given = self._followers(), start["services"]
         for name, goal in target["services"].items():
             follower = followers.get(name) or self._follow(name)
-            now = SqliteOffset.from_json(given[name]) if name in given else follower.start()
+            now = SqliteOffset.from_json(given[name] if name in given else follower.start())
             if "failure" in given.get(name, {}):
                 if any(entry.phase != "stopped" for entry in now.tables.values()):
                     return False
-            elif not follower.done(now, SqliteOffset.from_json(goal).log):
+            elif not follower.has_reached(now, SqliteOffset.from_json(goal).log):
                 return False
         for follower in followers.values():
             follower.goal = None
@@ -62,7 +60,7 @@ class RqliteFollower:
         end: dict[str, Any] = dict(given)
         self._away = []
         for name, follower in followers.items():
-            raw = given.get(name) or follower.start().to_json()
+            raw = given.get(name) or follower.start()
             try:
                 reached = self._advance(follower, raw, share, directives)
             except UnavailableError as error:
@@ -76,19 +74,18 @@ class RqliteFollower:
 
     @staticmethod
     def _advance(follower: ClusterFollower, raw: Offset, limit: Limit, directives: TableDirectives) -> Offset:
-        now = SqliteOffset.from_json(raw)
         try:
-            end = follower.latest(now, limit, directives)
+            return follower.latest(raw, limit, directives)
         except UnavailableError:
             raise
         except TailraceError as error:
-            heeded = follower.apply_directives(now, directives)
-            if follower.fail(heeded, error):
-                return {**heeded.to_json(), "failure": error.describe(), "failures": raw.get("failures", 0) + 1}
+            now = SqliteOffset.from_json(raw)
+            directed = follower.apply_directives(now, directives)
+            if follower.fail(directed, error):
+                return {**directed.to_json(), "failure": error.describe(), "failures": raw.get("failures", 0) + 1}
             if not now.tables:
-                raise  # nobody else would tell
-            return raw if heeded == now else {**raw, **heeded.to_json()}
-        return raw if end == now else end.to_json()
+                raise  # no table would show it
+            return raw if directed == now else {**raw, **directed.to_json()}
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
         followers = self._followers()
@@ -97,11 +94,10 @@ class RqliteFollower:
             follower, earlier = followers.get(name) or self._follow(name), start["services"].get(name)
             if raw == earlier:
                 continue
-            then = SqliteOffset.from_json(raw)
             if raw.get("failures", 0) > (earlier or {}).get("failures", 0):
-                splits += follower.fail(then, revive(raw["failure"]))
+                splits += follower.fail(SqliteOffset.from_json(raw), revive(raw["failure"]))
             else:
-                splits += follower.plan(SqliteOffset.from_json(earlier) if earlier else follower.start(), then)
+                splits += follower.plan(earlier or follower.start(), raw)
         return splits
 
     def _followers(self) -> dict[str, ClusterFollower]:

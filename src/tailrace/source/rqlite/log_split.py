@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -17,15 +17,13 @@ from tailrace.model.change import Changes, Position
 from tailrace.model.collapse import fit
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import SchemaHistory
+from tailrace.source.journal_log import FrameSplit
 from tailrace.source.rqlite.api import Api
 from tailrace.source.rqlite.catalog import Kinds
 from tailrace.source.rqlite.decode import Events, decode, position_of, read_lines
 from tailrace.source.rqlite.missing_row import complete
-from tailrace.source.split import Split
 from tailrace.source.table_range import TableRange
 
-SPLIT_BYTES = 8 * 1024 * 1024
-"""A task is worth its start from about this much of the log on."""
 DECODE_BYTES = 4 * 1024 * 1024
 """Requests are small; so many bytes of them are decoded at once."""
 
@@ -68,63 +66,22 @@ class RqliteRange(TableRange):
 
     failure: Mapping[str, str | None] | None = None
 
+    @property
+    def has_news(self) -> bool:
+        return super().has_news or self.failure is not None
+
 
 @dataclass(frozen=True)
-class RqliteLogSplit(Split):
+class RqliteLogSplit(FrameSplit):
     """Some frames of a service's journal and what is wanted of them, by table. `asks`: it has an API to ask."""
 
+    ranges: Mapping[str, RqliteRange] = field(default_factory=dict)
     service: str = ""
     asks: bool = False
-    frames: tuple[FrameRef, ...] = ()
-    ranges: Mapping[str, RqliteRange] = field(default_factory=dict)
 
-    def only(self, tables: Collection[str]) -> RqliteLogSplit:
-        kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
-        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(summaries(ref.meta)))
-        return replace(super().only(tables), ranges=kept, frames=frames)
-
-
-def log_splits(service: str, refs: Sequence[FrameRef], wanted: Mapping[str, RqliteRange], *, asks: bool) -> list[Split]:
-    """The frames that concern the tables, in pieces. Pure.
-
-    A table whose columns changed, or that cannot be read, is in a split even where no frame holds rows of it.
-    """
-    concerned = (ref for ref in refs if _concerned(ref, wanted))
-    splits: list[Split] = [_split(service, group, wanted, asks=asks) for group in grouped(concerned, SPLIT_BYTES)]
-    told = {name: one for name, one in wanted.items() if len(one.history) > 1 or one.failure is not None}
-    if told:
-        splits.append(failing_split(service, told))
-    return splits
-
-
-def failing_split(service: str, wanted: Mapping[str, RqliteRange]) -> RqliteLogSplit:
-    """A split without rows: it tells of new columns, or fails."""
-    return RqliteLogSplit(
-        weights={str(one.schema.table): 0 for one in wanted.values()},
-        schemas={str(one.schema.table): one.schema for one in wanted.values()},
-        service=service,
-        ranges=wanted,
-    )
-
-
-def _concerned(ref: FrameRef, wanted: Mapping[str, RqliteRange]) -> list[str]:
-    return [
-        name
-        for name in summaries(ref.meta)
-        if name in wanted and ref.last > wanted[name].after and ref.first <= wanted[name].upto
-    ]
-
-
-def _split(service: str, group: Sequence[FrameRef], wanted: Mapping[str, RqliteRange], *, asks: bool) -> RqliteLogSplit:
-    weights: dict[str, int] = {}
-    own: dict[str, RqliteRange] = {}
-    for ref in group:
-        for name in _concerned(ref, wanted):
-            own[name] = wanted[name]
-            table = str(wanted[name].schema.table)
-            weights[table] = weights.get(table, 0) + summaries(ref.meta)[name].bytes
-    schemas = {str(one.schema.table): one.schema for one in own.values()}
-    return RqliteLogSplit(weights=weights, schemas=schemas, service=service, asks=asks, frames=tuple(group), ranges=own)
+    @staticmethod
+    def weigh(ref: FrameRef) -> Mapping[str, int]:
+        return {name: summary.bytes for name, summary in summaries(ref.meta).items()}
 
 
 def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bool) -> Iterator[Changes]:
@@ -135,7 +92,7 @@ def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bo
         wanted.require_allowed()
     with closing(JournalReader(journal)) as reader:
         for group in grouped(split.frames, DECODE_BYTES):
-            for name, events in _gather(reader, group, split.ranges).items():
+            for name, events in _gather(reader, group, split).items():
                 wanted = split.ranges[name]
                 for table, part in _by_version(wanted.history, events):
                     completed = complete(table, part, api, passes=passes)
@@ -144,12 +101,13 @@ def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bo
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
 
 
-def _gather(reader: JournalReader, group: Sequence[FrameRef], wanted: Mapping[str, RqliteRange]) -> dict[str, Events]:
+def _gather(reader: JournalReader, group: Sequence[FrameRef], split: RqliteLogSplit) -> dict[str, Events]:
     """The wanted events of some frames, by table."""
     found: dict[str, Events] = {}
+    wanted = split.ranges
     skips = {name: frozenset(one.skips) for name, one in wanted.items()}
     for ref in group:
-        if not _concerned(ref, wanted):
+        if not split.concerned(ref):
             continue
         frame = read_lines(reader.read(ref).payload)
         for event, line in zip(frame.events, frame.lines, strict=True):

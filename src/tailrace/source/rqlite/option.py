@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
-from tailrace.option.value import FilePath, Options, Secret, Size, TypedOptions, split_listen
-from tailrace.source.option import JournalOptions
+from tailrace.option.value import FilePath, Options, Secret, Size, split_listen
+from tailrace.source.option import JournalOptions, SourceOptions
 
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
@@ -92,7 +92,7 @@ class RqliteCopyOptions(Options):
     chunk_rows: int = Field(default=10_000, ge=1, description="how many rows of a table one query copies")
 
 
-class RqliteOptions(TypedOptions):
+class RqliteOptions(SourceOptions):
     """rqlite clusters that post their changes here. A cluster's tables lie in a schema named after its `service_id`."""
 
     type: Literal["rqlite"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.errors import Finding, PreflightError
@@ -18,19 +17,19 @@ if TYPE_CHECKING:
 
 def check(source: RqliteSource) -> list[Finding]:
     """What would stop the pipeline or surprise its user. Raises UnavailableError when an API does not answer."""
-    findings = [Finding("ok", "endpoint", f"{source.receiver.listen}{source.receiver.path}")]
+    findings = [Finding("ok", "endpoint", f"{source.options.listen}{source.options.path}")]
     for service, api in source.apis().items():
         try:
             findings += _cluster(source, service, api)
         except PreflightError as error:
             findings.append(Finding("error", f"cluster {service or api.url}", error.message, error.fix))
-    if source.schema_file is not None:
+    if source.options.schema_file is not None:
         try:
-            tables = read_tables(Path(source.schema_file))
+            tables = read_tables(source.options.schema_file)
         except PreflightError as error:
             findings.append(Finding("error", "schema", error.message, error.fix))
         else:
-            findings.append(Finding("ok", "schema", f"{len(tables)} tables in {source.schema_file}"))
+            findings.append(Finding("ok", "schema", f"{len(tables)} tables in {source.options.schema_file}"))
     if not source.apis():
         findings.append(
             Finding(
@@ -51,7 +50,7 @@ def _cluster(source: RqliteSource, service: str, api: Api) -> Iterator[Finding]:
             "warning",
             subject,
             f"the node at {api.url} does not say that it sends its changes",
-            f"rqlited -cdc-config=http://{source.receiver.listen}{source.receiver.path}; let the user have `status`",
+            f"rqlited -cdc-config=http://{source.options.listen}{source.options.path}; let the user have `status`",
         )
     elif service and (pending.service or SERVICE) != service:
         yield Finding(
@@ -64,7 +63,7 @@ def _cluster(source: RqliteSource, service: str, api: Api) -> Iterator[Finding]:
 
 
 def _tables(source: RqliteSource, service: str, listed: Tables) -> Iterator[Finding]:
-    names = source.tables_wanted.select([TableName(service, name) for name in listed])
+    names = source.context.tables.select([TableName(service, name) for name in listed])
     for table in names:
         if listed[table.name] is None:
             yield Finding(

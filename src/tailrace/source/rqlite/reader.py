@@ -17,5 +17,5 @@ if TYPE_CHECKING:
 def read_rows(source: RqliteSource, table: TableSchema) -> RowBatches:
     """The whole table, read as one chunk of a copy."""
     by_key = all(table.column(name).upstream_type != ROWID for name in table.key)
-    split = RqliteCopySplit(copies=table, high=LAST_ROWID, by_key=by_key, rows=source.chunk_rows)
+    split = RqliteCopySplit(copies=table, high=LAST_ROWID, by_key=by_key, rows=source.options.copying.chunk_rows)
     return copied_rows(source.read(split))

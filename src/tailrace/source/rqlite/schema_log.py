@@ -2,8 +2,7 @@
 
 rqlite never sends DDL. What shows is that events have other columns than before, or come without their row because the
 sender did not know its columns yet; the catalog then says what the table is now. Where that has moved on already, the
-version in between is put together from what the table was and what it is. Reading the same frames again finds the same
-versions, so nothing here needs to survive the process.
+version in between is put together from what the table was and what it is.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from dataclasses import dataclass
 from tailrace.capture.layout import Field
 from tailrace.errors import TableError
 from tailrace.journal import FrameRef, JournalReader
-from tailrace.model.change import START, Position, just_before
+from tailrace.model.change import Position, just_before
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import SchemaVersions
 from tailrace.source.rqlite import catalog
@@ -22,6 +21,7 @@ from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
 from tailrace.source.rqlite.decode import needs_image, position_of, read_lines
 from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.log_split import EventColumns, Summary, summaries
+from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, stored_columns
 from tailrace.source.sqlite.offset import SqliteTableOffset
@@ -80,18 +80,15 @@ def _joined(kinds: Mapping[str, set[str]]) -> Kinds:
     return {column: "".join(sorted(letters)) for column, letters in kinds.items()}
 
 
-class RqliteSchemaLog:
-    """One per service. `recopies` holds, by table, the last position whose change the log alone cannot follow;
-    `failures` where a table came to columns that nobody knows, and the error to raise there."""
+class RqliteSchemaLog(SchemaLog[str]):
+    """One per service. `failures` holds where a table came to columns that are not known, and the error to raise."""
 
     def __init__(self, service: str, versions: SchemaVersions, discovery: RqliteDiscovery, *, rowids: bool) -> None:
+        super().__init__(versions)
         self._service = service
-        self._versions = versions
         self._discovery = discovery
         self._rowids = rowids
-        self._scanned: Position | None = None
         self._looked = False
-        self.recopies: dict[str, Position] = {}
         self.failures: dict[str, tuple[Position, Mapping[str, str | None]]] = {}
 
     def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
@@ -101,32 +98,28 @@ class RqliteSchemaLog:
             catalog.begin(known, table, self._service, snapshot_position, rowids=self._rowids), snapshot_position
         )
 
-    def put(self, schema: TableSchema, snapshot_position: Position) -> TableSchema:
-        """The table has this schema from `x` on; what events say of it behind that is read again."""
-        if self._scanned is not None:
-            self._scanned = min(self._scanned, snapshot_position)
-        return self._versions.put_schema(schema, snapshot_position)
-
     def scan(
         self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, SqliteTableOffset]
     ) -> None:
         """Store the versions that events up to `upto` bring; `after` is where the first call begins to look."""
-        begin = after if self._scanned is None else self._scanned
         for name, (at, _) in [*self.failures.items()]:
             if name not in tables or tables[name].phase != "stopped":
-                # Somebody may have mended it since.
+                # It may have been fixed since.
                 del self.failures[name]
-                begin = min(begin, max(just_before(at), after))
+                self._rewind(max(just_before(at), after))
         self._looked = False
-        for ref in journal.frames(begin, upto) if upto > begin else ():
-            for name, summary in summaries(ref.meta).items():
-                if name not in tables or tables[name].phase == "init":
-                    continue
-                missing = self._missing(journal, ref, name, summary) if summary.missing else []
-                for shape in sorted([*summary.shapes, *missing], key=lambda shape: shape.at):
-                    if max(begin, tables[name].snapshot_position) < shape.at <= upto and name not in self.failures:
-                        self._take(name, shape)
-        self._scanned = max(begin, upto)
+
+        def read(begin: Position, end: Position) -> None:
+            for ref in journal.frames(begin, end):
+                for name, summary in summaries(ref.meta).items():
+                    if name not in tables or tables[name].phase == "init":
+                        continue
+                    missing = self._missing(journal, ref, name, summary) if summary.missing else []
+                    for shape in sorted([*summary.shapes, *missing], key=lambda shape: shape.at):
+                        if max(begin, tables[name].snapshot_position) < shape.at <= end and name not in self.failures:
+                            self._take(name, shape)
+
+        self._scan(after, upto, read)
 
     def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[EventColumns]:
         """A frame's events without their row, as shapes without columns, unless the table is still what it was."""
@@ -176,9 +169,6 @@ class RqliteSchemaLog:
         self._versions.put_schema(derived.schema, shape.at)
         if derived.recopy is not None:
             self._mark(name, shape.at)
-
-    def _mark(self, name: str, at: Position) -> None:
-        self.recopies[name] = max(self.recopies.get(name, START), at)
 
     def _unknown(self, known: TableSchema, shape: EventColumns) -> TableError:
         new = sorted(shape.kinds.keys() - set(stored_names(known)))

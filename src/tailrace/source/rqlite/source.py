@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import lru_cache, partial
+from dataclasses import dataclass
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import quote, unquote
 
 import pyarrow as pa
@@ -17,11 +17,12 @@ from tailrace.errors import Finding, TableError
 from tailrace.journal import Cursor
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
-from tailrace.option.table import TableOptions, TableSettings
+from tailrace.option.table import TableSettings
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.rqlite import catalog, preflight
-from tailrace.source.rqlite.api import SYSTEM, Api, ApiTls, Pending
+from tailrace.source.rqlite.api import Api, ApiTls, Pending
 from tailrace.source.rqlite.copy import RqliteCopySplit, read_chunk
 from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.follower import RqliteFollower
@@ -31,8 +32,7 @@ from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.reader import read_rows
 from tailrace.source.rqlite.receiver import STATUS, RqliteReceiver, RqliteReceiverOptions, is_receiving, remove_journal
 from tailrace.source.rqlite.request import folder_of
-from tailrace.source.schema_log import SchemaFile
-from tailrace.source.source import PIPELINE
+from tailrace.source.source import Source
 from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
 from tailrace.system.atomic_file import make_folder
@@ -44,65 +44,54 @@ PENDING_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
-class RqliteSource:
+class RqliteSource(Source):
     """rqlite clusters and the tables wanted of them. Frozen and picklable; no password shows in its repr."""
 
-    options: ClassVar[type[RqliteOptions]] = RqliteOptions
+    Options = RqliteOptions
 
-    name: str
-    receiver: RqliteReceiverOptions
-    tables_wanted: TableOptions
-    api: str | tuple[tuple[str, str], ...] | None = None
-    api_username: str | None = None
-    api_password: str | None = field(default=None, repr=False)
-    api_tls: ApiTls = SYSTEM
-    schema_file: str | None = None
-    rowids: bool = False
-    missing_images: str = "stop"
-    chunk_rows: int = 10_000
-    reader: str = PIPELINE
+    options: RqliteOptions
 
-    @classmethod
-    def from_options(cls, options: RqliteOptions, *, name: str, tables: TableOptions, state_dir: Path) -> RqliteSource:
-        auth, tls = options.api_auth, options.api_tls or ApiTlsOptions()
-        return cls(
-            name=name,
-            receiver=RqliteReceiverOptions.of(options),
-            tables_wanted=tables,
-            api=tuple(sorted(options.api.items())) if isinstance(options.api, dict) else options.api,
-            api_username=auth.username if auth else None,
-            api_password=auth.password.reveal() if auth else None,
-            api_tls=ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key))),
-            schema_file=str(options.schema_file) if options.schema_file else None,
-            rowids=options.rowids,
-            missing_images=options.missing_images,
-            chunk_rows=options.copying.chunk_rows,
-        )
+    @cached_property
+    def receiver(self) -> RqliteReceiverOptions:
+        return RqliteReceiverOptions.of(self.options)
 
     @property
-    def journal(self) -> str:
-        return self.receiver.journal
+    def journal(self) -> Path:
+        """The journals of all clusters, a folder for each."""
+        return self.options.journal.path
+
+    @property
+    def folder(self) -> Path:
+        return self.journal
+
+    @property
+    def schema_file(self) -> Path:
+        return self.journal / f"{quote(self.context.reader, safe='')}.versions"
 
     def folder_of(self, service: str) -> Path:
         """The journal of one cluster."""
-        return Path(self.journal) / folder_of(service)
+        return self.journal / folder_of(service)
 
     def settings_of(self, service: str, table: str) -> TableSettings:
-        return self.tables_wanted.settings_of(str(TableName(service, table)))
+        return self.context.tables.settings_of(str(TableName(service, table)))
 
     def apis(self) -> dict[str, Api]:
         """The APIs by their URLs' own words: for each service, or `""` for one whose service only itself can tell."""
-        urls = {"": self.api} if isinstance(self.api, str) else dict(self.api or ())
-        return {service: Api(url, self.api_username, self.api_password, self.api_tls) for service, url in urls.items()}
+        auth, tls = self.options.api_auth, self.options.api_tls or ApiTlsOptions()
+        username, password = (auth.username, auth.password.reveal()) if auth else (None, None)
+        trust = ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key)))
+        given = self.options.api
+        urls = {"": given} if isinstance(given, str) else given or {}
+        return {service: Api(url, username, password, trust) for service, url in sorted(urls.items())}
 
     def services(self) -> list[str]:
         """The clusters that have posted, or whose API is known. Raises UnavailableError when the API is asked first."""
-        folder = Path(self.journal)
+        folder = self.journal
         names = [each.name for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
         posted = {unquote(name) for name in names if folder_of(unquote(name)) == name}
         told = {name for service, api in self.apis().items() if (name := service or _service_of(api))}
-        # A node that does not tell may be one that has posted already.
-        return sorted(posted | told or ({SERVICE} if self.api else set()))
+        # A node that does not say it may be one that has posted already.
+        return sorted(posted | told or ({SERVICE} if self.options.api else set()))
 
     def api_of(self, service: str) -> Api | None:
         """The API of a cluster, if there is one. A single URL serves its own cluster, or all if it does not tell."""
@@ -121,9 +110,9 @@ class RqliteSource:
         for service in self.services():
             api = self.api_of(service)
             if api is not None:
-                discovery = RqliteDiscovery(service, self.tables_wanted, api, None)
+                discovery = RqliteDiscovery(service, self.context.tables, api, None)
                 found += [
-                    catalog.begin(None, table, service, START, rowids=self.rowids)
+                    catalog.begin(None, table, service, START, rowids=self.options.rowids)
                     for table in discovery.tables.values()
                 ]
         return found
@@ -131,36 +120,31 @@ class RqliteSource:
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
         errors.require(self.check())
-        make_folder(Path(self.journal))
+        make_folder(self.journal)
 
     def reset(self) -> None:
         """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""
-        remove_journal(Path(self.journal))
+        remove_journal(self.journal)
 
     def start_receiver(self, patience_seconds: float = 0.0) -> Child:
         """The receiver as a child of this process, unless another one serves the journal already."""
-        journal = Path(self.journal)
         return Child(
             MODULE,
             self.receiver.to_json(),
-            journal,
+            self.journal,
             STATUS,
-            is_busy=lambda: is_receiving(journal),
+            is_busy=lambda: is_receiving(self.journal),
             patience_seconds=patience_seconds,
         )
 
     def receive_until(self, should_stop: Callable[[], bool], on_status: Callable[[dict[str, Any]], None]) -> None:
         RqliteReceiver(self.receiver, should_stop).run(on_status)
 
-    def receiving(self) -> Child:
+    def receive(self) -> Child:
         return self.start_receiver()
 
-    def follow(self, versions: SchemaVersions | None = None) -> RqliteFollower:
-        if versions is not None:  # a pipeline, which has prepared the source and receives
-            return RqliteFollower(self, versions, receives=False)
-        self.prepare()
-        own = Path(self.journal) / f"{quote(self.reader, safe='')}.versions"
-        return RqliteFollower(self, SchemaFile(own), receives=True)
+    def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> RqliteFollower:
+        return RqliteFollower(self, schemas, is_receiving=is_receiving)
 
     def read(self, split: Split) -> Iterator[Changes]:
         if isinstance(split, RqliteCopySplit):
@@ -169,7 +153,9 @@ class RqliteSource:
             return read_chunk(api, split)
         if isinstance(split, RqliteLogSplit):
             api = self._asked(split.service) if split.asks else None
-            return read_log(str(self.folder_of(split.service)), split, api, passes=self.missing_images == "pass")
+            return read_log(
+                str(self.folder_of(split.service)), split, api, passes=self.options.missing_images == "pass"
+            )
         raise TypeError(f"not a split of this source: {type(split).__name__}")
 
     def _asked(self, service: str) -> Api | None:
@@ -188,11 +174,7 @@ class RqliteSource:
 
     def release(self, upto: Offset) -> None:
         for service, raw in upto["services"].items():
-            Cursor(self.folder_of(service), self.reader).advance(SqliteOffset.from_json(raw).low_water)
-
-    def for_reader(self, reader: str, table: str | None = None) -> RqliteSource:
-        wanted = self.tables_wanted if table is None else self.tables_wanted.only(table)
-        return replace(self, reader=reader, tables_wanted=wanted)
+            Cursor(self.folder_of(service), self.context.reader).advance(SqliteOffset.from_json(raw).low_water)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
         found: list[TableProgress] = []
@@ -200,19 +182,19 @@ class RqliteSource:
             found += SqliteOffset.from_json(raw).progress(partial(catalog.upstream_id, service))
         return found
 
-    def status(self) -> dict[str, Any]:
-        raw = read_status(Path(self.journal), STATUS)
+    def status(self) -> SourceStatus:
+        raw = read_status(self.journal, STATUS)
         services = list((raw.get("services") or {}).values())
         error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
         marks = [one["mark"] for one in services if one.get("mark")]
-        return {
+        return SourceStatus(
             # A receiver that was killed could not take back what it said.
-            "gear": "receiving" if raw.get("receiving") and is_receiving(Path(self.journal)) else "waiting",
-            "received": max(marks, default=None),
-            "journal_bytes": sum(one.get("journal_bytes") or 0 for one in services),
-            "error": error.get("message"),
-            "fix": error.get("fix"),
-        }
+            gear="receiving" if raw.get("receiving") and is_receiving(self.journal) else "waiting",
+            received=max(marks, default=None),
+            journal_bytes=sum(one.get("journal_bytes") or 0 for one in services),
+            error=error.get("message"),
+            fix=error.get("fix"),
+        )
 
 
 @lru_cache(maxsize=64)

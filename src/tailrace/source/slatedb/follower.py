@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tailrace.errors import LostError
 from tailrace.model.change import Position
 from tailrace.model.schema import TableSchema
-from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
+from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.offset import bounded, halved
 from tailrace.source.slatedb.copy import SlateDbCopySplit, SlateDbSnapshot, delete_leftovers, range_of
 from tailrace.source.slatedb.expiry_index import ExpiryIndex
@@ -58,7 +58,7 @@ def read_clock() -> int:
     return int(time.time() * 1000)
 
 
-class SlateDbFollower:
+class SlateDbFollower(Follower):
     """Owns the copy's checkpoint and, with `keep_wal`, the thread that copies WAL files."""
 
     def __init__(self, source: SlateDbSource, versions: SchemaVersions) -> None:
@@ -67,7 +67,7 @@ class SlateDbFollower:
         self._rules = {rule.name: rule for rule in source.followed}
         self._indexes = {name: ExpiryIndex(source.expiry_folder, name) for name in self._rules}
         self._measure = Measure()
-        self._watch = Watch(source.status_file, None if source.keep_wal else source.min_age_seconds)
+        self._watch = Watch(source.status_file, None if source.keep_wal else source.options.min_age)
         self._snapshot: SlateDbSnapshot | None = None
         self._log: WalLog | None = None
         self._more = False
@@ -97,7 +97,7 @@ class SlateDbFollower:
         before = SlateDbOffset.from_json(start)
         now = self._enrol(before.apply_directives(directives, self._place))
         busy = self._more or now != before or now.within("init", "copy", "catchup") or directives.resync
-        if not busy and time.monotonic() - self._looked < self.source.poll_seconds:
+        if not busy and time.monotonic() - self._looked < self.source.options.poll:
             return start
         self._looked = time.monotonic()
         end = self._read_log(now, limit, directives)
@@ -139,7 +139,7 @@ class SlateDbFollower:
             if folder is None:
                 self._log = RemoteLog(database)
             else:
-                self._log = WalArchive(database, folder, read_head(database).flushed, self.source.poll_seconds)
+                self._log = WalArchive(database, folder, read_head(database).flushed, self.source.options.poll)
         return self._log
 
     def _read_log(self, now: SlateDbOffset, limit: Limit, directives: TableDirectives) -> SlateDbOffset:
@@ -234,7 +234,7 @@ class SlateDbFollower:
     ) -> SlateDbOffset:
         """Tables that need a lost file wait for a new copy, if they may. Raises LostError otherwise."""
         stuck = [name for name in needy if name not in directives.resync]
-        if stuck and self.source.on_collected == "stop":
+        if stuck and self.source.options.on_collected == "stop":
             raise LostError(
                 f"{error.message}: changes of {', '.join(stuck)} are lost, and only a new snapshot helps",
                 fix="re-snapshot: tailrace resync FILE "

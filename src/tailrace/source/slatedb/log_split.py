@@ -210,7 +210,7 @@ def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]
 
 def _collected(source: SlateDbSource, split: WalSplit, error: CollectedError) -> TableError:
     table = next(iter(split.ranges))
-    if source.on_collected == "resnapshot":
+    if source.options.on_collected == "resnapshot":
         return StaleCopyError(f"{error.message}; the table is copied anew", table=table)
     return TableError(
         f"{error.message}: changes are lost, and only a new snapshot helps",

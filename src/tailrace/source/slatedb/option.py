@@ -6,7 +6,8 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.option.value import Duration, FilePath, Options, Secret, TypedOptions
+from tailrace.option.value import Duration, FilePath, Options, Secret
+from tailrace.source.option import SourceOptions
 
 _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
 
@@ -47,7 +48,7 @@ class PartitionOptions(Options):
         return self
 
 
-class SlateDbOptions(TypedOptions):
+class SlateDbOptions(SourceOptions):
     """A SlateDB database, followed through the WAL files in its object store."""
 
     table_keys: ClassVar[frozenset[str]] = frozenset({"mapping"})

@@ -49,16 +49,16 @@ def _retention(source: SlateDbSource) -> Finding:
     return Finding(
         "ok",
         "WAL retention",
-        f"a copy or an outage must not last longer than {source.min_age_seconds:.0f} s (min_age of the writer's garbage"
+        f"a copy or an outage must not last longer than {source.options.min_age:.0f} s (min_age of the writer's garbage"
         " collection); keep_wal lifts that while the pipeline runs",
     )
 
 
 def _tables(source: SlateDbSource) -> list[Finding]:
     names = [rule.name for rule in source.rules]
-    idle = source.tables_wanted.idle_patterns(names)
+    idle = source.context.tables.idle_patterns(names)
     found = [Finding("warning", "tables", f"the pattern {pattern} matches no table") for pattern in idle]
-    strangers = [name for name, one in source.tables_wanted.settings.items() if name not in names and not one.mapping]
+    strangers = [name for name, one in source.context.tables.settings.items() if name not in names and not one.mapping]
     found += [Finding("warning", "tables", f"settings name {name}, which is no table here") for name in strangers]
     if not source.followed:
         found.append(Finding("error", "tables", "no table is followed", f"include one of {', '.join(names)}"))

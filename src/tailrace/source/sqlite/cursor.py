@@ -16,7 +16,7 @@ _PURGED = "purged"
 class Cursors:
     """The cursors in a folder, which is made when first needed."""
 
-    def __init__(self, folder: str) -> None:
+    def __init__(self, folder: str | Path) -> None:
         self._folder = Path(folder)
 
     def begin(self, reader: str, change_id: int) -> None:

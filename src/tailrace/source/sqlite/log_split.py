@@ -52,7 +52,7 @@ def log_splits(counted: Mapping[TapeWindow, Mapping[str, Counted]], wanted: Mapp
         if own:
             weights = {str(one.schema.table): counts[name].bytes for name, one in own.items()}
             splits.append(_split(own, weights, window))
-    changed = {name: one for name, one in wanted.items() if len(one.history) > 1}
+    changed = {name: one for name, one in wanted.items() if one.has_news}
     if changed:
         splits.append(_split(changed, {str(one.schema.table): 0 for one in changed.values()}, None))
     return splits

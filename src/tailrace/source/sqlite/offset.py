@@ -10,7 +10,7 @@ catches up from x, the end of the tape when its copy began, and is ready once it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -89,14 +89,3 @@ class SqliteOffset(offset.LogOffset[str, SqliteTableOffset, Position]):
     def to_json(self) -> dict[str, Any]:
         tables = {name: self.tables[name].to_json() for name in sorted(self.tables)}
         return {"log": str(self.log), "witness": dict(self.witness), "tables": tables}
-
-    def recopy(self, recopies: Mapping[str, Position], policy: Callable[[str], str]) -> SqliteOffset:
-        """Tables whose rows changed in a way that the log does not show are copied again, from behind that change."""
-        due = {
-            name: entry.recopy()
-            for name, entry in self.tables.items()
-            if entry.phase not in ("init", "stopped")
-            and entry.snapshot_position < recopies.get(name, START)
-            and policy(name) != "stop"
-        }
-        return self.with_tables(due)

@@ -6,10 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
-from tailrace.option.value import DurationOrOff, FilePath, TypedOptions
+from tailrace.option.value import DurationOrOff, FilePath
+from tailrace.source.option import SourceOptions
 
 
-class CapturedFileOptions(TypedOptions):
+class CapturedFileOptions(SourceOptions):
     """A database file with a capture table. Its tables lie in schema `main`."""
 
     path: FilePath = Field(description="the database file; on a cluster a path that every executor sees")

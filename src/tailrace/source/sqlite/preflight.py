@@ -22,7 +22,7 @@ SAMPLED_CHANGES = 1000
 def selected(source: SqliteSource, log: TapeLog) -> list[Listed]:
     """The tables that `tables` selects, those that cannot be followed included."""
     listed = list_tables(log.connection, log.table, by_triggers=log.by_triggers)
-    names = source.tables_wanted.select([TableName(SCHEMA, name) for name in sorted(listed)])
+    names = source.context.tables.select([TableName(SCHEMA, name) for name in sorted(listed)])
     return [listed[table.name] for table in names]
 
 
@@ -36,16 +36,16 @@ def check(source: SqliteSource) -> list[Finding]:
     """What would stop the pipeline or surprise its user. Raises UnavailableError while the file is locked."""
     try:
         with source.engine.snapshot("checking the source") as connection:
-            log = TapeLog(connection, source.cdc_table)
+            log = TapeLog(connection, source.options.cdc_table)
             version = "v2" if log.has_transactions else "v1, without transactions"
             return [
                 Finding("ok", "capture table", f"{log.table} ({version})"),
-                *(_journal(log) if source.library == "sqlite" else ()),
+                *(_journal(log) if source.options.type == "sqlite" else ()),
                 *_triggers(log),
                 *_tables(source, log),
             ]
     except PreflightError as error:
-        fix = error.fix.replace("FILE", source.path) if error.fix else None
+        fix = error.fix.replace("FILE", str(source.options.path)) if error.fix else None
         return [Finding("error", "source", error.message, fix)]
 
 
@@ -73,7 +73,7 @@ def _triggers(log: TapeLog) -> Iterator[Finding]:
 def _tables(source: SqliteSource, log: TapeLog) -> Iterator[Finding]:
     listed = selected(source, log)
     names = [TableName(SCHEMA, name) for name in list_tables(log.connection, log.table, by_triggers=log.by_triggers)]
-    for pattern in source.tables_wanted.idle_patterns(names):
+    for pattern in source.context.tables.idle_patterns(names):
         yield Finding("warning", "tables", f"the pattern {pattern} matches no table of the file")
     lacking = _lacking_before(log)
     for one in listed:

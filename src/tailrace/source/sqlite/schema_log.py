@@ -1,7 +1,6 @@
 """Follows the tables' versions along the tape: its rows on sqlite_schema become versions, stored by position.
 
-RENAME leaves no row in Turso, so now and then the file's schema is compared with the newest versions as well. Reading
-the same rows again gives the same versions: nothing here needs to survive the process.
+RENAME leaves no row in Turso, so now and then the file's schema is compared with the newest versions as well.
 """
 
 from __future__ import annotations
@@ -14,37 +13,38 @@ from tailrace.capture.layout import DELETE, INSERT
 from tailrace.capture.record import Value
 from tailrace.capture.schema_change import SQL
 from tailrace.errors import DamagedError
-from tailrace.model.change import START, Position, end_of
+from tailrace.model.change import Position, end_of
 from tailrace.model.schema import TableSchema
-from tailrace.source.follower import SchemaVersions
+from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import Listed, TableDefinition, describe
 from tailrace.source.sqlite.log import TapeLog, TapeWindow
 from tailrace.source.sqlite.offset import FIRST_HALF, SqliteTableOffset
 
 
-class SqliteSchemaLog:
-    """One per follower. `recopies` holds, by table, the last position whose change the log alone cannot follow."""
-
-    def __init__(self, versions: SchemaVersions) -> None:
-        self._versions = versions
-        self._scanned: int | None = None
-        self.recopies: dict[str, Position] = {}
+class SqliteSchemaLog(SchemaLog[str]):
+    """The versions of the tables of one file."""
 
     def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
         """A copy of the table begins at `x` with its columns of now."""
         known = self._versions.schema_at(table.name)
-        return self._versions.put_schema(schema_diff.begin(known, table, snapshot_position), snapshot_position)
+        return self.put(schema_diff.begin(known, table, snapshot_position), snapshot_position)
 
     def scan(
-        self, log: TapeLog, after: int, upto: int, tables: Mapping[str, SqliteTableOffset], listed: Mapping[str, Listed]
+        self,
+        log: TapeLog,
+        after: Position,
+        upto: Position,
+        tables: Mapping[str, SqliteTableOffset],
+        listed: Mapping[str, Listed],
     ) -> None:
         """Store the versions that the rows up to `upto` bring; `after` is where the first call begins to look."""
-        begin = after if self._scanned is None else self._scanned
-        if upto > begin:
-            for change in log.schema_changes(TapeWindow(begin, upto)):
+
+        def read(begin: Position, end: Position) -> None:
+            for change in log.schema_changes(TapeWindow(begin.commit, end.commit)):
                 self._take(change, tables, listed, by_triggers=log.by_triggers)
-        self._scanned = max(begin, upto)
+
+        self._scan(after, upto, read)
 
     def _take(
         self,
@@ -107,7 +107,7 @@ class SqliteSchemaLog:
             elif not schema_diff.same(known, now.described):
                 self._put(schema_diff.derive(known, now.described, at), at)
 
-    def compare(self, name: str, table: TableDefinition, at: Position) -> bool:
+    def look(self, name: str, table: TableDefinition, at: Position) -> bool:
         """Compare a table of the file with its newest version; whether it changed without a row on the tape."""
         known = self._versions.schema_at(name)
         if known is None or schema_diff.same(known, table):
@@ -122,9 +122,6 @@ class SqliteSchemaLog:
         schema = self._versions.put_schema(derived.schema, at)
         if derived.recopy is not None:
             self._mark(schema.upstream_id, at)
-
-    def _mark(self, name: str, at: Position) -> None:
-        self.recopies[name] = max(self.recopies.get(name, START), at)
 
     def _mark_all(self, tables: Set[str], at: Position, *names: Value) -> None:
         for name in tables & set(map(str, names)):

@@ -16,7 +16,7 @@ import pytest
 from tailrace.destination.webhook.sender.leader import Leadership, LeaderState, open_engine
 from tailrace.errors import OwnedError
 from tailrace.model.change import LAST_ORDINAL, START, Position
-from tailrace.state import Owner, StateStore, StoreAddress
+from tailrace.state import Owner, SqliteStore, StateStore
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 
@@ -161,7 +161,7 @@ def test_of_many_who_claim_at_once_one_gets_it(join: Join) -> None:
 def test_the_state_of_a_pipeline_holds_its_lease_and_a_new_life_of_it_begins_without_watermarks(
     tmp_path: Path,
 ) -> None:
-    with StoreAddress("shop", tmp_path).open() as store:
+    with SqliteStore("shop", tmp_path).open() as store:
         assert isinstance(store, StateStore)
         a = Leadership(open_engine(str(tmp_path)), "shop", node="a", queue="a", seconds=60)
         claimed(a)

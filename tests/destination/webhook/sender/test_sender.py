@@ -7,7 +7,6 @@ import logging
 import re
 import resource
 import time
-from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -18,8 +17,8 @@ from hypothesis import strategies as st
 from tailrace.destination.webhook.backlog import Backlog, merge
 from tailrace.destination.webhook.format.cloudevents import CloudEventsFormat
 from tailrace.destination.webhook.format.event import EVERY
+from tailrace.destination.webhook.option import EventBatchOptions, RetryOptions
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
-from tailrace.destination.webhook.retry import RetrySchedule
 from tailrace.destination.webhook.sender.leader import Leadership, open_engine
 from tailrace.destination.webhook.sender.lock import queue_id
 from tailrace.destination.webhook.sender.sender import Sender
@@ -163,14 +162,14 @@ def test_what_was_delivered_is_not_sent_again_after_a_restart_and_leaves_the_que
 def test_events_that_are_too_few_wait_for_others_but_not_for_long(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 3))
     with WebhookEndpoint() as endpoint:
-        chosen = options(queue, endpoint.url, tmp_path, max_events=5, max_delay_seconds=600.0)
+        chosen = options(queue, endpoint.url, tmp_path, max_events=5, max_delay=60.0)
         with sending(chosen):
             wait_until(lambda: bool(status(queue).get("leader")))
             assert endpoint.requests == []
             fill(queue, numbered(4, 3))
             wait_until(lambda: bool(endpoint.requests))
         assert endpoint.ids() == ids(1, 5)
-        with sending(replace(chosen, max_delay_seconds=0.5)):
+        with sending(chosen.model_copy(update={"batch": EventBatchOptions(max_events=5, max_delay=0.5)})):
             wait_until(lambda: len(endpoint.requests) == 2)
         assert endpoint.ids() == ids(1, 6)
 
@@ -179,7 +178,7 @@ def test_a_request_that_failed_comes_again_as_it_was_and_signed(tmp_path: Path, 
     fill(queue, numbered(1, 20))
     with WebhookEndpoint() as endpoint:
         endpoint.script(*(Reply(code) for code in (500, 410, 302, 404)), Reply(cut=True), Reply(500, takes=True))
-        drain(options(queue, endpoint.url, tmp_path, secrets=("one", "two"), headers={"X-Token": "t"}))
+        drain(options(queue, endpoint.url, tmp_path, secret=["one", "two"], headers={"X-Token": "t"}))
         first = endpoint.requests[0]
         assert {request.body for request in endpoint.requests[:7]} == {first.body}
         assert {request.headers["webhook-id"] for request in endpoint.requests[:7]} == {first.headers["webhook-id"]}
@@ -215,7 +214,7 @@ def test_events_are_dropped_only_as_configured_counted_and_named_without_their_c
     fill(queue, numbered(1, 15))
     with WebhookEndpoint() as endpoint, caplog.at_level(logging.WARNING):
         endpoint.script(Reply(400), Reply(400), Reply(400))
-        drain(options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.001, 0.01, limit=3)))
+        drain(options(queue, endpoint.url, tmp_path, retry=RetryOptions(policy="linear", min=0.001, max=0.01, limit=3)))
         assert endpoint.ids() == ids(11, 5)
     assert (status(queue)["dropped"], status(queue)["delivered"]) == (10, 5)
     with WebhookEndpoint() as endpoint:
@@ -228,8 +227,10 @@ def test_events_are_dropped_only_as_configured_counted_and_named_without_their_c
 def test_a_private_target_is_no_reason_to_drop_anything(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 1))
     with WebhookEndpoint() as endpoint:
-        chosen = options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.001, 0.01, limit=1))
-        with sending(replace(chosen, route=replace(chosen.route, allow_private=False))):
+        chosen = options(
+            queue, endpoint.url, tmp_path, retry=RetryOptions(policy="linear", min=0.001, max=0.01, limit=1)
+        )
+        with sending(chosen.model_copy(update={"allow_private": False})):
             wait_until(lambda: status(queue).get("failures", 0) > 2)
             assert status(queue)["error"]["kind"] == "PreflightError"
         assert endpoint.requests == []
@@ -316,12 +317,12 @@ def test_who_follows_gives_up_its_copy_of_a_quiet_table_once_the_leader_is_past_
 def test_a_leader_whose_lease_was_taken_stops_and_stores_nothing(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 10))
     with WebhookEndpoint() as endpoint:
-        chosen = options(queue, endpoint.url, tmp_path, lease_seconds=0.5)
+        chosen = options(queue, endpoint.url, tmp_path, seconds=0.5)
         with sending(chosen):
             wait_until(lambda: bool(endpoint.requests))
             engine = open_engine(str(tmp_path))
-            with engine.transaction() as cursor:
-                cursor.run(
+            with engine.transaction() as run:
+                run(
                     "UPDATE sender_lease SET epoch = epoch + 1, owner_pid = 4711, owner_host = 'b', node = 'b',"
                     " owner_machine = '', lease_until = '2999-01-01T00:00:00+00:00'",
                     {},
@@ -341,7 +342,7 @@ def test_a_held_request_is_given_up_when_the_sender_has_to_stop_and_sent_by_the_
     fill(queue, numbered(1, 15))
     with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(), Reply(500, hold_seconds=3600))
-        chosen = options(queue, endpoint.url, tmp_path, timeout_seconds=3600.0, schedule=RetrySchedule(limit=1))
+        chosen = options(queue, endpoint.url, tmp_path, timeout=3600.0, retry=RetryOptions(limit=1))
         with sending(chosen):
             wait_until(lambda: len(endpoint.requests) == 2)
         assert status(queue)["dropped"] == 0
@@ -366,7 +367,7 @@ def test_one_process_sends_from_a_queue(tmp_path: Path, queue: Path) -> None:
     with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         with sending(chosen), pytest.raises(OwnedError, match="another process sends"):
-            Sender(chosen, lambda: False)
+            Sender(chosen, "shop", lambda: False)
         drain(chosen)
 
 
@@ -386,7 +387,7 @@ def test_a_queue_that_was_made_anew_is_sent_from_its_start(tmp_path: Path, queue
 def test_a_damaged_queue_is_sent_up_to_the_damage_and_no_further(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 2000), numbered(2001, 1000))
     with WebhookEndpoint() as endpoint:
-        chosen = options(queue, endpoint.url, tmp_path, interval_seconds=60.0)
+        chosen = options(queue, endpoint.url, tmp_path, interval=60.0)
         segment = max(queue.glob("*.seg"), key=lambda file: file.stat().st_size)
         stored = bytearray(segment.read_bytes())
         stored[stored.index(b"public.a:2100:0")] ^= 1
@@ -402,7 +403,7 @@ def test_a_status_tells_what_waits_since_when_and_why(tmp_path: Path, queue: Pat
     fill(queue, numbered(1, 12))
     with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(503))
-        with sending(options(queue, endpoint.url, tmp_path, schedule=RetrySchedule("linear", 0.3, 0.3))):
+        with sending(options(queue, endpoint.url, tmp_path, retry=RetryOptions(policy="linear", min=0.3, max=0.3))):
             wait_until(lambda: status(queue).get("attempts", 0) >= 2)
             said = status(queue)
             assert said["leader"]

@@ -6,11 +6,10 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 
+from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.sender.sender import Sender
 from tailrace.destination.webhook.sender.status import STATUS
-from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.errors import OwnedError, TailraceError
 from tailrace.system.child_process import BUSY, serve, write_status
 
@@ -20,14 +19,14 @@ def send(text: str, stopping: Callable[[], bool]) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s", level=logging.INFO)
     asked: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: asked.append(number))
-    options = SenderOptions.from_json(text)
+    options, pipeline = WebhookOptions.from_text(text)
     try:
-        sender = Sender(options, lambda: bool(asked) or stopping())
+        sender = Sender(options, pipeline, lambda: bool(asked) or stopping())
     except OwnedError:
         return BUSY
     except TailraceError as error:
         with suppress(OSError):
-            write_status(Path(options.queue), STATUS, {"at": time.time(), "error": error.describe()})
+            write_status(options.queue.path, STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         sender.run()

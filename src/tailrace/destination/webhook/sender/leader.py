@@ -16,9 +16,10 @@ from pathlib import Path
 
 from tailrace.errors import OwnedError
 from tailrace.model.change import START, Position
-from tailrace.state.database import Row, StateCursor, StateDatabase
+from tailrace.state.database import Row, RunSql, StateDatabase
 from tailrace.state.record import Owner, text_of, time_of
-from tailrace.state.store import SCHEMA, is_folder
+from tailrace.state.sqlite import SqliteStore
+from tailrace.state.store import is_folder
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts while the machine sleeps
 
@@ -73,19 +74,19 @@ class Leadership:
         """Take the lease; None while another node has it. A dead process of this machine is not waited for."""
         with self._lock:
             asked = elapsed()
-            with self._engine.transaction() as cursor:
+            with self._engine.transaction() as run:
                 self._run(
-                    cursor, "INSERT INTO sender_lease (pipeline) VALUES (:pipeline) ON CONFLICT (pipeline) DO NOTHING"
+                    run, "INSERT INTO sender_lease (pipeline) VALUES (:pipeline) ON CONFLICT (pipeline) DO NOTHING"
                 )
-                lease = self._lease(cursor)
-                at = time_of(self._run(cursor, self._engine.clock)[0]["at"])
+                lease = self._lease(run)
+                at = time_of(self._run(run, self._engine.clock)[0]["at"])
                 holder = _holder(lease)
                 lasts = lease["lease_until"] is not None and time_of(lease["lease_until"]) > at
                 if holder and lasts and not (holder == self._owner or holder.gone):
                     return None
                 epoch = int(lease["epoch"]) + 1
                 self._run(
-                    cursor,
+                    run,
                     "UPDATE sender_lease SET epoch = :epoch, node = :node, owner_pid = :pid, owner_host = :host,"
                     " owner_started = :started, owner_machine = :machine, lease_until = :until"
                     " WHERE pipeline = :pipeline",
@@ -98,11 +99,11 @@ class Leadership:
                     until=text_of(at + timedelta(seconds=self._seconds)),
                 )
                 places = self._run(
-                    cursor,
+                    run,
                     "SELECT place FROM sender_queue WHERE pipeline = :pipeline AND queue = :queue",
                     queue=self._queue,
                 )
-                marks = {} if lease["writer"] == self._queue else _marks(self._run(cursor, _WATERMARKS))
+                marks = {} if lease["writer"] == self._queue else _marks(self._run(run, _WATERMARKS))
             self._epoch, self._until = epoch, asked + self._seconds
             return LeaderState(epoch, Position.parse(places[0]["place"]) if places else START, marks)
 
@@ -112,12 +113,12 @@ class Leadership:
             if self._epoch is None:
                 return False
             asked = elapsed()
-            with self._engine.transaction() as cursor:
-                is_ours = self._is_ours(cursor)
+            with self._engine.transaction() as run:
+                is_ours = self._is_ours(run)
                 if is_ours:
-                    at = time_of(self._run(cursor, self._engine.clock)[0]["at"])
+                    at = time_of(self._run(run, self._engine.clock)[0]["at"])
                     self._run(
-                        cursor,
+                        run,
                         "UPDATE sender_lease SET lease_until = :until WHERE pipeline = :pipeline",
                         until=text_of(at + timedelta(seconds=self._seconds)),
                     )
@@ -132,10 +133,10 @@ class Leadership:
         with self._lock:
             if self._epoch is None:
                 return
-            with self._engine.transaction() as cursor:
-                if self._is_ours(cursor):
+            with self._engine.transaction() as run:
+                if self._is_ours(run):
                     self._run(
-                        cursor,
+                        run,
                         "UPDATE sender_lease SET owner_pid = NULL, owner_host = NULL, owner_started = NULL,"
                         " owner_machine = NULL, lease_until = NULL WHERE pipeline = :pipeline",
                     )
@@ -150,19 +151,20 @@ class Leadership:
 
         Raises OwnedError, and nothing is stored, when another node has led since.
         """
-        with self._lock, self._engine.transaction() as cursor:
-            if not self._is_ours(cursor):
+        with self._lock, self._engine.transaction() as run:
+            if not self._is_ours(run):
                 self._epoch = None
                 raise OwnedError(
                     f"another node sends the events of {self._pipeline} now; what this one delivered last, that one"
                     " delivers again",
                     fix="none needed: this node follows from now on",
                 )
-            at = text_of(time_of(self._run(cursor, self._engine.clock)[0]["at"]))
-            self._run(cursor, "UPDATE sender_lease SET writer = :queue WHERE pipeline = :pipeline", queue=self._queue)
-            self._put_place(cursor, place, at)
+            at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
+            self._run(run, "UPDATE sender_lease SET writer = :queue WHERE pipeline = :pipeline", queue=self._queue)
+            self._put_place(run, place, at)
             if watermarks:
-                cursor.run_many(
+                self._engine.run_many(
+                    run,
                     'INSERT INTO sender_watermark (pipeline, "table", position) VALUES (:pipeline, :table, :position)'
                     ' ON CONFLICT (pipeline, "table") DO UPDATE SET position = excluded.position'
                     " WHERE sender_watermark.position < excluded.position",
@@ -191,18 +193,18 @@ class Leadership:
 
     def pass_over(self, place: Position) -> None:
         """Let the sender of this queue begin behind `place`: an operator gave up what lies before it."""
-        with self._lock, self._engine.transaction() as cursor:
-            at = text_of(time_of(self._run(cursor, self._engine.clock)[0]["at"]))
-            self._put_place(cursor, place, at)
+        with self._lock, self._engine.transaction() as run:
+            at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
+            self._put_place(run, place, at)
 
     def close(self) -> None:
         """Let go of the connection, not of the lease."""
         with self._lock:
             self._engine.close()
 
-    def _put_place(self, cursor: StateCursor, place: Position, at: str) -> None:
+    def _put_place(self, run: RunSql, place: Position, at: str) -> None:
         self._run(
-            cursor,
+            run,
             "INSERT INTO sender_queue (pipeline, queue, node, place, at)"
             " VALUES (:pipeline, :queue, :node, :place, :at)"
             " ON CONFLICT (pipeline, queue) DO UPDATE SET node = excluded.node, place = excluded.place,"
@@ -213,15 +215,15 @@ class Leadership:
             at=at,
         )
 
-    def _is_ours(self, cursor: StateCursor) -> bool:
-        return self._epoch is not None and int(self._lease(cursor)["epoch"]) == self._epoch
+    def _is_ours(self, run: RunSql) -> bool:
+        return self._epoch is not None and int(self._lease(run)["epoch"]) == self._epoch
 
-    def _lease(self, cursor: StateCursor) -> Row:
-        rows = self._run(cursor, _LEASE + self._engine.locking)
+    def _lease(self, run: RunSql) -> Row:
+        rows = self._run(run, _LEASE + self._engine.locking)
         return rows[0] if rows else {"epoch": -1}
 
-    def _run(self, cursor: StateCursor, statement: str, **values: object) -> list[Row]:
-        return cursor.run(statement, {"pipeline": self._pipeline, **values})
+    def _run(self, run: RunSql, statement: str, **values: object) -> list[Row]:
+        return run(statement, {"pipeline": self._pipeline, **values})
 
     def _read(self, statement: str) -> list[Row]:
         with self._lock:
@@ -245,9 +247,7 @@ def _holder(lease: Row) -> Owner | None:
 def open_engine(lease: str) -> StateDatabase:
     """The shared store: a folder with a SQLite file on one machine, a Postgres DSN across machines."""
     if is_folder(lease):
-        from tailrace.state.sqlite import SqliteStateDatabase
+        return SqliteStore(state_dir=Path(lease)).open_database()
+    from tailrace.state.postgres import PostgresStore
 
-        return SqliteStateDatabase.open_writing(Path(lease))
-    from tailrace.state.postgres import PostgresStateDatabase
-
-    return PostgresStateDatabase.open_writing(lease, SCHEMA)
+    return PostgresStore(dsn=lease).open_database()

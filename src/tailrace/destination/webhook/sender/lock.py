@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tailrace.destination.webhook.disk import writing_to
+from tailrace.destination.staging import writing_to
 from tailrace.errors import OwnedError
 from tailrace.system.atomic_file import make_folder, replace_durably
 from tailrace.system.file_lock import is_locked, try_lock

@@ -11,9 +11,9 @@ from collections.abc import Callable
 import pyarrow as pa
 
 from tailrace.destination.webhook.format.event import format_of
-from tailrace.destination.webhook.retry import asked_pause, is_delivered
+from tailrace.destination.webhook.option import WebhookOptions
+from tailrace.destination.webhook.retry import asked_pause, is_delivered, is_over, pause_seconds
 from tailrace.destination.webhook.sender.status import Report
-from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.destination.webhook.signature import sign
 from tailrace.destination.webhook.transport import Answer, open_transport
 from tailrace.errors import PreflightError, TailraceError, UnavailableError
@@ -27,11 +27,11 @@ _log = logging.getLogger(__name__)
 class EventDelivery:
     """Takes the events of one request after the other to the endpoint. Used by one thread; `abort` by any."""
 
-    def __init__(self, options: SenderOptions, report: Report) -> None:
+    def __init__(self, options: WebhookOptions, report: Report) -> None:
         self._options = options
         self._report = report
         self._format = format_of(options.format)
-        self._transport = open_transport(options.route)
+        self._transport = open_transport(options)
 
     def deliver(self, events: pa.Table, may_go_on: Callable[[], bool]) -> bool:
         """Post the events until the endpoint takes them, or they are dropped as configured.
@@ -59,14 +59,14 @@ class EventDelivery:
                 failure, asked = self._refused(answer), asked_pause(answer.retry_after)
                 attempts += 1
             self._report.attempted(attempts, failure)
-            if options.schedule.is_over(attempts):
+            if is_over(options.retry, attempts):
                 # A last attempt that was cut short because we have to go is the next one's to make.
                 if not may_go_on():
                     return False
                 self._drop(events, attempts)
                 return True
             # How pauses are spread is no secret.
-            pause = options.schedule.pause(max(attempts, 1), random.random(), asked)  # noqa: S311
+            pause = pause_seconds(options.retry, max(attempts, 1), random.random(), asked)  # noqa: S311
             if not wait(pause, lambda: not may_go_on()):
                 return False
         return False
@@ -79,9 +79,11 @@ class EventDelivery:
         self._transport.close()
 
     def _headers(self, message: str, body: bytes) -> dict[str, str]:
-        headers = {"Content-Type": self._format.content_type, **self._options.headers}
-        if self._options.secrets:
-            headers |= sign(self._options.secrets, message, int(time.time()), body)
+        options = self._options
+        given = {name: value.reveal() for name, value in options.headers.items()}
+        headers = {"Content-Type": self._format.content_type, **given}
+        if options.secret:
+            headers |= sign([key.reveal() for key in options.secret], message, int(time.time()), body)
         return headers
 
     def _refused(self, answer: Answer) -> UnavailableError:
@@ -91,8 +93,8 @@ class EventDelivery:
             5: "it cannot take the request now",
         }.get(answer.status // 100, "only 2xx means delivered")
         return UnavailableError(
-            f"{self._options.shown_url} answered {answer.status}: {why}",
-            fix="mend the endpoint or destination.url; what waits is sent once it answers 2xx",
+            f"{self._options.url.masked} answered {answer.status}: {why}",
+            fix="fix the endpoint or `destination.url`; queued events are sent once it answers 2xx",
         )
 
     def _drop(self, events: pa.Table, attempts: int) -> None:

@@ -11,15 +11,14 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
-from pathlib import Path
 
 from tailrace.destination.webhook.backlog import Backlog, Parcel, QueuedRows, frame_of, merge, watermark_of
+from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.queue import QueueReader
 from tailrace.destination.webhook.sender.leader import Leadership, LeaderState, open_engine
 from tailrace.destination.webhook.sender.lock import claim_queue, queue_id
 from tailrace.destination.webhook.sender.request import EventDelivery
 from tailrace.destination.webhook.sender.status import Report
-from tailrace.destination.webhook.setting import SenderOptions
 from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.model.change import START, Position
 from tailrace.system.failpoint import reach
@@ -40,11 +39,14 @@ class Sender:
     Raises OwnedError, at once, when another process sends from this queue.
     """
 
-    def __init__(self, options: SenderOptions, stopping: Callable[[], bool], *, until_empty: bool = False) -> None:
+    def __init__(
+        self, options: WebhookOptions, pipeline: str, stopping: Callable[[], bool], *, until_empty: bool = False
+    ) -> None:
         self._options = options
+        self._pipeline = pipeline
         self._stopping = stopping
         self._until_empty = until_empty
-        self._folder = Path(options.queue)
+        self._folder = options.queue.path
         self._closing = ExitStack()
         self._closing.enter_context(claim_queue(self._folder))
         with ExitStack() as failing:
@@ -84,16 +86,16 @@ class Sender:
         """The shared store; None when stopped before it was there."""
         while not self._is_stopping():
             try:
-                engine = open_engine(self._options.lease)
+                engine = open_engine(self._options.leader.lease.reveal())
             except UnavailableError as error:
                 self._wait_for_store(error)
             else:
                 leadership = Leadership(
                     engine,
-                    self._options.pipeline,
+                    self._pipeline,
                     node=self._options.node_id,
                     queue=queue_id(self._folder),
-                    seconds=self._options.lease_seconds,
+                    seconds=self._options.leader.seconds,
                 )
                 self._closing.callback(leadership.close)
                 return leadership
@@ -103,7 +105,7 @@ class Sender:
         self._leadership = leadership
         try:
             with (
-                Ticker(self._renew, self._options.lease_seconds / 4) as renewing,
+                Ticker(self._renew, self._options.leader.seconds / 4) as renewing,
                 Ticker(self._tick, TICK_SECONDS) as reporting,
             ):
                 while not self._is_stopping() and not self._is_done():
@@ -128,15 +130,15 @@ class Sender:
     def _lead(self, leadership: Leadership, standing: LeaderState) -> None:
         """Send while the lease lasts."""
         self._report.leads(standing.epoch)
-        _log.info("this node sends the events of %s now, in epoch %d", self._options.pipeline, standing.epoch)
+        _log.info("this node sends the events of %s now, in epoch %d", self._pipeline, standing.epoch)
         reach("sender.leading")
         self._begin(standing)
         backlog = Backlog(
             self._reader,
             self._place,
             standing.watermarks,
-            max_events=self._options.max_events,
-            max_bytes=self._options.max_bytes,
+            max_events=self._options.batch.max_events,
+            max_bytes=self._options.batch.max_bytes,
         )
         try:
             try:
@@ -155,7 +157,7 @@ class Sender:
         while leadership.holds() and not self._is_stopping():
             backlog.fill()
             self._report.waits(backlog.oldest)
-            if backlog.is_ready(0.0 if self._until_empty else self._options.max_delay_seconds):
+            if backlog.is_ready(0.0 if self._until_empty else self._options.batch.max_delay):
                 if not self._deliver(backlog.take(), leadership):
                     break
             elif self._is_done():
@@ -196,7 +198,7 @@ class Sender:
 
     def _store(self, leadership: Leadership, *, at_once: bool = False) -> None:
         """Store how far it is, now and then, and let the queue go up to there. Raises OwnedError as a stale leader."""
-        due = at_once or time.monotonic() - self._stored_at >= self._options.interval_seconds
+        due = at_once or time.monotonic() - self._stored_at >= self._options.leader.interval
         if not due or (self._place == self._stored and frame_of(self._stored) == self._released):
             return
         self._stored_at = time.monotonic()
@@ -232,7 +234,7 @@ class Sender:
                 break
         self._reader.release(frame_of(self._place))
         self._report.reached(self._place)
-        self._pause(min(self._options.interval_seconds, self._options.lease_seconds / 4))
+        self._pause(min(self._options.leader.interval, self._options.leader.seconds / 4))
 
     def _renew(self) -> None:
         if self._leadership is not None:
@@ -256,7 +258,7 @@ class Sender:
     def _wait_for_store(self, error: UnavailableError) -> None:
         self._report.failed(error)
         self._report.publish()
-        self._pause(self._options.interval_seconds)
+        self._pause(self._options.leader.interval)
 
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds

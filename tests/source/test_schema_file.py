@@ -11,7 +11,7 @@ import pytest
 from tailrace.journal import Journal
 from tailrace.model.change import Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.schema_log import SchemaFile
+from tailrace.source.schema_file import SchemaFile
 
 ITEMS = TableSchema(TableName("shop", "items"), (Column("id", pa.int64()),), ("id",), upstream_id="1")
 

@@ -1,18 +1,13 @@
-"""Batches taken in parts: what a change weighs, where a batch may be cut, and tables that are gone."""
+"""Batches taken in parts: what a change weighs, and where a batch may be cut."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import pytest
 
-from tailrace.destination import Batch
-from tailrace.destination.part import ChangePart, parts, require_unwritten
-from tailrace.errors import TableError, UnavailableError
+from tailrace.destination.chunking import Part, parts
 from tailrace.model.change import Changes, Op
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, moved, read, update
 
@@ -20,17 +15,17 @@ PART_BYTES = 100_000
 ROW_BYTES = 1000
 
 
-def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[ChangePart]:
+def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[Part]:
     found = parts(changes, ITEMS, part_bytes, row_bytes=lambda: ROW_BYTES, keep_deleted=keep_deleted)
     return list(found)
 
 
-def ids(part: ChangePart) -> list[int]:
+def ids(part: Part) -> list[int]:
     return [row["id"] for chunk in part.chunks for row in chunk.batch.column("row").to_pylist()]
 
 
 def never() -> int:
-    raise AssertionError("nobody needs to know how large a row is")
+    raise AssertionError("no one needs to know how large a row is")
 
 
 def test_a_change_that_left_values_out_weighs_as_much_as_the_row_that_has_them() -> None:
@@ -84,21 +79,3 @@ def test_changes_of_one_commit_whose_ordinals_have_no_gaps_are_cut() -> None:
 
     found = cut(page(first) for first in range(0, 2000, 100))
     assert [len(part.chunks) for part in found] == [1] * 20
-
-
-def test_a_table_that_earlier_batches_wrote_is_not_made_anew() -> None:
-    table = replace(ITEMS, upstream_id="7")
-    require_unwritten(table, Batch("p", 1), "/lake")
-    require_unwritten(table, Batch("p", 1, frozenset({"8"})), "/lake")
-    with pytest.raises(TableError, match="no longer in /lake") as caught:
-        require_unwritten(table, Batch("p", 1, frozenset({"7"})), "/lake")
-    assert caught.value.table == "shop.items"
-    assert "tailrace resync" in (caught.value.fix or "")
-
-
-def test_a_table_is_waited_for_where_the_folder_of_all_tables_is_away(tmp_path: Path) -> None:
-    table, batch = replace(ITEMS, upstream_id="7"), Batch("p", 1, frozenset({"7"}))
-    with pytest.raises(UnavailableError, match="is not there"):
-        require_unwritten(table, batch, "/lake/shop/items", root=tmp_path / "lake")
-    with pytest.raises(TableError, match="no longer in"):
-        require_unwritten(table, batch, "/lake/shop/items", root=tmp_path)

@@ -1,0 +1,147 @@
+"""Copies of tables: the three ways a copy is written, and the notes of copies that wait for their end.
+
+A copy that must not show before it is complete leaves a note for each of its batches: `copy-<batch>.json` with the
+receipts of what the batch staged. A batch that is repeated overwrites its note. The batch that completes the copy
+writes all that the notes name. Notes of batches before the one that began the copy belong to a copy that was given up.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from tailrace.destination import Batch, Destination, Staged, TableBatch, Written
+from tailrace.errors import TableError, UnavailableError
+from tailrace.model.schema import TableName
+
+Receipt = dict[str, Any]
+_NAME = re.compile(r"copy-(\d{20})\.json")
+
+
+class Notes(Protocol):
+    """Where the notes of one table are: a folder, or what stands for one in an object store."""
+
+    def note(self, name: str, text: str) -> None: ...
+    def notes(self) -> list[str]: ...
+    def noted(self, name: str) -> str | None: ...
+    def forget(self, names: Sequence[str]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Note:
+    """What one batch of a copy staged, and when that was."""
+
+    batch: Batch
+    begins: bool
+    at: float
+    receipts: list[Receipt]
+
+
+def write_batch(destination: Destination, batch: TableBatch) -> Written:
+    """Write one table's part of a batch in the destination's `copy_mode`. Called once per table and batch, possibly
+    again for the same batch after a crash."""
+    if destination.copy_mode == "own" or not batch.copies:
+        return destination.write_changes(batch)
+    stage = batch.stage
+    assert stage is not None, "a copy has a stage"
+    if destination.copy_mode == "stream":
+        if batch.begins_copy:
+            destination.drop_table_for_copy(batch.table)
+        written = destination.write_changes(batch)
+        stage.discard(batch.staged)
+        return written
+    notes = stage.notes(batch.table.table)
+    held = copy_notes(notes, batch.batch)
+    if not batch.begins_copy and not held:
+        raise TableError(
+            f"the rows that earlier batches copied are no longer in {stage.folder}",
+            table=str(batch.table.table),
+            fix=f"tailrace resync FILE {batch.table.table}, and let no one else clean that folder",
+        )
+    if not batch.completes_copy:
+        hold(notes, batch, [asdict(one) for one in batch.staged])
+        if batch.begins_copy:
+            stage.discard(Staged(**receipt) for note in give_up(notes, batch.batch) for receipt in note.receipts)
+        return Written()
+    rows = [] if batch.begins_copy else [Staged(**receipt) for note in held for receipt in note.receipts]
+    batch = replace(batch, staged=[*rows, *batch.staged], replaces=True)
+    written = destination.write_changes(batch)
+    # The notes stay until the next copy begins: without them a repeat of this batch would look like a copy whose rows
+    # were lost.
+    stage.discard(batch.staged)
+    return written
+
+
+def hold(notes: Notes, batch: TableBatch, receipts: Sequence[Receipt]) -> None:
+    """Keep what a batch staged for the end of its copy."""
+    note = {
+        "pipeline": batch.pipeline,
+        "starts": batch.begins_copy,
+        "at": time.time(),
+        "receipts": list(receipts),
+    }
+    notes.note(_name(batch.batch), json.dumps(note, ensure_ascii=False))
+
+
+def copy_notes(notes: Notes, batch: Batch) -> list[Note]:
+    """The notes of the copy that this batch goes on with, in order; empty when none is held."""
+    found = [note for note in _all(notes) if note.batch.pipeline == batch.pipeline and note.batch.id < batch.id]
+    begun = max((note.batch.id for note in found if note.begins), default=None)
+    return [note for note in found if begun is not None and note.batch.id >= begun]
+
+
+def give_up(notes: Notes, batch: Batch) -> list[Note]:
+    """Forget what was held before this batch, for a copy that it replaces or completes. Says what that was."""
+    # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
+    given_up = [note for note in _all(notes) if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id]
+    notes.forget([_name(note.batch) for note in given_up])
+    return given_up
+
+
+def last_held(notes: Notes) -> float | None:
+    """When something was held last, in seconds since 1970; None when nothing is."""
+    return max((note.at for note in _all(notes)), default=None)
+
+
+def require_unknown(batch: TableBatch, place: str, *, root: Path | None = None) -> None:
+    """Raises TableError when a table that is not at the destination should be: its disk may just not be mounted.
+
+    UnavailableError where not even the folder of all tables, `root`, is there.
+    """
+    if batch.is_known:
+        table = batch.table.table
+        if root is not None and not root.is_dir():
+            raise UnavailableError(f"{root} is not there", table=str(table), fix="put it back; it is tried again")
+        raise TableError(
+            f"earlier batches wrote this table, but it is missing from {place}",
+            table=str(table),
+            fix=f"put it back, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
+        )
+
+
+def early(table: TableName) -> TableError:
+    """Changes came while the rows they change are still out of sight: a fault in the source."""
+    return TableError(
+        "the source sent changes for this table before its copy was complete (a bug in the source)",
+        table=str(table),
+        fix=f"tailrace resync FILE {table}",
+    )
+
+
+def _name(batch: Batch) -> str:
+    return f"copy-{batch.id:020}.json"
+
+
+def _all(notes: Notes) -> list[Note]:
+    found: list[Note] = []
+    for name in notes.notes():
+        if (match := _NAME.fullmatch(name)) and (text := notes.noted(name)) is not None:
+            raw = json.loads(text)
+            batch = Batch(raw["pipeline"], int(match[1]))
+            found.append(Note(batch, raw["starts"], raw["at"], raw["receipts"]))
+    return found

@@ -1,0 +1,111 @@
+"""The log as frames of a journal: how far a batch goes, and which frames a task reads for which tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Self, TypeVar
+
+from tailrace.journal import FrameRef, JournalReader, grouped
+from tailrace.model.change import Position
+from tailrace.source.follower import Limit
+from tailrace.source.split import Split
+from tailrace.source.table_range import TableRange
+
+RECEIVER_SECONDS = 5.0
+"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
+STEP_ASIDE_BYTES = 64 * 1024 * 1024
+"""After this much log that concerns no table, or a part of the journal's bound, the offset moves on so that the journal
+may forget it."""
+
+
+def find_boundary(journal: JournalReader, after: Position, upto: Position, limit: Limit) -> Position:
+    """The end of the frame in (after, upto] with which the limit is reached, or `upto`.
+
+    The first frame is taken whatever its size: a batch must make progress.
+    """
+    refs = journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
+    full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
+    return refs[-1].last if refs and full else upto
+
+
+def is_worth_passing(frames: Sequence[FrameRef], max_bytes: int) -> bool:
+    """Whether frames that concern no table are enough to move on, in a journal of so many bytes at most."""
+    return sum(ref.length for ref in frames) > min(STEP_ASIDE_BYTES, max_bytes // 4)
+
+
+@dataclass(frozen=True)
+class FrameSplit(Split, ABC):
+    """Some journal frames and what is wanted of them, by what tells the tables apart there."""
+
+    frames: tuple[FrameRef, ...] = ()
+    wanted: Mapping[Any, TableRange] = field(default_factory=dict)
+
+    @staticmethod
+    @abstractmethod
+    def weigh(ref: FrameRef) -> Mapping[Any, int]:
+        """The tables that a frame holds changes of, with how many bytes these are."""
+
+    def only(self, tables: Collection[str]) -> Self:
+        kept = {name: wanted for name, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(self.weigh(ref)))
+        return replace(super().only(tables), wanted=kept, frames=frames)
+
+    def concerned(self, ref: FrameRef) -> list[Any]:
+        """The tables that want something of a frame."""
+        return _concerned(type(self), ref, self.wanted)
+
+
+Pieces = TypeVar("Pieces", bound=FrameSplit)
+
+
+def split_frames(
+    kind: type[Pieces],
+    refs: Sequence[FrameRef],
+    wanted: Mapping[Any, TableRange],
+    share: Callable[[int], int],
+    **more: Any,
+) -> list[Split]:
+    """The frames that concern the tables, in pieces; `share` says how large one is, of so many bytes in all. Pure.
+
+    A table that has news is in a split even where no frame holds rows of it: its destination follows.
+    """
+    concerned = [ref for ref in refs if _concerned(kind, ref, wanted)]
+    size = share(sum(ref.length for ref in concerned))
+    splits: list[Split] = [_split(kind, group, wanted, more) for group in grouped(concerned, size)]
+    if news := {name: one for name, one in wanted.items() if one.has_news}:
+        splits.append(without_frames(kind, news, **more))
+    return splits
+
+
+def without_frames(kind: type[Pieces], wanted: Mapping[Any, TableRange], **more: Any) -> Pieces:
+    """A split without rows: it tells of new columns, or fails."""
+    weights = {str(one.schema.table): 0 for one in wanted.values()}
+    return kind(weights=weights, schemas=_schemas(wanted), wanted=wanted, **more)
+
+
+def _concerned(kind: type[FrameSplit], ref: FrameRef, wanted: Mapping[Any, TableRange]) -> list[Any]:
+    return [
+        name
+        for name in kind.weigh(ref)
+        if name in wanted and ref.last > wanted[name].after and ref.first <= wanted[name].upto
+    ]
+
+
+def _split(
+    kind: type[Pieces], group: Sequence[FrameRef], wanted: Mapping[Any, TableRange], more: Mapping[str, Any]
+) -> Pieces:
+    weights: dict[str, int] = {}
+    own: dict[Any, TableRange] = {}
+    for ref in group:
+        bytes_of = kind.weigh(ref)
+        for name in _concerned(kind, ref, wanted):
+            own[name] = wanted[name]
+            table = str(wanted[name].schema.table)
+            weights[table] = weights.get(table, 0) + bytes_of[name]
+    return kind(weights=weights, schemas=_schemas(own), frames=tuple(group), wanted=own, **more)
+
+
+def _schemas(wanted: Mapping[Any, TableRange]) -> dict[str, Any]:
+    return {str(one.schema.table): one.schema for one in wanted.values()}

@@ -1,0 +1,435 @@
+"""One follower for all sources that read a log, and `LogSource`: what an upstream with a log must say for it.
+
+Tables that are level with the log move along it together; new ones are copied first and catch up (see
+`tailrace.source.offset`). Everything durable is in the offsets and the versions.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, Generic, TypeVar
+
+import pyarrow as pa
+
+from tailrace.errors import LostError
+from tailrace.model.change import START, Changes, Op, Position, end_of, just_before
+from tailrace.model.collapse import fit
+from tailrace.model.schema import TableSchema
+from tailrace.source import offset as log_offset
+from tailrace.source.discovery import Discovery
+from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives, TableProgress
+from tailrace.source.offset import LogRange, log_ranges
+from tailrace.source.source import RESYNC, Source
+from tailrace.source.split import Split
+from tailrace.source.sqlite.offset import SqliteTableOffset
+from tailrace.source.table_range import TableRange, first_change
+
+At = TypeVar("At", bound=log_offset.LogOffset[Any, Any, Any])
+
+
+class LogFollower(Follower, Generic[At]):
+    """The driver half of a source with a log. Subclasses say where its log ends, how it is cut, how a copy begins.
+
+    `At` is the source's offset, whose tables are keyed by what tells them apart in the log.
+    """
+
+    offset_type: type[At]
+
+    def __init__(self, source: Source, versions: SchemaVersions) -> None:
+        self._context = source.context
+        self._versions = versions
+        self.goal: Any = None
+        """A run with `--once` reads no further than that, or than what a table was copied at."""
+
+    # -- which every source writes ------------------------------------------------------------------------
+
+    @abstractmethod
+    def discover(self, *, at_once: bool = False) -> None:
+        """Look for the tables to follow, `at_once` or when it is time."""
+
+    @abstractmethod
+    def tables(self) -> Mapping[Any, Any]:
+        """The tables to follow, of those that were found."""
+
+    @abstractmethod
+    def head(self) -> Any:
+        """Where the log ends now."""
+
+    @abstractmethod
+    def boundary(self, after: Any, upto: Any, tables: frozenset[Any], limit: Limit) -> Any:
+        """The first commit boundary in (after, upto] past the limit, or `upto`, for a batch that reads some tables.
+
+        At least one transaction is taken, whatever its size: a batch must make progress.
+        """
+
+    @abstractmethod
+    def copy(self, now: At, end: At, limit: Limit, directives: TableDirectives) -> At:
+        """Tables that wait for a copy begin it, those that copy move on by some chunks."""
+
+    @abstractmethod
+    def split_copy(self, table: TableSchema, name: Any, entry: Any, earlier: Any, chunks: range) -> Sequence[Split]:
+        """The chunks of a copy with these numbers. `earlier` is the table's entry at the start of the batch, if any."""
+
+    @abstractmethod
+    def plan_log(self, ranges: Mapping[Any, TableRange]) -> Sequence[Split]:
+        """What some tables want of the log, in pieces."""
+
+    # -- which some sources replace -----------------------------------------------------------------------
+
+    def opened(self, at: At) -> AbstractContextManager[object]:
+        """Around each look at the log. Raises LostError when the log does not hold what was read up to `at`."""
+        return nullcontext()
+
+    def id_of(self, name: Any) -> str:
+        """The upstream id of a table in the offset."""
+        return str(name)
+
+    def name_of(self, name: Any) -> str:
+        """The name of a table, by which `tables.settings` knows it."""
+        schema = self._versions.schema_at(self.id_of(name))
+        return str(schema.table) if schema is not None else self.id_of(name)
+
+    def policy_of(self, name: Any) -> str:
+        return self._context.policy_of(self.name_of(name))
+
+    def place_of(self, resume: str, reached: Any) -> Any:
+        """The place of a text position where an error left a table that had come to `reached`; None when it is lost."""
+        return Position.parse(resume)
+
+    def is_followed(self, name: Any) -> bool:
+        return name in self.tables()
+
+    def enrol(self, now: At) -> At:
+        """Tables that are gone go; those that came wait for their copy."""
+        tables = self.tables()
+        return now.only(tables).with_tables({name: self.new_entry() for name in tables if name not in now.tables})
+
+    def new_entry(self) -> Any:
+        return SqliteTableOffset("init")
+
+    def read_log(self, now: At, limit: Limit, directives: TableDirectives) -> At:
+        """How far the tables read the log."""
+        return now.read_on(self.head(), self.goal, limit, self.boundary)
+
+    def scan_schemas(self, now: At, end: At) -> None:
+        """Store the versions that the log brings between two offsets."""
+
+    def compare_schemas(self, end: At) -> At:
+        """At the end of the log, find changes of tables that the log does not show."""
+        return end
+
+    def recopies(self) -> Mapping[Any, Position]:
+        """By table, the last position whose change the log alone cannot follow."""
+        return {}
+
+    def recopy(self, now: At, end: At) -> At:
+        """Tables whose rows changed in a way that the log does not show are copied again, from after that change."""
+        recopies = self.recopies()
+        due = {
+            name: entry.restart()
+            for name, entry in end.tables.items()
+            if entry.phase not in ("init", "stopped")
+            and entry.x < recopies.get(name, START)
+            and self.policy_of(name) != "stop"
+        }
+        return end.with_tables(due)
+
+    def is_worth_batch(self, given: At, now: At, end: At) -> bool:
+        """Whether a step in which no table changed its phase is worth a batch."""
+        return bool(end.log > now.log)
+
+    def is_settled(self, now: At) -> bool:
+        """Whether every table is known and has been copied."""
+        return now.tables.keys() == self.tables().keys() and not now.within("init", "copy", "catchup")
+
+    def is_idle_until(self, now: At, goal: Any) -> bool:
+        """Whether nothing up to the goal concerns a table, although the log was not read as far as that."""
+        return False
+
+    def sealed(self, end: At) -> At:
+        """The offset as it is given away."""
+        return end
+
+    # -- the follower -------------------------------------------------------------------------------------
+
+    def _offset(self, raw: Offset) -> At:
+        return self.offset_type.from_json(raw)
+
+    def _at(self, place: Any) -> Offset:
+        return self.offset_type(place).to_json()
+
+    def apply_directives(self, now: At, directives: TableDirectives) -> At:
+        return now.apply_directives(directives, self.place_of, self.id_of)
+
+    def target(self) -> Offset:
+        self.discover(at_once=True)
+        self.goal = self.head()
+        return self._at(self.goal)
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        done = self.has_reached(self._offset(start), self._offset(target).log)
+        if done:
+            self.goal = None
+        return done
+
+    def has_reached(self, now: At, goal: Any) -> bool:
+        """Whether everything up to the goal has arrived."""
+        return self.is_settled(now) and bool(now.log >= goal or self.is_idle_until(now, goal))
+
+    def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        given = self._offset(start)
+        with self.opened(given):
+            self.discover()
+            now = self.enrol(self.apply_directives(given, directives))
+            end = self.read_log(now, limit, directives)
+            self.scan_schemas(now, end)
+            end = self.recopy(now, self.compare_schemas(end))
+            end = self.copy(now, end, limit, directives)
+            if end.tables == given.tables and not self.is_worth_batch(given, now, end):
+                return start
+            return self.sealed(end).to_json()
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        now, then = self._offset(start), self._offset(end)
+        with self.opened(then):
+            self.discover()  # a new process may repeat the batch of one that died
+            self.scan_schemas(now, then)
+            return [*self._plan_copy(now, then), *self._plan_ranges(now, then)]
+
+    def _plan_copy(self, now: At, then: At) -> Iterator[Split]:
+        for name, entry in then.tables.items():
+            earlier = now.tables.get(name)
+            chunks = entry.chunks_since(earlier)
+            if chunks and self.is_followed(name):
+                for split in self.split_copy(self._copied_schema(name, entry), name, entry, earlier, chunks):
+                    yield replace(split, starts=chunks.start == 0, completes=entry.next == entry.chunks)
+
+    def _plan_ranges(self, now: At, then: At) -> Sequence[Split]:
+        ranges = {
+            name: self._range_of(name, then.tables[name], reading)
+            for name, reading in log_ranges(now, then).items()
+            if self.is_followed(name)
+        }
+        return self.plan_log(ranges) if ranges else []
+
+    def _range_of(self, name: Any, entry: Any, reading: LogRange[Position]) -> TableRange:
+        table = self.id_of(name)
+        history = tuple(self._versions.schemas_between(table, reading.after, reading.upto))
+        if not history:
+            raise LostError(f"the version of {table} at {reading.after} is not stored", fix=RESYNC)
+        policy = self._context.policy_of(history[-1][1].table)
+        stops = first_change(reading, history, self.recopies().get(name)) if policy == "stop" else None
+        shown = self._versions.schema_at(table, entry.x) if policy == "ignore" else None
+        return TableRange(reading.after, reading.upto, history, shown, stops, entry.skips)
+
+    def _copied_schema(self, name: Any, entry: Any) -> TableSchema:
+        """The columns a table's copy has: those of when it began."""
+        schema = self._versions.schema_at(self.id_of(name), entry.x)
+        if schema is None:
+            raise LostError(f"the version of {self.id_of(name)} that is being copied is not stored", fix=RESYNC)
+        return schema
+
+
+# -- sources of one's own ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SourceOffset(log_offset.LogOffset[str, SqliteTableOffset, Position]):
+    """Where the stream of a `LogSource` stands; `tables` is keyed by upstream id.
+
+    {"log": "<position>", "tables": {"notes": {"phase": "copy", "next": 1, "bounds": [<chunk>, …], …}, …}}
+    """
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> SourceOffset:
+        tables = {name: SqliteTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
+        return cls(Position.parse(raw["log"]), tables)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"log": str(self.log), "tables": {name: self.tables[name].to_json() for name in sorted(self.tables)}}
+
+
+@dataclass(frozen=True)
+class CopySplit(Split):
+    """A chunk of a table's copy, which began at a position of the log."""
+
+    chunk: Any = None
+    position: Position = START
+
+
+@dataclass(frozen=True)
+class LogSplit(Split):
+    """What tables want of the log, by their names."""
+
+    ranges: Mapping[str, TableRange] = field(default_factory=dict)
+
+    def only(self, tables: Collection[str]) -> LogSplit:
+        ranges = {name: one for name, one in self.ranges.items() if name in tables}
+        return replace(super().only(tables), ranges=ranges)
+
+
+@dataclass(frozen=True)
+class LogSource(Source):
+    """An upstream that keeps its changes in order. Three methods must be written; no follower is.
+
+    A change is found by its position: its commit, and its number within that. Commits grow, and never change.
+    """
+
+    @abstractmethod
+    def tables(self) -> list[TableSchema]:
+        """The tables to follow now, with their keys: `self.wanted(...)` of those that there are."""
+
+    @abstractmethod
+    def head(self) -> Position:
+        """`end_of(commit)` of the last commit there is now; START before the first. Called many times a second."""
+
+    @abstractmethod
+    def read_log(self, table: TableSchema, after: Position, upto: Position) -> Iterator[Changes]:
+        """The changes of one table in (after, upto], in order, a few MB at a time. A repeat gives the same.
+
+        Rows have the columns of `table`. Changes of one commit in several pieces need an `ordinal` that goes on from
+        one to the next. Called on executors.
+        """
+
+    def boundary(self, after: Position, upto: Position, limit: Limit) -> Position:
+        """How far one batch reads, from `after` to at most `upto`: the end of a commit, about `limit` away.
+
+        By default that is so many commits.
+        """
+        return min(upto, end_of(after.commit + limit.rows))
+
+    def chunks(self, table: TableSchema) -> Sequence[Any]:
+        """The pieces in which a table's rows of now are copied, as JSON values that `read_rows` understands.
+
+        None, the default: the log holds every row from its beginning, and is read from there.
+        """
+        return ()
+
+    def read_rows(self, table: TableSchema, chunk: Any) -> Iterator[pa.StructArray]:
+        """The rows of a chunk as they are now, some at a time. Called on executors.
+
+        Changes that were committed since the copy began may be in them or not: they are read from the log as well.
+        """
+        return iter(())
+
+    # -- what follows from these --------------------------------------------------------------------------
+
+    def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
+        return SourceLogFollower(self, schemas)
+
+    def progress(self, offset: Offset) -> list[TableProgress]:
+        return SourceOffset.from_json(offset).progress()
+
+    def read(self, split: Split) -> Iterator[Changes]:
+        if isinstance(split, CopySplit):
+            assert split.copies is not None
+            yield from self._read_chunk(split.copies, split)
+        elif isinstance(split, LogSplit):
+            for one in split.ranges.values():
+                one.require_allowed()
+                yield from self._read_range(one)
+        else:
+            raise TypeError(f"not a split of this source: {type(split).__name__}")
+
+    def _read_chunk(self, table: TableSchema, split: CopySplit) -> Iterator[Changes]:
+        if split.chunk is not None:
+            for rows in self.read_rows(table, split.chunk):
+                yield Changes.build(table, rows, op=Op.READ, commit=split.position.commit)
+
+    def _read_range(self, one: TableRange) -> Iterator[Changes]:
+        """The changes by the version that each was made in, without those to skip, as the destination shows them."""
+        cuts = [one.after, *(max(one.after, just_before(at)) for at, _ in one.history[1:]), one.upto]
+        for (_, table), (after, upto) in zip(one.history, pairwise(cuts), strict=True):
+            for changes in self.read_log(table, after, upto) if upto > after else ():
+                kept = _without(changes, one.skips)
+                if len(kept):
+                    yield kept if one.shown is None else fit(kept, one.shown)
+
+
+def _without(changes: Changes, skips: Collection[Position]) -> Changes:
+    """The changes but for those that an operator said to skip."""
+    if not skips:
+        return changes
+    places = zip(changes.numpy("commit").tolist(), changes.numpy("ordinal").tolist(), strict=True)
+    return Changes(changes.table, changes.batch.filter(pa.array([place not in skips for place in places], pa.bool_())))
+
+
+class _Found(Discovery):
+    """The tables of a source by upstream id. `edition` grows with every change of them."""
+
+    def __init__(self, source: LogSource) -> None:
+        super().__init__()
+        self._source = source
+        self.tables: Mapping[str, TableSchema] = {}
+        self.edition = 0
+
+    def _look(self, *, at_once: bool) -> None:
+        found = {table.upstream_id: table for table in self._source.tables()}
+        if found != self.tables:
+            self.tables, self.edition = found, self.edition + 1
+
+
+class SourceLogFollower(LogFollower[SourceOffset]):
+    """Follows a `LogSource`."""
+
+    offset_type = SourceOffset
+
+    def __init__(self, source: LogSource, versions: SchemaVersions) -> None:
+        super().__init__(source, versions)
+        self.source = source
+        self._found = _Found(source)
+        self._compared: tuple[int, frozenset[str]] | None = None
+
+    def start(self) -> Offset:
+        return self._at(START)
+
+    def discover(self, *, at_once: bool = False) -> None:
+        self._found.refresh(at_once=at_once)
+
+    def tables(self) -> Mapping[str, TableSchema]:
+        return self._found.tables
+
+    def head(self) -> Position:
+        return self.source.head()
+
+    def boundary(self, after: Position, upto: Position, tables: frozenset[str], limit: Limit) -> Position:
+        return self.source.boundary(after, upto, limit) if tables and upto > after else max(after, upto)
+
+    def compare_schemas(self, end: SourceOffset) -> SourceOffset:
+        """A table that is described otherwise than before is another version from the next commit on."""
+        known = end.within("copy", "catchup", "ready")
+        seen = (self._found.edition, frozenset(known))
+        if seen != self._compared:
+            self._compared = seen
+            for name in known:
+                self._versions.put_schema(self._found.tables[name], Position(self.head().commit + 1, 0))
+        return end
+
+    def copy(self, now: SourceOffset, end: SourceOffset, limit: Limit, directives: TableDirectives) -> SourceOffset:
+        begun = {name: self._begin(self._found.tables[name], entry) for name, entry in end.due(directives).items()}
+        return end.copy_on(begun, limit.rows, max(1, limit.rows))
+
+    def _begin(self, table: TableSchema, entry: SqliteTableOffset) -> SqliteTableOffset:
+        at = self.head()  # first: what is committed later may be in the chunks, and is in the log
+        chunks = tuple(self.source.chunks(table))
+        if not chunks:
+            at, chunks = START, (None,)
+        self._versions.put_schema(table, at)
+        return entry.begin(at, chunks)
+
+    def split_copy(
+        self, table: TableSchema, name: str, entry: SqliteTableOffset, earlier: SqliteTableOffset | None, chunks: range
+    ) -> list[Split]:
+        return [
+            CopySplit(copies=table, chunk=entry.bounds[number], position=entry.snapshot_position) for number in chunks
+        ]
+
+    def plan_log(self, ranges: Mapping[str, TableRange]) -> list[Split]:
+        names = {str(one.schema.table): one for one in ranges.values()}
+        return [
+            LogSplit(weights={name: 1}, schemas={name: one.schema}, ranges={name: one}) for name, one in names.items()
+        ]
