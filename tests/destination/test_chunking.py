@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import numpy as np
 import pyarrow as pa
 
-from tailrace.destination.chunking import Part, parts
+from tailrace.destination.chunking import ChangePart, parts
 from tailrace.model.change import Changes, Op
 from tailrace.testing.destination import ITEMS, changes_of, delete, insert, moved, read, update
 
@@ -15,12 +15,12 @@ PART_BYTES = 100_000
 ROW_BYTES = 1000
 
 
-def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[Part]:
+def cut(changes: Iterable[Changes], *, part_bytes: int = PART_BYTES, keep_deleted: bool = False) -> list[ChangePart]:
     found = parts(changes, ITEMS, part_bytes, row_bytes=lambda: ROW_BYTES, keep_deleted=keep_deleted)
     return list(found)
 
 
-def ids(part: Part) -> list[int]:
+def ids(part: ChangePart) -> list[int]:
     return [row["id"] for chunk in part.chunks for row in chunk.batch.column("row").to_pylist()]
 
 

@@ -112,6 +112,13 @@ def test_files_that_are_held_outlive_a_day_and_abandoned_ones_do_not(
     assert sink.calls == ["2 replaces [1]"]
 
 
+@pytest.mark.parametrize("receipt", ["mine", "[]", "7", "{}", '{"file": null}', '{"file": ""}', '{"file": "a.arrow"}'])
+def test_receipts_of_a_destination_that_stages_rows_by_itself_are_left_alone(stage: Stage, receipt: str) -> None:
+    copied(stage, 1)
+    stage.discard([Staged(receipt, 1, 1)])
+    assert files(stage) == 1
+
+
 def test_a_streamed_copy_drops_the_table_first_and_then_writes_each_batch(stage: Stage) -> None:
     sink = StreamSink()
     write(sink, stage, 1, copied(stage, 1), begins=True)

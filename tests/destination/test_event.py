@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from tailrace.destination import Begin, Commit, Event, Relation
+from tailrace.destination import BeginEvent, CommitEvent, Event, RelationEvent
 from tailrace.destination.event import event_stream
 from tailrace.model.change import Changes, Op
 from tailrace.model.schema import Column
@@ -17,7 +17,7 @@ def said(events: list[Event]) -> list[object]:
     for event in events:
         if isinstance(event, Changes):
             found.append((event.table.table.name, [row["id"] for row in event.row.to_pylist()]))
-        elif isinstance(event, Relation):
+        elif isinstance(event, RelationEvent):
             found.append(f"relation {event.table.table.name} {event.table.version}")
         else:
             found.append(f"{type(event).__name__.lower()} {event.commit}")
@@ -40,9 +40,9 @@ def test_changes_of_several_tables_come_in_the_order_of_their_commits() -> None:
         ("items", [3]),
         "commit 3",
     ]
-    assert isinstance(events[0], Begin)
+    assert isinstance(events[0], BeginEvent)
     assert events[0].committed_at is not None
-    assert isinstance(events[-1], Commit)
+    assert isinstance(events[-1], CommitEvent)
 
 
 def test_copied_rows_come_first_and_outside_any_transaction() -> None:

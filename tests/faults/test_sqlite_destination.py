@@ -22,15 +22,14 @@ from tests.support.scenario import Scenario
 
 WRITER = """
 import sys
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.testing.destination import ITEMS, changes_of, insert, read, update
 
-destination = SqliteDestination(sys.argv[1])
+destination = SqliteDestination(path=sys.argv[1])
 staged = [destination.write_rows(ITEMS, changes_of(ITEMS, *(read(id=i, name="copied", price=i) for i in range(1000))))]
-destination.write_changes(
-    ITEMS, changes_of(ITEMS, update(id=5, price=50)), Batch("p", 1), staged=staged, starts=True, completes=True
-)
+changes = changes_of(ITEMS, update(id=5, price=50))
+destination.write_changes(TableBatch(ITEMS, Batch("p", 1), changes, staged, begins_copy=True, completes_copy=True))
 """
 
 
@@ -64,16 +63,16 @@ def count(path: Path) -> int:
 
 LANE = """
 import sys
-from tailrace.destination import Batch
+from tailrace.destination import Batch, TableBatch
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.testing.destination import ITEMS, changes_of, insert
 
-destination = SqliteDestination(sys.argv[1])
+destination = SqliteDestination(path=sys.argv[1])
 table = TableSchema(TableName("lane", sys.argv[2]), ITEMS.columns, ITEMS.key)
 for number in range(20):
     changes = changes_of(table, insert(id=number, name="x", price=number))
-    destination.write_changes(table, changes, Batch("p", number))
+    destination.write_changes(TableBatch(table, Batch("p", number), changes))
 """
 
 

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch, Event, EventDestination, Relation, Stage, TableBatch, Written
+from tailrace.destination import Batch, Event, EventDestination, RelationEvent, Stage, TableBatch, Written
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import TableError, UnavailableError
@@ -43,7 +43,7 @@ class Journal(EventDestination):
         with self.path.open("a") as file:
             for event in events:
                 rows = event.row.to_pylist() if isinstance(event, Changes) else ""
-                print(type(event).__name__, event.table.table if isinstance(event, Relation) else rows, file=file)
+                print(type(event).__name__, event.table.table if isinstance(event, RelationEvent) else rows, file=file)
         return Written()
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
@@ -68,9 +68,9 @@ def test_an_event_destination_takes_the_tables_of_a_batch_together(tmp_path: Pat
     assert journal.path.read_text().splitlines() == [
         "drop shop.items",
         "drop shop.log",
-        "Relation shop.items",
+        "RelationEvent shop.items",
         "Changes [{'id': 1, 'name': 'a', 'price': 1}]",
-        "Relation shop.log",
+        "RelationEvent shop.log",
         "Changes [{'line': 'x'}]",
     ]
     assert not list(stage.folder.glob("*.arrow"))

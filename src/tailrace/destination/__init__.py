@@ -281,7 +281,7 @@ class Destination(TypedOptions, ABC):
 
 
 @dataclass(frozen=True)
-class Begin:
+class BeginEvent:
     """A transaction of the upstream begins. `txn` and `committed_at` are None where the source gives none."""
 
     commit: int
@@ -290,20 +290,20 @@ class Begin:
 
 
 @dataclass(frozen=True)
-class Relation:
+class RelationEvent:
     """The changes of a table that come from now on have these columns."""
 
     table: TableSchema
 
 
 @dataclass(frozen=True)
-class Commit:
+class CommitEvent:
     """A transaction of the upstream ends, as far as it concerns the tables of the pipeline."""
 
     commit: int
 
 
-Event = Begin | Relation | Changes | Commit
+Event = BeginEvent | RelationEvent | Changes | CommitEvent
 
 
 class EventDestination(Destination):
@@ -328,8 +328,8 @@ class EventDestination(Destination):
 
 __all__ = [
     "Batch",
-    "Begin",
-    "Commit",
+    "BeginEvent",
+    "CommitEvent",
     "Committer",
     "CopyMode",
     "Destination",
@@ -337,7 +337,7 @@ __all__ = [
     "EventDestination",
     "Lookup",
     "Refetch",
-    "Relation",
+    "RelationEvent",
     "RowPart",
     "Stage",
     "Staged",

@@ -19,7 +19,7 @@ ROW_BYTES = 8 << 10
 
 
 @dataclass(frozen=True)
-class Part:
+class ChangePart:
     """Some changes of a batch, in order, and whether no others come after them."""
 
     chunks: list[Changes]
@@ -33,7 +33,7 @@ def parts(
     *,
     row_bytes: Callable[[], int],
     keep_deleted: bool = False,
-) -> Iterator[Part]:
+) -> Iterator[ChangePart]:
     """The changes, as those of `table`, in pieces that fit into memory together with what is made of them.
 
     A table with a key is written once for every piece, so what it does not need is left out before it is weighed. A row
@@ -54,12 +54,12 @@ def parts(
         for start in range(0, len(chunk), step):
             piece = Changes(table, chunk.batch.slice(start, step))
             if size >= part_bytes and not belong_together(part[-1], piece):
-                yield Part(part, is_last=False)
+                yield ChangePart(part, is_last=False)
                 part, size = [], 0
             part.append(piece)
             size += weight * len(piece) // len(chunk)
     if part:
-        yield Part(part, is_last=True)
+        yield ChangePart(part, is_last=True)
 
 
 def _partial(chunk: Changes, keep_deleted: bool) -> int:

@@ -19,7 +19,7 @@ from tailrace.destination import Batch, Destination, Staged, TableBatch, Written
 from tailrace.errors import TableError, UnavailableError
 from tailrace.model.schema import TableName
 
-Receipt = dict[str, Any]
+HeldReceipt = dict[str, Any]
 _NAME = re.compile(r"copy-(\d{20})\.json")
 
 
@@ -33,13 +33,13 @@ class Notes(Protocol):
 
 
 @dataclass(frozen=True)
-class Note:
+class CopyNote:
     """What one batch of a copy staged, and when that was."""
 
     batch: Batch
     begins: bool
     at: float
-    receipts: list[Receipt]
+    receipts: list[HeldReceipt]
 
 
 def write_batch(destination: Destination, batch: TableBatch) -> Written:
@@ -77,7 +77,7 @@ def write_batch(destination: Destination, batch: TableBatch) -> Written:
     return written
 
 
-def hold(notes: Notes, batch: TableBatch, receipts: Sequence[Receipt]) -> None:
+def hold(notes: Notes, batch: TableBatch, receipts: Sequence[HeldReceipt]) -> None:
     """Keep what a batch staged for the end of its copy."""
     note = {
         "pipeline": batch.pipeline,
@@ -88,14 +88,14 @@ def hold(notes: Notes, batch: TableBatch, receipts: Sequence[Receipt]) -> None:
     notes.note(_name(batch.batch), json.dumps(note, ensure_ascii=False))
 
 
-def copy_notes(notes: Notes, batch: Batch) -> list[Note]:
+def copy_notes(notes: Notes, batch: Batch) -> list[CopyNote]:
     """The notes of the copy that this batch goes on with, in order; empty when none is held."""
     found = [note for note in _all(notes) if note.batch.pipeline == batch.pipeline and note.batch.id < batch.id]
     begun = max((note.batch.id for note in found if note.begins), default=None)
     return [note for note in found if begun is not None and note.batch.id >= begun]
 
 
-def give_up(notes: Notes, batch: Batch) -> list[Note]:
+def give_up(notes: Notes, batch: Batch) -> list[CopyNote]:
     """Forget what was held before this batch, for a copy that it replaces or completes. Says what that was."""
     # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
     given_up = [note for note in _all(notes) if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id]
@@ -124,7 +124,7 @@ def require_unknown(batch: TableBatch, place: str, *, root: Path | None = None) 
         )
 
 
-def early(table: TableName) -> TableError:
+def early_changes_error(table: TableName) -> TableError:
     """Changes came while the rows they change are still out of sight: a fault in the source."""
     return TableError(
         "the source sent changes for this table before its copy was complete (a bug in the source)",
@@ -137,11 +137,11 @@ def _name(batch: Batch) -> str:
     return f"copy-{batch.id:020}.json"
 
 
-def _all(notes: Notes) -> list[Note]:
-    found: list[Note] = []
+def _all(notes: Notes) -> list[CopyNote]:
+    found: list[CopyNote] = []
     for name in notes.notes():
         if (match := _NAME.fullmatch(name)) and (text := notes.noted(name)) is not None:
             raw = json.loads(text)
             batch = Batch(raw["pipeline"], int(match[1]))
-            found.append(Note(batch, raw["starts"], raw["at"], raw["receipts"]))
+            found.append(CopyNote(batch, raw["starts"], raw["at"], raw["receipts"]))
     return found

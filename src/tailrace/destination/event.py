@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from tailrace.destination import Begin, Commit, Event, Relation
+from tailrace.destination import BeginEvent, CommitEvent, Event, RelationEvent
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
 
@@ -24,7 +24,7 @@ def event_stream(copied: Iterable[Changes], log: Sequence[Changes]) -> Iterator[
         name = str(chunk.table.table)
         if known.get(name) != chunk.table:
             known[name] = chunk.table
-            yield Relation(chunk.table)
+            yield RelationEvent(chunk.table)
         yield chunk
 
     for chunk in copied:
@@ -35,12 +35,14 @@ def event_stream(copied: Iterable[Changes], log: Sequence[Changes]) -> Iterator[
         commit = chunk.first.commit
         if commit != current:
             if current is not None:
-                yield Commit(current)
+                yield CommitEvent(current)
             current = commit
-            yield Begin(commit, chunk.batch.column("txn")[0].as_py(), chunk.batch.column("committed_at")[0].as_py())
+            yield BeginEvent(
+                commit, chunk.batch.column("txn")[0].as_py(), chunk.batch.column("committed_at")[0].as_py()
+            )
         yield from with_relation(chunk)
     if current is not None:
-        yield Commit(current)
+        yield CommitEvent(current)
 
 
 def _in_order(chunks: Sequence[Changes]) -> Iterator[Changes]:

@@ -22,7 +22,7 @@ from tailrace.model.change import EXACT, Op, Position
 from tailrace.model.collapse import Collapsed, Marks
 from tailrace.model.schema import TableSchema
 
-Index = npt.NDArray[np.int64]
+Indexes = npt.NDArray[np.int64]
 
 Refetch = Callable[[TableSchema, pa.Table], pa.Table]
 """Rows as they are upstream now, for the given keys; rows that are gone are left out."""
@@ -41,7 +41,7 @@ def left_out_columns(collapsed: Collapsed) -> list[str]:
     return [collapsed.table.columns[at].name for at in np.flatnonzero(collapsed.unchanged.any(axis=0))]
 
 
-def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Index]:
+def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Indexes]:
     """The rows that have what changes left out; for each incomplete row which of them, or -1."""
     table = collapsed.table
     none = np.full(len(collapsed.incomplete), -1, np.int64)
@@ -57,7 +57,7 @@ def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Inde
     return found, none
 
 
-def refetch_rows(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> tuple[pa.Table, Index]:
+def refetch_rows(collapsed: Collapsed, rows: Indexes, refetch: Refetch | None) -> tuple[pa.Table, Indexes]:
     """Rows as they are upstream now; for each of the collapsed `rows` which of them, or -1 where it is gone.
 
     Raises TableError when there is no way to ask the upstream.
@@ -76,7 +76,7 @@ def refetch_rows(collapsed: Collapsed, rows: Index, refetch: Refetch | None) -> 
     return fetched, _positions(table, sought, fetched)
 
 
-def split_lost(collapsed: Collapsed, lost: Index) -> tuple[Index, Index]:
+def split_lost(collapsed: Collapsed, lost: Indexes) -> tuple[Indexes, Indexes]:
     """Of the incomplete rows that the destination lacks: those to ask for upstream, and deletes, which need nothing."""
     deleted = collapsed.marks.op[lost] == Op.DELETE
     return lost[~deleted], lost[deleted]
@@ -85,12 +85,12 @@ def split_lost(collapsed: Collapsed, lost: Index) -> tuple[Index, Index]:
 def complete(
     collapsed: Collapsed,
     old: pa.Table,
-    at: Index,
+    at: Indexes,
     refetch: Refetch | None,
     *,
     schema: pa.Schema | None = None,
     cast: Cast | None = None,
-) -> tuple[list[pa.ChunkedArray[Any]], Marks, Index]:
+) -> tuple[list[pa.ChunkedArray[Any]], Marks, Indexes]:
     """The rows to upsert with every column. Returns the columns, their marks, and which of the collapsed rows they are.
 
     old       the values of before the batch, with the columns that were left out, and `_tailrace_exact` where the
@@ -148,7 +148,7 @@ def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> 
     return json.dumps(texts, ensure_ascii=False) if texts else None
 
 
-def _positions(table: TableSchema, sought: pa.Table, found: pa.Table) -> Index:
+def _positions(table: TableSchema, sought: pa.Table, found: pa.Table) -> Indexes:
     have = keys.comparable([found.column(name).cast(table.column(name).type) for name in table.key])
     return keys.positions(keys.comparable(sought.columns), have)
 
@@ -171,7 +171,7 @@ def _as_old(fetched: pa.Table, schema: pa.Schema, table: TableSchema, cast: Cast
     return pa.table(arrays, schema=schema)
 
 
-def _with_old_exact(marks: Marks, collapsed: Collapsed, source: Index, old: pa.ChunkedArray[Any]) -> Marks:
+def _with_old_exact(marks: Marks, collapsed: Collapsed, source: Indexes, old: pa.ChunkedArray[Any]) -> Marks:
     assert collapsed.unchanged is not None
     unfit = ~np.asarray(pc.is_null(old).to_numpy(zero_copy_only=False), bool)
     rows = np.flatnonzero(source >= 0)

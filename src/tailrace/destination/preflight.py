@@ -18,7 +18,7 @@ LEAVE_OUT = "let the source leave it out (column list of a publication, `columns
 
 LITTLE_SPACE = 1 << 30
 
-Problem = tuple[str, str]
+ColumnProblem = tuple[str, str]
 """What is wrong, and how to fix it."""
 
 
@@ -41,9 +41,9 @@ def column_problems(
     is_reserved: Callable[[str], bool],
     fold: Callable[[str], str],
     same_case: str,
-) -> list[Problem]:
+) -> list[ColumnProblem]:
     """Columns that the destination cannot keep: by their type (TypeError of `kept_type`), or by their name."""
-    problems: list[Problem] = []
+    problems: list[ColumnProblem] = []
     for column in table.columns:
         try:
             kept_type(column.type)
@@ -59,7 +59,7 @@ def column_problems(
     return problems
 
 
-def table_findings(table: TableSchema, problems: list[Problem], kept: str) -> list[Finding]:
+def table_findings(table: TableSchema, problems: list[ColumnProblem], kept: str) -> list[Finding]:
     """The findings of one table: its problems, or where it is `kept`."""
     name = str(table.table)
     findings = [Finding("error", name, message, fix) for message, fix in problems]

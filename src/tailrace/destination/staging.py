@@ -121,7 +121,7 @@ class Stage:
             name = json.loads(staged.receipt).get("file")
         except (ValueError, AttributeError):
             return None  # a destination that stages rows by itself wrote it
-        return self.folder / Path(name).name if isinstance(name, str) else None
+        return self.folder / Path(name).name if isinstance(name, str) and name else None
 
     def _held_files(self) -> set[str]:
         notes = [json.loads(note.read_bytes()) for note in (self.folder / _HELD).glob("*/*.json")]

@@ -40,7 +40,7 @@ class FrameSplit(Split, ABC):
     """Some journal frames and what is wanted of them, by what tells the tables apart there."""
 
     frames: tuple[FrameRef, ...] = ()
-    wanted: Mapping[Any, TableRange] = field(default_factory=dict)
+    ranges: Mapping[Any, TableRange] = field(default_factory=dict)
 
     @staticmethod
     @abstractmethod
@@ -48,13 +48,13 @@ class FrameSplit(Split, ABC):
         """The tables that a frame holds changes of, with how many bytes these are."""
 
     def only(self, tables: Collection[str]) -> Self:
-        kept = {name: wanted for name, wanted in self.wanted.items() if str(wanted.schema.table) in tables}
+        kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
         frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(self.weigh(ref)))
-        return replace(super().only(tables), wanted=kept, frames=frames)
+        return replace(super().only(tables), ranges=kept, frames=frames)
 
     def concerned(self, ref: FrameRef) -> list[Any]:
         """The tables that want something of a frame."""
-        return _concerned(type(self), ref, self.wanted)
+        return _concerned(type(self), ref, self.ranges)
 
 
 Pieces = TypeVar("Pieces", bound=FrameSplit)
@@ -82,7 +82,7 @@ def split_frames(
 def without_frames(kind: type[Pieces], wanted: Mapping[Any, TableRange], **more: Any) -> Pieces:
     """A split without rows: it tells of new columns, or fails."""
     weights = {str(one.schema.table): 0 for one in wanted.values()}
-    return kind(weights=weights, schemas=_schemas(wanted), wanted=wanted, **more)
+    return kind(weights=weights, schemas=_schemas(wanted), ranges=wanted, **more)
 
 
 def _concerned(kind: type[FrameSplit], ref: FrameRef, wanted: Mapping[Any, TableRange]) -> list[Any]:
@@ -104,7 +104,7 @@ def _split(
             own[name] = wanted[name]
             table = str(wanted[name].schema.table)
             weights[table] = weights.get(table, 0) + bytes_of[name]
-    return kind(weights=weights, schemas=_schemas(own), frames=tuple(group), wanted=own, **more)
+    return kind(weights=weights, schemas=_schemas(own), frames=tuple(group), ranges=own, **more)
 
 
 def _schemas(wanted: Mapping[Any, TableRange]) -> dict[str, Any]:

@@ -130,10 +130,10 @@ class LogFollower(Follower, Generic[At]):
         """Tables whose rows changed in a way that the log does not show are copied again, from after that change."""
         recopies = self.recopies()
         due = {
-            name: entry.restart()
+            name: entry.recopy()
             for name, entry in end.tables.items()
             if entry.phase not in ("init", "stopped")
-            and entry.x < recopies.get(name, START)
+            and entry.snapshot_position < recopies.get(name, START)
             and self.policy_of(name) != "stop"
         }
         return end.with_tables(due)
@@ -223,12 +223,12 @@ class LogFollower(Follower, Generic[At]):
             raise LostError(f"the version of {table} at {reading.after} is not stored", fix=RESYNC)
         policy = self._context.policy_of(history[-1][1].table)
         stops = first_change(reading, history, self.recopies().get(name)) if policy == "stop" else None
-        shown = self._versions.schema_at(table, entry.x) if policy == "ignore" else None
+        shown = self._versions.schema_at(table, entry.snapshot_position) if policy == "ignore" else None
         return TableRange(reading.after, reading.upto, history, shown, stops, entry.skips)
 
     def _copied_schema(self, name: Any, entry: Any) -> TableSchema:
         """The columns a table's copy has: those of when it began."""
-        schema = self._versions.schema_at(self.id_of(name), entry.x)
+        schema = self._versions.schema_at(self.id_of(name), entry.snapshot_position)
         if schema is None:
             raise LostError(f"the version of {self.id_of(name)} that is being copied is not stored", fix=RESYNC)
         return schema

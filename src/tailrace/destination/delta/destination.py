@@ -138,13 +138,13 @@ class DeltaDestination(DeltaOptions, Destination):
                 keep_deleted=self.deletes == "soft",
             )
             part = next(pieces, None)
-            receipts: list[copy.Receipt] = [json.loads(one.receipt) for one in batch.staged]
+            receipts: list[copy.HeldReceipt] = [json.loads(one.receipt) for one in batch.staged]
             goes_on = before is not None and not begins and (batch.completes_copy or bool(receipts))
             held = copy.copy_notes(place, batch.batch) if goes_on else []
             replaces_rows = begins and before is not None and bool(before.files())
             if not batch.completes_copy and (replaces_rows or (held and receipts)):
                 if part:
-                    raise copy.early(table.table)
+                    raise copy.early_changes_error(table.table)
                 self._hold(place, batch, receipts)
                 return Written()
             if batch.completes_copy and held:
@@ -179,7 +179,7 @@ class DeltaDestination(DeltaOptions, Destination):
             raise UnavailableError(f"{message}; the batch is done again", table=name)
         raise TableError(message, table=name, fix=f"stop the other writer of {place.uri}")
 
-    def _hold(self, place: TablePath, batch: TableBatch, receipts: Sequence[copy.Receipt]) -> None:
+    def _hold(self, place: TablePath, batch: TableBatch, receipts: Sequence[copy.HeldReceipt]) -> None:
         """Keep what a batch staged for the end of its copy. One that begins gives up a copy that did not end."""
         failpoint.reach("delta.before_hold")
         copy.hold(place, batch, receipts)
@@ -198,7 +198,7 @@ class DeltaDestination(DeltaOptions, Destination):
         layout: DeltaLayout,
         before: DeltaSnapshot | None,
         works: Iterable[_Log | Collapsed],
-        receipts: Sequence[copy.Receipt],
+        receipts: Sequence[copy.HeldReceipt],
         batch: TableBatch,
         begins: bool,
     ) -> Written:
@@ -268,7 +268,7 @@ class DeltaDestination(DeltaOptions, Destination):
         return DeltaLayout(kept, self.metadata, self.deletes == "soft", partition_by, exact, history)
 
 
-def _require_files(place: TablePath, table: str, notes: Sequence[copy.Note]) -> None:
+def _require_files(place: TablePath, table: str, notes: Sequence[copy.CopyNote]) -> None:
     """Raises TableError when a file that is held is gone, as after a vacuum by another program."""
     paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
     if missing := place.missing(paths):
@@ -303,12 +303,12 @@ def _require_kind(found: pa.Schema, layout: DeltaLayout) -> None:
     )
 
 
-def _schema_of(receipt: copy.Receipt) -> pa.Schema:
+def _schema_of(receipt: copy.HeldReceipt) -> pa.Schema:
     return pa.ipc.read_schema(pa.py_buffer(base64.b64decode(receipt["schema"])))
 
 
 def _staged(
-    receipts: Iterable[copy.Receipt], schema: pa.Schema, layout: DeltaLayout
+    receipts: Iterable[copy.HeldReceipt], schema: pa.Schema, layout: DeltaLayout
 ) -> list[tuple[DataFile, ColumnReading]]:
     """The files of the receipts, each with how it reads: it may have been written before a schema change."""
     found: list[tuple[DataFile, ColumnReading]] = []

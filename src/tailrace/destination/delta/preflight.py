@@ -12,7 +12,7 @@ from deltalake.exceptions import DeltaError, TableNotFoundError
 from tailrace.destination.delta.column import DeltaLayout, delta_type
 from tailrace.destination.delta.log import MARK, foreign_content, reaching
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.destination.preflight import Problem, check_folder, column_problems, table_findings
+from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
 from tailrace.errors import Finding
 from tailrace.model.schema import TableSchema
 
@@ -51,7 +51,7 @@ def _look_at_path(root: str) -> list[Finding]:
 
 def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) -> list[Finding]:
     name = str(table.table)
-    problems: list[Problem] = []
+    problems: list[ColumnProblem] = []
     for column in layout.partition_by:
         if column not in table.arrow.names:
             problems.append((f"partition_by names {column}, which the table lacks", f"correct partition_by of {name}"))

@@ -19,7 +19,7 @@ from tailrace.destination import (
     Written,
     chunking,
 )
-from tailrace.destination.copy import early, require_unknown
+from tailrace.destination.copy import early_changes_error, require_unknown
 from tailrace.destination.metadata import now
 from tailrace.destination.sqlite import bookkeeping, preflight
 from tailrace.destination.sqlite.bookkeeping import SHADOW
@@ -107,7 +107,7 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
                     )
                 target, is_shadow = _target(self.path, connection, layout, batch)
                 if is_shadow and first and not batch.completes_copy:
-                    raise early(table.table)
+                    raise early_changes_error(table.table)
                 at = now()
                 written = Written(upserts=append(target, self.stage.read(batch.staged), at))
                 while first:

@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from tailrace.destination.preflight import Problem, check_folder, column_problems, table_findings
+from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
 from tailrace.destination.sqlite.name import file_name, fold, is_reserved
 from tailrace.destination.sqlite.replica_file import foreign_content
 from tailrace.destination.sqlite.value import kept_type
@@ -40,7 +40,7 @@ def _look_at_file(path: Path) -> Finding:
 
 
 def _look_at_table(table: TableSchema, twin: TableSchema) -> list[Finding]:
-    problems: list[Problem] = []
+    problems: list[ColumnProblem] = []
     if twin is not table:
         problems.append(
             (
