@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Literal
 import duckdb
 import pyarrow as pa
 
-from tailrace.destination import Destination, TableBatch, Written, plan_columns
-from tailrace.model.schema import TableSchema
+from tailrace.extend import Destination, TableBatch, TableSchema, Written, plan_columns
 
 BOOK = "CREATE TABLE IF NOT EXISTS _tailrace (id TEXT PRIMARY KEY, batch BIGINT, columns TEXT)"
 

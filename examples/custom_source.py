@@ -22,11 +22,8 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 
-from tailrace.model.change import Changes, Op, Position, end_of
-from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.option.value import FilePath
-from tailrace.source.log_follower import LogSource
-from tailrace.source.option import SourceOptions
+from tailrace import Changes, Column, Op, Position, TableName, TableSchema
+from tailrace.extend import FilePath, LogSource, SourceOptions, end_of
 
 # By `upstream_id` a table is known, by `number` a column, even if they are renamed one day.
 NOTES = TableSchema(

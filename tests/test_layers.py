@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "config": MODEL | {"option", "state", "source", "destination"},
     "stream": MODEL | CONFIGURATION | {"capture", "state", "source", "destination"},
     "verify": MODEL | CONFIGURATION,
+    "extend": MODEL | CONFIGURATION | {"source", "destination", "state"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination"},
     "demo": MODEL | {"source", "destination", "testing"},
     "cli": MODEL

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import UnavailableError
-from tailrace.state import Row, RunSql, StateDatabase, StoreAddress, Values
+from tailrace.extend import Row, RunSql, StateDatabase, StoreAddress, UnavailableError, Values
 from tailrace.testing.store import StoreContract
 
 
