@@ -20,7 +20,7 @@ def said(events: list[Event]) -> list[object]:
         elif isinstance(event, RelationEvent):
             found.append(f"relation {event.table.table.name} {event.table.version}")
         else:
-            found.append(f"{type(event).__name__.lower()} {event.commit}")
+            found.append(f"{type(event).__name__.removesuffix('Event').lower()} {event.commit}")
     return found
 
 
