@@ -106,16 +106,16 @@ def test_every_command_that_is_shown_is_one(page: str, line: str) -> None:
 
 
 def test_every_command_is_on_a_page() -> None:
-    told = "\n".join(page.read_text("utf-8") for page in PAGES)
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
     every = list(commands(typer.main.get_command(app)))
     assert ("tailrace", "errors", "skip") in every
-    assert [words for words in every if not re.search(rf"\b{' '.join(words)}\b", told)] == []
+    assert [words for words in every if not re.search(rf"\b{' '.join(words)}\b", text)] == []
 
 
 def test_every_key_of_a_file_is_on_a_page() -> None:
-    told = "\n".join(page.read_text("utf-8") for page in PAGES)
+    text = "\n".join(page.read_text("utf-8") for page in PAGES)
     keys = {key for model in json_schema()["$defs"].values() for key in model.get("properties", {})}
-    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", told)] == []
+    assert [key for key in sorted(keys) if not re.search(rf"\b{key}\b", text)] == []
 
 
 def test_every_extra_is_on_the_page_of_the_configuration() -> None:

@@ -1,4 +1,4 @@
-"""Errors keep what they say on their way between processes."""
+"""Errors keep their content on their way between processes."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _imports_when_loaded(file: Path) -> set[str]:
 
 
 def _part(module: str) -> str:
-    """The room a module is in; the module itself where it has a place of its own."""
+    """The part a module belongs to; the module itself where MAY_IMPORT lists it."""
     name = module.removeprefix("tailrace").removeprefix(".")
     return name if name in MAY_IMPORT else name.split(".")[0]
 
@@ -105,7 +105,7 @@ def test_a_part_imports_only_parts_below_it(part: str) -> None:
 
 
 def _backend(module: str) -> str | None:
-    """The backend a module belongs to: a folder in the room of sources or destinations."""
+    """The backend a module belongs to: a folder in `source` or `destination`."""
     parts = module.split(".")[1:]
     is_backend = len(parts) > 1 and parts[0] in {"source", "destination"} and (PACKAGE / parts[0] / parts[1]).is_dir()
     return ".".join(parts[:2]) if is_backend else None
@@ -124,7 +124,7 @@ def test_a_part_that_serves_every_backend_knows_none(part: str) -> None:
 
 
 @pytest.mark.parametrize("part", sorted(MAY_IMPORT.keys() - JOINING))
-def test_spark_stays_where_things_are_joined(part: str) -> None:
+def test_only_the_parts_that_join_others_import_spark(part: str) -> None:
     wrong = [
         f"{module} imports {name}"
         for module, file in MODULES.items()

@@ -327,7 +327,7 @@ def test_files_captured_by_triggers_are_not_captured_twice(tmp_path: Path) -> No
         assert captured(hooked) == OFF
 
 
-def test_a_standard_library_connection_is_told_what_to_use_instead() -> None:
+def test_a_standard_library_connection_is_refused_with_what_to_use_instead() -> None:
     with closing(sqlite3.connect(":memory:")) as plain, pytest.raises(ConfigError, match="no hooks"):
         capture(plain, "full")  # type: ignore[arg-type]
 

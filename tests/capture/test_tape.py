@@ -61,7 +61,7 @@ def test_schema_changes_come_when_asked_for(tape: Tape) -> None:
     assert [row.is_schema for row in rows].count(True) == 1
 
 
-def test_reading_begins_behind_a_change(tape: Tape) -> None:
+def test_reading_begins_after_a_change(tape: Tape) -> None:
     assert [row.change_id for rows in tape.iterate(8) for row in rows] == [9, 10, 11]
     assert tape.count_after(8) == 3
 
@@ -227,7 +227,7 @@ def test_ddl_that_took_values_is_not_undone_and_nothing_else_either(path: Path, 
     assert select(path, "SELECT * FROM later") == [(1,)]
 
 
-def test_a_missing_file_and_one_that_is_no_database_are_told_apart(tmp_path: Path) -> None:
+def test_a_missing_file_and_one_that_is_no_database_are_different_errors(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no file"), open_file(tmp_path / "none.db"):
         pass
     (tmp_path / "text.db").write_text("this is not a database, however long it may be" * 50)

@@ -110,7 +110,7 @@ def test_a_default_means_in_a_trigger_what_it_means_in_its_table(
     assert brief(connection)[0] == (-1, "n", 1, (1, kept, None), None)
 
 
-def test_a_default_that_a_writer_cannot_compute_is_not_asked_of_it(connection: sqlite3.Connection) -> None:
+def test_a_default_that_a_writer_cannot_compute_is_not_evaluated(connection: sqlite3.Connection) -> None:
     connection.execute("CREATE TABLE n(id INTEGER PRIMARY KEY, a NOT NULL DEFAULT (made_by_the_application()) UNIQUE)")
     enable(connection)
     connection.execute("INSERT INTO n VALUES (1, 'given')")
@@ -261,7 +261,7 @@ def test_enabling_again_makes_the_triggers_of_this_release(connection: sqlite3.C
     assert sorted(connection.iterdump()) == sorted(before)
 
 
-def test_rows_that_were_noted_before_a_table_was_made_anew_are_not_deleted(connection: sqlite3.Connection) -> None:
+def test_rows_that_were_noted_before_a_table_was_recreated_are_not_deleted(connection: sqlite3.Connection) -> None:
     connection.executescript("CREATE TABLE seen(id); CREATE TRIGGER own AFTER DELETE ON seen BEGIN SELECT 1; END")
     connection.execute("INSERT INTO t VALUES (1, 'one', 0), (9, 'nine', 0)")
     enable(connection)

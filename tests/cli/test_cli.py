@@ -207,7 +207,7 @@ def test_every_exit_code_of_an_error_is_documented() -> None:
     assert "8 a table is in error" in shown
 
 
-def test_a_wrong_file_ends_in_two_with_the_fix(tmp_path: Path) -> None:
+def test_a_wrong_file_exits_with_2_and_the_fix(tmp_path: Path) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(f"nam: shop\nsource: {{type: postgres, dsn: 'postgres://u:{CANARY}@h/d'}}\n")
     result = invoke("check", path)
@@ -215,31 +215,31 @@ def test_a_wrong_file_ends_in_two_with_the_fix(tmp_path: Path) -> None:
     assert "line 1, nam is not a key here; did you mean name?" in result.stderr
     assert "fix: " in result.stderr
     assert result.stdout == ""
-    told = json.loads(invoke("check", path, "--json").stdout)["error"]
-    assert (told["kind"], told["exit_code"]) == ("ConfigError", 2)
-    assert "rename `nam` to `name`" in told["fix"]
+    answer = json.loads(invoke("check", path, "--json").stdout)["error"]
+    assert (answer["kind"], answer["exit_code"]) == ("ConfigError", 2)
+    assert "rename `nam` to `name`" in answer["fix"]
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_check_that_finds_nothing_wrong_ends_in_zero(file: Path) -> None:
+def test_a_check_that_finds_nothing_wrong_exits_with_0(file: Path) -> None:
     result = invoke("check", file)
     assert result.exit_code == 0
     assert "ok      tap: it runs\nwarning sink: 2 tables will come\n" in result.stdout
 
 
 @pytest.mark.usefixtures("plugin")
-def test_a_check_that_finds_an_error_ends_in_three(tmp_path: Path) -> None:
+def test_a_check_that_finds_an_error_exits_with_3(tmp_path: Path) -> None:
     path = write(tmp_path, "dry")
     result = invoke("check", path)
     assert result.exit_code == 3
     assert "error   tap: it is dry\n        fix: fill it\n        and wait\n" in result.stdout
-    told = json.loads(invoke("check", path, "--json").stdout)
-    assert (told["ok"], [finding["level"] for finding in told["findings"]]) == (False, ["ok", "error", "warning"])
+    answer = json.loads(invoke("check", path, "--json").stdout)
+    assert (answer["ok"], [finding["level"] for finding in answer["findings"]]) == (False, ["ok", "error", "warning"])
 
 
 @pytest.mark.usefixtures("plugin")
 def test_a_check_finds_a_state_folder_that_cannot_be_made(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Whoever runs the tests may be root, who may write everywhere.
+    # The tests may run as root, who may write everywhere.
     monkeypatch.setattr(os, "access", lambda path, mode: path != file.parent)
     result = invoke("check", file)
     assert result.exit_code == 3
@@ -247,7 +247,7 @@ def test_a_check_finds_a_state_folder_that_cannot_be_made(file: Path, monkeypatc
 
 
 @pytest.mark.usefixtures("plugin")
-def test_an_upstream_that_is_down_ends_in_four(tmp_path: Path) -> None:
+def test_an_upstream_that_is_down_exits_with_4(tmp_path: Path) -> None:
     result = invoke("check", write(tmp_path, "down"))
     assert result.exit_code == 4
     assert result.stderr == "error: the tap does not answer\n  fix: turn it on\n"
@@ -280,9 +280,9 @@ def test_tables_are_listed_with_their_keys(file: Path) -> None:
         "public.a  key id  1 columns",
         "public.log  key none: append-only  1 columns",
     ]
-    told = json.loads(invoke("tables", file, "--json").stdout)["tables"]
-    assert (told[0]["state"], told[0]["since"], told[0]["reason"], told[0]["paused_at"]) == (None,) * 4
-    assert told[0]["columns"] == [{"name": "id", "type": "int64", "upstream_type": "bigint", "nullable": False}]
+    answer = json.loads(invoke("tables", file, "--json").stdout)["tables"]
+    assert (answer[0]["state"], answer[0]["since"], answer[0]["reason"], answer[0]["paused_at"]) == (None,) * 4
+    assert answer[0]["columns"] == [{"name": "id", "type": "int64", "upstream_type": "bigint", "nullable": False}]
 
 
 @pytest.mark.usefixtures("plugin")
@@ -314,12 +314,12 @@ def test_status_before_the_first_run_says_so(file: Path) -> None:
 def test_status_shows_each_table_and_its_error_while_a_runner_works(file: Path) -> None:
     with make_state(file), RunnerLock(file.parent / "state"):
         result = invoke("status", file)
-        told = json.loads(invoke("status", file, "--json").stdout)
+        answer = json.loads(invoke("status", file, "--json").stdout)
     assert result.exit_code == 0
     assert f"shop · runs as process {os.getpid()} · streaming · journal 12.3 kB" in result.stdout
     assert "public.a: the key is gone\n  fix: ALTER TABLE public.a ADD PRIMARY KEY (id)" in result.stdout
-    assert told["tables"][0]["state"] == "Errored"
-    assert told["runner"]["pid"] == os.getpid()
+    assert answer["tables"][0]["state"] == "Errored"
+    assert answer["runner"]["pid"] == os.getpid()
 
 
 @pytest.mark.usefixtures("plugin")
@@ -331,8 +331,8 @@ def test_a_resync_is_left_for_the_runner(file: Path) -> None:
         )
         assert "at its next start" in asked.stdout
         with RunnerLock(file.parent / "state"):
-            told = json.loads(invoke("resync", file, "public.a", "--json").stdout)
-        assert (told["table"], told["runner"]) == ("public.a", os.getpid())
+            answer = json.loads(invoke("resync", file, "public.a", "--json").stdout)
+        assert (answer["table"], answer["runner"]) == ("public.a", os.getpid())
         assert [(request.kind, request.table) for request in store.open_requests()] == [("resync", "public.a")]
 
 
@@ -351,8 +351,8 @@ def test_what_is_asked_for_all_tables_is_asked_for_each(file: Path, kind: str) -
     with make_state(file) as store:
         store.add_table("2", "public.log")
         assert [line.split()[0] for line in invoke(kind, file).stdout.splitlines()] == ["public.a", "public.log"]
-        told = json.loads(invoke(kind, file, "public.log", "--json").stdout)
-        assert (told["kind"], told["table"], told["runner"]) == (kind, "public.log", None)
+        answer = json.loads(invoke(kind, file, "public.log", "--json").stdout)
+        assert (answer["kind"], answer["table"], answer["runner"]) == (kind, "public.log", None)
         assert len(json.loads(invoke(kind, file, "--json").stdout)["requests"]) == 2
         # The same request again, while it is open, is the same one.
         assert [(asked.kind, asked.table) for asked in store.open_requests()] == [
@@ -384,8 +384,12 @@ def test_dead_letters_are_listed_and_shown_without_their_values(file: Path, tmp_
         assert invoke("errors", "list", file).stdout == "no change waits\n"
         number = keep_letter(store)
         assert f"{number}  public.a  at {'0' * 32}  waiting, tried 1 times" in invoke("errors", "list", file).stdout
-        told = json.loads(invoke("errors", "show", file, number, "--json").stdout)
-        assert (told["table"], told["reason"], told["bytes"]) == ("public.a", "column v does not fit", len(CANARY) + 1)
+        answer = json.loads(invoke("errors", "show", file, number, "--json").stdout)
+        assert (answer["table"], answer["reason"], answer["bytes"]) == (
+            "public.a",
+            "column v does not fit",
+            len(CANARY) + 1,
+        )
         assert "column v does not fit" in invoke("errors", "show", file, number, "--raw", tmp_path / "change").stdout
         assert (tmp_path / "change").read_bytes() == f"I{CANARY}".encode()
         assert invoke("errors", "show", file, 99).exit_code == 2
@@ -616,25 +620,25 @@ def run_into(output: IO[str], *arguments: object) -> subprocess.CompletedProcess
     )
 
 
-# What a command finds out, what typer says of it, and an error as JSON.
+# The output of a command, the help that typer prints, and an error as JSON.
 OUTPUTS = [["schema"], ["version", "--json"], ["status", "--help"], ["status", "none.yaml", "--json"]]
 
 
 @pytest.mark.parametrize("arguments", OUTPUTS)
-def test_a_reader_that_has_seen_enough_ends_a_command_without_a_word(arguments: list[str]) -> None:
+def test_a_command_whose_output_pipe_is_closed_ends_without_a_message(arguments: list[str]) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     with os.fdopen(writing, "w") as closed:
-        told = run_into(closed, *arguments)
-    assert (told.returncode, told.stderr) == (141, "")
+        result = run_into(closed, *arguments)
+    assert (result.returncode, result.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("arguments", OUTPUTS)
-def test_an_output_on_a_full_disk_ends_a_command_in_four_with_the_fix(arguments: list[str]) -> None:
+def test_an_output_on_a_full_disk_exits_with_4_and_the_fix(arguments: list[str]) -> None:
     with Path("/dev/full").open("w") as full:
-        told = run_into(full, *arguments)
-    assert told.returncode == 4
-    assert told.stderr.splitlines() == [
+        result = run_into(full, *arguments)
+    assert result.returncode == 4
+    assert result.stderr.splitlines() == [
         "error: the output cannot be written: No space left on device",
         "  fix: free some space there, or write the output elsewhere",
     ]
@@ -642,13 +646,13 @@ def test_an_output_on_a_full_disk_ends_a_command_in_four_with_the_fix(arguments:
 
 def test_what_the_encoding_of_the_output_lacks_is_escaped_as_in_json(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONIOENCODING", "latin-1")
-    told = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", "from tailrace.cli import main; main()", "status", "ü🦫.yaml", "--json"],
         capture_output=True,
         check=False,
     )
-    assert told.returncode == 2
-    assert "ü🦫.yaml" in json.loads(told.stdout.decode("latin-1"))["error"]["message"]
+    assert result.returncode == 2
+    assert "ü🦫.yaml" in json.loads(result.stdout.decode("latin-1"))["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -666,10 +670,10 @@ def test_a_wrong_call_is_reported_as_json_where_the_call_asks_for_json(
 ) -> None:
     result = invoke(*arguments)
     [line] = result.stdout.splitlines()
-    told = json.loads(line)["error"]
-    assert (result.exit_code, told["kind"], told["exit_code"], result.stderr) == (2, "ConfigError", 2, "")
-    assert message in told["message"]
-    assert f"{command} --help`" in told["fix"]
+    answer = json.loads(line)["error"]
+    assert (result.exit_code, answer["kind"], answer["exit_code"], result.stderr) == (2, "ConfigError", 2, "")
+    assert message in answer["message"]
+    assert f"{command} --help`" in answer["fix"]
 
 
 def test_a_wrong_call_is_reported_as_text_elsewhere() -> None:
@@ -682,11 +686,11 @@ def test_findings_have_no_color_where_none_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "app.yaml").write_text(
         "{name: app, source: {type: sqlite, path: none.db}, destination: {type: sqlite, path: there.db}}"
     )
-    told = [
+    results = [
         CliRunner().invoke(app, ["check", str(tmp_path / "app.yaml")], color=True, env={"NO_COLOR": wish})
         for wish in ("", "1")
     ]
-    assert ["\x1b" in one.stdout for one in told] == [True, False]
+    assert ["\x1b" in one.stdout for one in results] == [True, False]
 
 
 @pytest.mark.usefixtures("plugin")

@@ -1,4 +1,4 @@
-"""`tailrace metrics`: what Prometheus reads is what the state says."""
+"""`tailrace metrics`: what Prometheus reads is what the state holds."""
 
 from __future__ import annotations
 
@@ -74,11 +74,11 @@ def test_figures_are_those_of_the_status_and_need_no_variable_of_the_source(tmp_
     assert found["tailrace_table_state", "public.orders", "Errored"] == 0
     assert found["tailrace_table_state", HOSTILE, "Errored"] == 1
     assert ("tailrace_table_lag_bytes", HOSTILE, "") not in found
-    with_nobody = samples(invoke("metrics", file).stdout)
-    assert with_nobody["tailrace_running", "", ""] == 0
+    without_runner = samples(invoke("metrics", file).stdout)
+    assert without_runner["tailrace_running", "", ""] == 0
 
 
-def test_of_a_pipeline_that_never_ran_nothing_is_known(tmp_path: Path) -> None:
+def test_a_pipeline_that_never_ran_has_one_figure_that_says_so(tmp_path: Path) -> None:
     assert samples(invoke("metrics", write(tmp_path)).stdout) == {("tailrace_up", "", ""): 0}
 
 
@@ -92,7 +92,7 @@ def test_a_queue_that_waits_is_among_the_figures(tmp_path: Path) -> None:
 
 @contextmanager
 def serving(file: Path, listen: str = "127.0.0.1:0") -> Iterator[str]:
-    """Where the figures are served within the block. A signal ends it without a word."""
+    """Where the figures are served within the block. A signal ends it without output."""
     serving = command("metrics", str(file), "--listen", listen)
     with subprocess.Popen(serving, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -116,19 +116,19 @@ def test_figures_are_served_until_a_signal_also_before_the_first_run(tmp_path: P
         assert samples(answer.data.decode())["tailrace_table_state", "public.orders", "Ready"] == 1
 
 
-def test_an_address_that_is_none_or_taken_is_refused(tmp_path: Path) -> None:
+def test_an_address_that_is_invalid_or_taken_is_refused(tmp_path: Path) -> None:
     file = write(tmp_path)
     assert invoke("metrics", file, "--listen", "9187").exit_code == 2
     assert invoke("metrics", file, "--listen", "192.0.2.1:9187").exit_code == 4
 
 
-def test_a_name_that_is_none_of_a_host_is_a_wrong_argument(tmp_path: Path) -> None:
+def test_an_invalid_host_name_is_a_wrong_argument(tmp_path: Path) -> None:
     refused = invoke("metrics", write(tmp_path), "--listen", "a..b:9187")
     assert refused.exit_code == 2
     assert "names no host" in refused.stderr
 
 
-def test_who_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
+def test_a_client_that_hangs_up_leaves_no_traceback(tmp_path: Path) -> None:
     with serving(write(tmp_path)) as url:
         place = urllib3.util.parse_url(url)
         for said in (b"", b"GET /metrics HTTP/1.1\r\n"):
@@ -150,8 +150,8 @@ def test_a_table_that_was_dropped_and_created_again_has_each_line_once(tmp_path:
 
 def test_every_figure_is_on_the_page_of_the_commands(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "commands.md").read_text("utf-8")
-    told = re.findall(r"`(tailrace_\w+)`", page)
-    assert told == [
+    documented = re.findall(r"`(tailrace_\w+)`", page)
+    assert documented == [
         figure.name
         for figure in (prometheus.UP, *prometheus.PIPELINE, *prometheus.TABLE, prometheus.STATE, *prometheus.QUEUE)
     ]

@@ -66,9 +66,9 @@ def test_status_of_a_queue_whose_place_is_not_known_is_refused(tmp_path: Path) -
     content = yaml.safe_load(file.read_text())
     content["destination"]["queue"] = {"path": "${QUEUE}"}
     file.write_text(yaml.safe_dump(content))
-    code, told = run("status", str(file))
+    code, answer = run("status", str(file))
     assert code == 2
-    assert "needs the environment variable QUEUE" in told["error"]["message"]
+    assert "needs the environment variable QUEUE" in answer["error"]["message"]
     assert run("status", str(file), environment={"QUEUE": "here"})[1]["queue"] == str(tmp_path / "here")
 
 

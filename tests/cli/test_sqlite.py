@@ -40,7 +40,7 @@ def value(result: Result) -> Any:
     return json.loads(result.stdout)
 
 
-def test_a_file_is_captured_looked_at_purged_and_let_go(path: Path) -> None:
+def test_a_file_is_captured_inspected_purged_and_released(path: Path) -> None:
     assert value(sqlite("enable", path, "--json")) == {"mode": "full", "table": "turso_cdc", "version": "v2"}
     execute(path, "INSERT INTO t VALUES (1, 'x'), (2, 'y')", "CREATE TABLE u(x)")
     state = value(sqlite("status", path, "--json"))
@@ -52,7 +52,7 @@ def test_a_file_is_captured_looked_at_purged_and_let_go(path: Path) -> None:
     assert value(sqlite("status", path, "--json"))["mode"] == "off"
 
 
-def test_a_tape_is_said_to_be_dropped_only_when_it_is(path: Path) -> None:
+def test_a_tape_is_reported_dropped_only_when_it_is(path: Path) -> None:
     assert value(sqlite("disable", path, "--drop", "--json")) == {"mode": "off", "dropped": False}
     sqlite("enable", path)
     assert sqlite("disable", path).stdout == "off\n"

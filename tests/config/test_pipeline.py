@@ -103,14 +103,14 @@ def test_a_missing_variable_is_named_with_its_line(tmp_path: Path, monkeypatch: 
     assert "export SHOP_DSN=" in said
 
 
-def test_who_does_not_connect_needs_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_loading_a_file_without_connecting_needs_no_secret(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("SHOP_DSN")
     assert load(write(tmp_path, SHOP), connects=False).state == tmp_path / ".tailrace/shop"
     with pytest.raises(ConfigError, match="STATE_DIR"):
         load(write(tmp_path, SHOP.replace("./.tailrace/shop", "${STATE_DIR}")), connects=False)
 
 
-def test_who_does_not_connect_needs_nothing_of_the_source_whatever_its_type(
+def test_loading_a_file_without_connecting_needs_no_variable_of_any_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SHOP_DSN")
@@ -127,7 +127,9 @@ def test_who_does_not_connect_needs_nothing_of_the_source_whatever_its_type(
     "destination",
     ["{type: delta, path: ./lake, compact: {files: ${MOST}}}", "{type: webhook, url: '${URL}', timeout: '${LONGEST}'}"],
 )
-def test_who_does_not_connect_needs_nothing_of_the_destination(tmp_path: Path, destination: str) -> None:
+def test_loading_a_file_without_connecting_needs_no_variable_of_the_destination(
+    tmp_path: Path, destination: str
+) -> None:
     text = f"name: shop\nsource: {{type: postgres, dsn: host=a}}\ndestination: {destination}\n"
     assert load(write(tmp_path, text), connects=False).store_address.state_dir == tmp_path / ".tailrace/shop"
     with pytest.raises(ConfigError, match="is not set"):
@@ -237,7 +239,7 @@ def test_a_file_where_the_state_should_be_is_refused_at_once(tmp_path: Path, sta
     assert f"state needs a folder, and {tmp_path / 'taken'} is a file" in refused(tmp_path, text)
 
 
-def test_a_state_that_cannot_be_looked_at_is_refused(tmp_path: Path) -> None:
+def test_a_state_folder_that_cannot_be_accessed_is_refused(tmp_path: Path) -> None:
     text = SHOP.replace("./.tailrace/shop", "./" + "a" * 300)
     assert "state is out of reach: File name too long; choose another path" in refused(tmp_path, text)
 

@@ -122,7 +122,7 @@ def test_a_column_that_comes_is_treated_as_the_policy_of_the_table_says(
     with SourceReplay(lines.source, PLENTY) as replay:
         replay.catch_up()
         (tmp_path / "wide").touch()
-        replay.crash()  # the next follower looks at the tables at once
+        replay.crash()  # the next follower discovers the tables at once
         replay.step()
         lines.put({2: "after"})
         if columns is None:

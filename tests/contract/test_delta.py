@@ -42,7 +42,7 @@ class TestDeltaPartitioned(TestDelta):
         return DeltaDestination(path=str(tmp_path / "lake"), partition_by={"shop.items": ["price", "name"]})
 
 
-class TestDeltaBehindAWrapperWithoutFaults(TestDelta):
+class TestDeltaInAWrapperWithoutFaults(TestDelta):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
         (tmp_path / "faults").mkdir()

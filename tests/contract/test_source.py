@@ -122,7 +122,7 @@ class Cluster:
 class TestRqlite(TransactionContract):
     @pytest.fixture
     def upstream(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Upstream]:
-        # The scripted node sends at once, or says that it has something to send.
+        # The scripted node sends at once, or reports that it has something to send.
         monkeypatch.setattr(cluster_follower, "QUIET_SECONDS", 0.05)
         port = free_port()
         with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:

@@ -64,7 +64,7 @@ class TestSqliteWithEveryColumn(TestSqlite):
         return SqliteDestination(path=tmp_path / "replica.db", deletes="soft", metadata=True)
 
 
-class TestSqliteBehindAWrapperWithoutFaults(TestSqlite):
+class TestSqliteInAWrapperWithoutFaults(TestSqlite):
     @pytest.fixture
     def destination(self, tmp_path: Path) -> Destination:
         (tmp_path / "faults").mkdir()

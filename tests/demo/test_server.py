@@ -1,4 +1,4 @@
-"""The private server: it starts as promised and leaves nothing behind."""
+"""The private server: it starts as promised and leaves no process and no socket."""
 
 from __future__ import annotations
 

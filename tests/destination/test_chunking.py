@@ -37,7 +37,7 @@ def test_a_change_that_left_values_out_weighs_as_much_as_the_row_that_has_them()
     assert [number for part in found for number in ids(part)] == list(range(1000))
 
 
-def test_how_large_a_row_is_is_asked_once_and_only_for_changes_that_left_values_out() -> None:
+def test_the_size_of_a_row_is_queried_once_and_only_for_changes_that_left_values_out() -> None:
     whole = changes_of(ITEMS, read(id=1, name="a", price=1), insert(id=2, name="b", price=2), delete(id=2))
     assert len(list(parts(whole, ITEMS, 1 << 20, row_bytes=never))) == 1
     asked: list[int] = []

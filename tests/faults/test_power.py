@@ -1,4 +1,4 @@
-"""What says that it is durable is still there after a power cut, under its name, in folders that are new too."""
+"""What was reported durable is still there after a power cut, under its name, in folders that are new too."""
 
 from __future__ import annotations
 

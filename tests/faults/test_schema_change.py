@@ -262,7 +262,7 @@ def test_truncates_are_applied_in_order_to_every_table_they_name_unless_they_are
     following.require_same(without=UNLIKE)
     assert set(following.lake("kept")) == {*range(1, 21), 50, 51}
 
-    if has_trigger:  # the server itself says nothing of a truncated leaf
+    if has_trigger:  # the server itself does not report a truncated leaf
         following.sql("TRUNCATE parted_high", "INSERT INTO parted VALUES (501, 'later')")
         following.catch_up()
         following.require_same(without=UNLIKE)

@@ -50,7 +50,7 @@ def test_a_journal_holds_what_was_written(folder: Path) -> None:
     assert [frame.meta for frame in frames] == [b'{"n": %d}' % number for number in range(1, 6)]
 
 
-def test_a_journal_is_written_on_and_forgets_what_every_cursor_has_passed(folder: Path) -> None:
+def test_a_journal_is_appended_to_and_drops_what_every_cursor_has_passed(folder: Path) -> None:
     with Journal.open_writer(folder / "journal", segment_bytes=300) as writer:
         assert (writer.head, writer.mark) == (Position(5, 9), Position(9, 0))
         writer.append([Frame(Position(10, 1), Position(10, 9), True, 1, b"", b"more")])
@@ -63,7 +63,7 @@ def test_a_journal_is_written_on_and_forgets_what_every_cursor_has_passed(folder
     reader.close()
 
 
-def test_cursors_are_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
+def test_cursors_are_rewritten_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     found = cursors(folder / "journal")
     assert found == {"pipeline": Position(2, 9), "stream/a b": Position(1, 9)}
     for name, position in found.items():
@@ -74,7 +74,7 @@ def test_cursors_are_written_again_to_the_byte(folder: Path, tmp_path: Path) -> 
 # -- readers without a state store ----------------------------------------------------------------------------
 
 
-def test_versions_are_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
+def test_versions_are_rewritten_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     file = folder / "pipeline.versions"
     columns = (Column("id", pa.int64(), number=1), Column("total", pa.int64(), number=2))
     table = TableName("public", "orders")
@@ -87,7 +87,7 @@ def test_versions_are_written_again_to_the_byte(folder: Path, tmp_path: Path) ->
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
 
 
-def test_a_watermark_is_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
+def test_a_watermark_is_rewritten_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     file = folder / "shop.watermark"
     offset = FileWatermarks(file).load("shop")
     assert offset == {"step": 3, "clock": [1, 2], "tables": {}}
@@ -95,7 +95,7 @@ def test_a_watermark_is_written_again_to_the_byte(folder: Path, tmp_path: Path) 
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
 
 
-def test_the_cursor_of_a_tape_is_written_again_to_the_byte(tmp_path: Path) -> None:
+def test_the_cursor_of_a_tape_is_rewritten_byte_for_byte(tmp_path: Path) -> None:
     unpack("sqlite-delta", tmp_path)
     tape = tmp_path / "state" / "tape"
     (before,) = contents(tape).values()
@@ -105,7 +105,7 @@ def test_the_cursor_of_a_tape_is_written_again_to_the_byte(tmp_path: Path) -> No
     assert contents(tmp_path / "again") == {"pipeline.cursor": before}
 
 
-def test_the_schedule_of_polls_is_written_again_to_the_byte(tmp_path: Path) -> None:
+def test_the_schedule_of_polls_is_rewritten_byte_for_byte(tmp_path: Path) -> None:
     unpack("poll-delta", tmp_path)
     file = tmp_path / "state" / "poll" / "pipeline" / "schedule.json"
     before = file.read_bytes()
@@ -117,7 +117,7 @@ def test_the_schedule_of_polls_is_written_again_to_the_byte(tmp_path: Path) -> N
 # -- rqlite ---------------------------------------------------------------------------------------------------
 
 
-def test_the_window_of_a_cluster_is_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
+def test_the_window_of_a_cluster_is_rewritten_byte_for_byte(folder: Path, tmp_path: Path) -> None:
     file = folder / "rqlite" / "shop" / "window"
     window = DeduplicationWindow.load(file)
     assert window is not None
@@ -126,7 +126,7 @@ def test_the_window_of_a_cluster_is_written_again_to_the_byte(folder: Path, tmp_
     assert (tmp_path / "again").read_bytes() == file.read_bytes()
 
 
-def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_to_the_byte(folder: Path) -> None:
+def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_byte_for_byte(folder: Path) -> None:
     before = contents(folder / "rqlite" / "shop")
     cluster = Cluster("shop", folder / "rqlite", segment_bytes=100_000, max_bytes=1_000_000)
     cluster.open()
@@ -140,7 +140,7 @@ def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_to_the_byte(fo
     assert {name: after[name] for name in before} == before
 
 
-# -- what processes say of themselves -------------------------------------------------------------------------
+# -- status of processes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -152,7 +152,7 @@ def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_to_the_byte(fo
         ("rqlite-webhook", "queue", "sender"),
     ],
 )
-def test_a_status_is_written_again_to_the_byte(pipeline: str, place: str, name: str, tmp_path: Path) -> None:
+def test_a_status_is_rewritten_byte_for_byte(pipeline: str, place: str, name: str, tmp_path: Path) -> None:
     unpack(pipeline, tmp_path)
     folder = tmp_path / "state" / place
     before = (folder / f"{name}.json").read_text()
@@ -179,7 +179,7 @@ def test_every_kind_of_error_that_is_stored_by_name_is_known_by_it() -> None:
 # -- what a batch brings to a queue ---------------------------------------------------------------------------
 
 
-def test_what_a_batch_has_for_a_table_is_written_again_to_the_byte(folder: Path, tmp_path: Path) -> None:
+def test_the_staged_files_of_a_batch_are_recorded_byte_for_byte_as_before(folder: Path, tmp_path: Path) -> None:
     batch = Batch("shop/epoch", 7)
     assert EventStage(folder / "queue").tables(batch) == {"public.orders"}
     copied, log = Piece("a.arrow", 3, 1000, 40), Piece("b.arrow", 2, 900, 50)

@@ -27,7 +27,7 @@ SOURCES: dict[str, dict[str, Any]] = {
     "poll": {"dsn": "sqlite:///app.db"},
 }
 LATE = 2**63 - 1
-"""The ordinal behind every change of a commit."""
+"""The ordinal after every change of a commit."""
 
 
 def stored(source: str) -> str:
@@ -44,12 +44,12 @@ def at(table: str, phase: Any, commit: int, ordinal: int, **more: Any) -> TableP
 
 
 @pytest.mark.parametrize("offset", [PostgresOffset, SqliteOffset, SlateDbOffset, PollOffset])
-def test_an_offset_is_written_again_to_the_byte(offset: Any) -> None:
+def test_an_offset_is_rewritten_byte_for_byte(offset: Any) -> None:
     source = {PostgresOffset: "postgres", SqliteOffset: "sqlite", SlateDbOffset: "slatedb", PollOffset: "poll"}[offset]
     assert json.dumps(offset.from_json(json.loads(stored(source))).to_json()) == stored(source)
 
 
-def test_the_offset_of_each_rqlite_service_is_written_again_to_the_byte() -> None:
+def test_the_offset_of_each_rqlite_service_is_rewritten_byte_for_byte() -> None:
     raw = json.loads(stored("rqlite"))["services"]
     own = {key: raw["shop"].pop(key) for key in ("failure", "failures")}
     assert own["failures"] == 2
@@ -58,7 +58,7 @@ def test_the_offset_of_each_rqlite_service_is_written_again_to_the_byte() -> Non
         assert json.dumps(SqliteOffset.from_json(service).to_json()) == json.dumps(service)
 
 
-def test_a_postgres_offset_means_what_it_meant() -> None:
+def test_a_postgres_offset_is_read_with_the_values_it_was_written_with() -> None:
     assert open_by_type("postgres").progress(json.loads(stored("postgres"))) == [
         at("16401", "init", 500, 1, request=4),
         at("16402", "copy", 399, LATE, chunks_done=2, chunks_total=5, request=3, copy=400),
@@ -72,7 +72,7 @@ def test_a_postgres_offset_means_what_it_meant() -> None:
     assert offset.tables[16402].skips == (Position(90, 1), Position(91, 0))
 
 
-def test_an_offset_of_a_tape_means_what_it_meant() -> None:
+def test_an_offset_of_a_tape_is_read_with_the_values_it_was_written_with() -> None:
     expected = [
         at("a_init", "init", 60, 1, request=4, copy=2),
         at("b_copy", "copy", 40, 1, chunks_done=2, chunks_total=3, request=3, copy=1),
@@ -89,7 +89,7 @@ def test_an_offset_of_a_tape_means_what_it_meant() -> None:
     assert [each.upstream_id for each in found] == [f"rqlite.{each.upstream_id}" for each in expected]
 
 
-def test_a_slatedb_offset_means_what_it_meant() -> None:
+def test_a_slatedb_offset_is_read_with_the_values_it_was_written_with() -> None:
     assert open_by_type("slatedb").progress(json.loads(stored("slatedb"))) == [
         at("slatedb.a_init", "init", 60, LATE, request=4),
         at("slatedb.b_copy", "copy", 40, LATE, chunks_done=1, chunks_total=3, request=3, copy=1),
@@ -100,7 +100,7 @@ def test_a_slatedb_offset_means_what_it_meant() -> None:
     ]
 
 
-def test_an_offset_of_polls_means_what_it_meant() -> None:
+def test_an_offset_of_polls_is_read_with_the_values_it_was_written_with() -> None:
     found = open_by_type("poll").progress(json.loads(stored("poll")))
     assert [(each.upstream_id, each.phase, each.chunks_done, each.chunks_total) for each in found] == [
         ("a_init", "init", 0, 0),
@@ -118,6 +118,6 @@ def test_an_offset_of_polls_means_what_it_meant() -> None:
     assert offset.tables["b_copy"].stop(0).next == 1
 
 
-def test_what_a_mark_is_of_keeps_its_name() -> None:
+def test_the_kinds_of_version_columns_keep_their_names() -> None:
     """An offset holds the kind of its version column by name: with another name every table would be copied again."""
     assert [kind.name for kind in VersionKind] == ["INSTANT", "LOCAL", "DAY", "NUMBER", "TEXT"]

@@ -87,14 +87,14 @@ def test_the_journal_of_a_postgres_that_is_gone_is_planned_and_decoded(tmp_path:
     ]
 
 
-def test_what_a_receiver_of_postgres_said_last_is_shown(tmp_path: Path) -> None:
+def test_the_last_status_of_a_postgres_receiver_is_shown(tmp_path: Path) -> None:
     source = open_source(load(unpack("postgres-delta", tmp_path)))
     raw = json.loads((tmp_path / "state" / "journal" / "receiver.json").read_text())
     assert list(raw) == ["pid", "at", "gear", "durable", "server", "confirmed", "restart", "journal_bytes", "error"]
-    told = source.status()
-    assert (told.gear, told.journal_bytes, told.error, told.fix) == ("streaming", 1976, None, None)
+    status = source.status()
+    assert (status.gear, status.journal_bytes, status.error, status.fix) == ("streaming", 1976, None, None)
     assert [
-        int(getattr(told, name)[:16], 16) + 1 for name in ("received", "server", "slot_restart", "slot_confirmed")
+        int(getattr(status, name)[:16], 16) + 1 for name in ("received", "server", "slot_restart", "slot_confirmed")
     ] == [raw[name] for name in ("durable", "server", "restart", "confirmed")]
     assert (
         list(source.idle_until() or ())
@@ -105,7 +105,7 @@ def test_what_a_receiver_of_postgres_said_last_is_shown(tmp_path: Path) -> None:
 # -- polling --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_known_of_polled_rows_is_known_still(tmp_path: Path) -> None:
+def test_the_stored_key_snapshot_of_a_polled_table_is_still_read(tmp_path: Path) -> None:
     unpack("poll-delta", tmp_path)
     known = KeySnapshot.of(str(tmp_path / "state" / "poll" / "pipeline"), "notes")
     for step in (1, 3):
@@ -126,12 +126,12 @@ def test_what_is_known_of_polled_rows_is_known_still(tmp_path: Path) -> None:
 def test_a_half_sent_queue_holds_what_was_not_delivered(tmp_path: Path) -> None:
     unpack("rqlite-webhook", tmp_path)
     queue = tmp_path / "state" / "queue"
-    told = json.loads((queue / "sender.json").read_text())
+    status = json.loads((queue / "sender.json").read_text())
     with closing(QueueReader(queue)) as reader:
-        assert (str(reader.head), reader.released) == (told["head"], Position(2, 0))
-        assert Position.parse(told["delivered_to"]) == Position(2, 2)
+        assert (str(reader.head), reader.released) == (status["head"], Position(2, 0))
+        assert Position.parse(status["delivered_to"]) == Position(2, 2)
         # Of the batch in hand, two of five events were delivered.
-        assert reader.count(reader.released) - 2 == told["pending"] == 3
+        assert reader.count(reader.released) - 2 == status["pending"] == 3
         frames = reader.read(START, 100)
     events = [row for _, table in frames for row in table.to_pylist() if not row["marker"]]
     assert [row["commit"] for row in events] == [10, 11, 12, 13, 14, 20, 21, 22, 23, 24]
@@ -139,7 +139,7 @@ def test_a_half_sent_queue_holds_what_was_not_delivered(tmp_path: Path) -> None:
     assert len(queue_id(queue)) == 32
 
 
-def test_a_sender_says_what_it_said(tmp_path: Path) -> None:
+def test_a_sender_writes_its_status_with_the_same_keys_and_values(tmp_path: Path) -> None:
     unpack("rqlite-webhook", tmp_path)
     file = tmp_path / "state" / "queue" / "sender.json"
     before = json.loads(file.read_text())
@@ -153,7 +153,7 @@ def test_a_sender_says_what_it_said(tmp_path: Path) -> None:
     assert {key: after[key] for key in same} == {key: before[key] for key in same}
 
 
-def test_a_queue_is_written_on_behind_its_last_batch(tmp_path: Path) -> None:
+def test_a_queue_is_appended_to_after_its_last_batch(tmp_path: Path) -> None:
     unpack("rqlite-webhook", tmp_path)
     queue = tmp_path / "state" / "queue"
     with QueueWriter(queue, segment_bytes=1_000_000, max_bytes=10_000_000), closing(QueueReader(queue)) as reader:

@@ -36,7 +36,7 @@ def orders(*extra: str) -> TableSchema:
 
 
 @pytest.mark.parametrize("number", [2, 3])
-def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
+def test_a_store_is_read_with_the_values_it_was_written_with(number: int, tmp_path: Path) -> None:
     with SqliteStore("shop", unpack_state(number, tmp_path)).open() as store:
         pipeline = store.pipeline()
         assert (pipeline.name, pipeline.run) == ("shop", 1)
@@ -81,7 +81,7 @@ def test_a_store_means_what_it_meant(number: int, tmp_path: Path) -> None:
         assert (skip.kind, skip.argument, skip.outcome, skip.done_at is not None) == ("skip", "1", "skipped", True)
 
 
-def test_a_store_is_written_again_to_the_byte(tmp_path: Path) -> None:
+def test_a_store_is_rewritten_byte_for_byte(tmp_path: Path) -> None:
     folder = unpack_state(3, tmp_path)
     before = stored(folder)
     with SqliteStore("shop", folder).open() as store:
@@ -101,7 +101,7 @@ def test_a_store_is_written_again_to_the_byte(tmp_path: Path) -> None:
         assert changed == [{**row, "changed": 0} if name == "pipeline" else row for row in before[name]]
 
 
-def test_the_leadership_of_senders_means_what_it_meant(tmp_path: Path) -> None:
+def test_the_leadership_of_senders_is_read_with_the_values_it_was_written_with(tmp_path: Path) -> None:
     engine = open_engine(str(unpack_state(3, tmp_path)))
     with closing(Leadership(engine, "shop", node="n2", queue="another", seconds=10.0)) as leadership:
         assert leadership.watermarks() == {"public.orders": Position(9, 1)}
@@ -111,7 +111,7 @@ def test_the_leadership_of_senders_means_what_it_meant(tmp_path: Path) -> None:
         assert (standing.epoch, standing.watermarks) == (2, {"public.orders": Position(9, 1)})
 
 
-def test_a_store_of_an_older_format_comes_to_be_as_one_of_the_newest(tmp_path: Path) -> None:
+def test_a_store_of_an_older_format_is_upgraded_to_the_newest(tmp_path: Path) -> None:
     for number in (1, 2, 3):
         (tmp_path / str(number)).mkdir()
         with SqliteStore("shop", unpack_state(number, tmp_path / str(number))).open():
@@ -124,8 +124,8 @@ def test_a_store_of_an_older_format_comes_to_be_as_one_of_the_newest(tmp_path: P
 
 def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
     with SqliteStore("shop", unpack_state(3, tmp_path)).open_reading() as store:
-        told = PipelineStatus.read(store, at=AT).to_dict()
-    assert list(told) == [
+        status = PipelineStatus.read(store, at=AT).to_dict()
+    assert list(status) == [
         "pipeline",
         "at",
         "runner",
@@ -137,7 +137,7 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "source",
         "requests",
     ]
-    items = told["tables"][0]
+    items = status["tables"][0]
     assert {key: items[key] for key in ("name", "state", "reason", "fix", "retry", "attempts", "letters")} == {
         "name": "public.items",
         "state": "Errored",
@@ -171,7 +171,7 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "version",
         "letters",
     ]
-    assert told["source"] == {
+    assert status["source"] == {
         "gear": "streaming",
         "received": "a",
         "journal_bytes": 17,
@@ -182,4 +182,4 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "fix": "a fix",
         "at": AT.isoformat(),
     }
-    assert told["requests"] == ["resync public.late"]
+    assert status["requests"] == ["resync public.late"]

@@ -87,7 +87,7 @@ def test_a_killed_writer_loses_nothing_it_reported(tmp_path: Path) -> None:
             assert writer.damage == []
 
 
-def test_a_reader_beside_a_busy_writer_sees_only_whole_frames_and_a_growing_head(tmp_path: Path) -> None:
+def test_a_reader_next_to_a_busy_writer_sees_only_whole_frames_and_a_growing_head(tmp_path: Path) -> None:
     reader, seen = Journal.open_reader(tmp_path), START
     with subprocess.Popen([sys.executable, "-c", _WRITER, str(tmp_path)], stdout=subprocess.DEVNULL) as process:
         while seen.commit < 5000:
@@ -127,7 +127,7 @@ from tailrace.journal import Frame, Journal
 
 writer = Journal.open_writer(sys.argv[1], segment_bytes=512)
 for number in range(writer.head.commit + 1, 1000):
-    # Half of a transaction that the upstream breaks off and begins anew.
+    # Half of a transaction that the upstream breaks off and begins again.
     writer.append([Frame(Position(number, 1), Position(number, 4), False, 1, b"", b"broken off")])
     writer.drop_unfinished()
     writer.append([Frame(Position(number, 1), Position(number, 9), True, 1, b"meta %d" % number, b"%08d" % number * 3)])

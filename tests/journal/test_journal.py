@@ -125,7 +125,7 @@ def test_a_transaction_the_upstream_broke_off_is_dropped_without_closing(tmp_pat
     assert numbers(tmp_path) == [1, 2]
 
 
-def test_a_second_writer_is_refused_and_told_who_the_first_is(tmp_path: Path) -> None:
+def test_a_second_writer_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     with Journal.open_writer(tmp_path), pytest.raises(OwnedError, match=f"process {os.getpid()}"):
         Journal.open_writer(tmp_path)
     Journal.open_writer(tmp_path).close()
@@ -216,7 +216,7 @@ def test_retention_waits_for_the_slowest_cursor_and_spares_the_active_segment(tm
         for number in range(1, 11):
             writer.append([frame(number)])
         before = segments(tmp_path)
-        assert writer.retain() == []  # nobody reads: nobody has passed anything
+        assert writer.retain() == []  # no reader has a cursor, so no frame counts as read
         fast.advance(end(10))
         slow.advance(end(4))
         removed = writer.retain()
@@ -242,7 +242,7 @@ def test_a_cursor_never_goes_back_and_keeps_its_place(tmp_path: Path) -> None:
     assert cursors(tmp_path) == {}
 
 
-def test_a_full_journal_says_so_long_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_journal_warns_long_before_it_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     Cursor(tmp_path, "sleepy").advance(START)
     with Journal.open_writer(tmp_path, segment_bytes=1000, max_bytes=10_000) as writer:
         warned_at = 0.0

@@ -83,7 +83,7 @@ class JournalMachine(RuleBasedStateMachine):
         self.writer.close()
         file = max(self.path.glob("*.seg"))
         whole = file.read_bytes()
-        # In a segment begun by this append everything behind the header is the group's.
+        # In a segment begun by this append everything after the header is the group's.
         before = sizes.get(file) or (len(whole) - sum(104 + (len(f.payload) + 7) // 8 * 8 for f in frames))
         at = before + int(part * (len(whole) - before))
         file.write_bytes(whole[:at] + (b"\xa5" * (len(whole) - at) if garbage else b""))

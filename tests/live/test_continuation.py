@@ -23,7 +23,7 @@ Rows = list[tuple[Any, ...]]
 
 
 def progress(pipeline: Pipeline) -> dict[str, TableProgress]:
-    """Where each table stands at the last offset that Spark has logged, whether it was committed or not."""
+    """The progress of each table at the last offset that Spark has logged, whether it was committed or not."""
     offsets = Path(pipeline.config.state) / "checkpoint" / "offsets"
     last = max((entry for entry in offsets.glob("[0-9]*")), key=lambda entry: int(entry.name))
     offset = json.loads(last.read_text().splitlines()[-1])
@@ -108,7 +108,7 @@ def test_a_slatedb_is_followed_on_from_where_its_log_was_read(tmp_path: Path) ->
     assert found == [*users, (100, "late", 1)]
 
 
-def test_a_half_sent_queue_is_sent_to_its_end_and_what_the_journal_holds_behind_it(tmp_path: Path) -> None:
+def test_a_half_sent_queue_is_sent_to_its_end_and_then_what_the_journal_holds(tmp_path: Path) -> None:
     def indexes(bodies: list[bytes]) -> list[int]:
         return [entry["index"] for body in bodies for entry in json.loads(body)["payload"]]
 

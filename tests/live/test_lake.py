@@ -97,7 +97,7 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
     assert "public.items: it has no key, or is kept with its history" in scenario.execute("verify")
 
 
-def test_a_new_column_that_is_widened_before_anybody_looked_keeps_what_older_rows_hold(scenario: Scenario) -> None:
+def test_a_new_column_that_is_widened_before_it_is_discovered_keeps_what_older_rows_hold(scenario: Scenario) -> None:
     scenario.execute("prepare")
     scenario.sql("CREATE TABLE items (id int PRIMARY KEY, a text)", "INSERT INTO items VALUES (1, 'a'), (2, 'b')")
     scenario.apply()

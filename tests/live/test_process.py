@@ -131,7 +131,7 @@ def test_a_run_whose_output_is_closed_ends_after_the_batch_in_hand(scenario: Sce
         run.stdout.close()
         said = run.stderr.read()
     assert run.returncode == 141
-    # Spark's own processes may say something when they are ended.
+    # Spark's own processes may print something when they are ended.
     assert "/src/tailrace/" not in said
     assert "error:" not in said
     scenario.apply()

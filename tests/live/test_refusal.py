@@ -155,7 +155,7 @@ def test_a_password_is_in_no_file_of_a_refused_pipeline(tmp_path: Path) -> None:
     assert [path for path in tmp_path.rglob("*") if path != file] == []
 
 
-def test_a_dsn_that_is_none_is_refused_without_showing_it(refused: Callable[..., tuple[int, str]]) -> None:
+def test_an_invalid_dsn_is_refused_without_showing_it(refused: Callable[..., tuple[int, str]]) -> None:
     code, said = refused(f"host is {PASSWORD}")
     assert code == 2
     assert "connection string" in said

@@ -42,7 +42,7 @@ def test_a_file_reaches_the_lake_whole_though_its_copy_and_its_following_were_ki
             }
         )
     )
-    # A chunk of the copy is read from the file, and no offset says so yet.
+    # A chunk of the copy is read from the file, and no offset includes it yet.
     with RunningPipeline(file, once=True, failpoints="stream.staged:kill") as run:
         assert run.wait() == -signal.SIGKILL
     application.run("UPDATE items SET name = name || '!' WHERE id % 5 = 0")

@@ -95,7 +95,7 @@ def test_a_merge_operand_is_refused() -> None:
         (pa.dictionary(pa.int32(), pa.string()), ["a", "a", "b"], 2),
     ],
 )
-def test_odd_keys_are_told_apart_and_never_crash(kind: pa.DataType, values: list[object], distinct: int) -> None:
+def test_odd_keys_stay_distinct_and_never_crash(kind: pa.DataType, values: list[object], distinct: int) -> None:
     table = TableSchema(TableName("s", "t"), (Column("k", kind),), ("k",))
     row = pa.StructArray.from_arrays([pa.array(values, kind)], fields=list(table.row_type))
     plain = replace(table)

@@ -47,7 +47,7 @@ def test_a_digest_depends_on_the_row_alone_and_not_on_where_it_stands(texts: lis
     assert row_digests([pa.array(texts).slice(start)]).tolist() == row_digests([pa.array(texts)])[start:].tolist()
 
 
-def test_columns_are_told_apart() -> None:
+def test_a_digest_depends_on_which_column_holds_a_value() -> None:
     a, b = pa.array(["x", "xy"]), pa.array(["yz", "z"])
     assert len(set(row_digests([a, b]).tolist())) == 2
     assert not np.array_equal(row_digests([a, b]), row_digests([b, a]))

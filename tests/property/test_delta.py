@@ -134,15 +134,15 @@ def test_replaying_a_history_gives_the_table_whatever_the_batches_hold(
             if count:
                 found = DeltaTable(f"{path}/public/t").to_pyarrow_table().to_pylist()
                 assert len(found) == count
-                assert replay(table, [told(table, row) for row in by_position(found)], {}) == expected
+                assert replay(table, [event_of(table, row) for row in by_position(found)], {}) == expected
 
 
 def by_position(rows: list[Row]) -> list[Row]:
     return sorted(rows, key=lambda row: str(row["_tailrace_position"]))
 
 
-def told(table: TableSchema, row: Row) -> Event:
-    """The change that a row of a history stands for."""
+def event_of(table: TableSchema, row: Row) -> Event:
+    """The change that a row of a history records."""
     return Event(
         Op[row["_tailrace_op"].upper()],
         {name: row[name] for name in table.arrow.names},

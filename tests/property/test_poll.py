@@ -148,7 +148,7 @@ def test_polls_alone_bring_every_row_whatever_the_order(operations: list[tuple[A
 @EVERY_ORDER
 @given(st.lists(WILD, min_size=5, max_size=40), st.sampled_from([1, 3]))
 def test_a_full_diff_brings_what_polls_cannot_see(operations: list[tuple[Any, ...]], cycles: int) -> None:
-    # A diff that is due ends every run, so that there is one behind the last operation.
+    # Every run ends with a diff that is due, so that one follows the last operation.
     follow_file([*operations, *[("step", "never")] * 3], {"full_diff": {"every_cycles": 1}}, 1000 if cycles == 1 else 4)
 
 

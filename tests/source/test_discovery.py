@@ -9,8 +9,8 @@ from tailrace.source import discovery
 from tailrace.source.discovery import Discovery
 
 
-class Looks(Discovery):
-    """Notes each look at the upstream, which may fail."""
+class RecordingDiscovery(Discovery):
+    """Records each discovery of the upstream, which may fail."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,39 +23,39 @@ class Looks(Discovery):
             raise self.error
 
 
-def test_the_upstream_is_looked_at_once_in_a_while_and_whenever_it_must_be() -> None:
-    looks = Looks()
+def test_the_upstream_is_discovered_at_intervals_and_at_once_on_request() -> None:
+    recording = RecordingDiscovery()
     for _ in range(3):
-        looks.refresh()
-    assert looks.seen == [True]
-    looks.refresh(at_once=True)
-    looks.refresh()
-    assert looks.seen == [True, True]
+        recording.refresh()
+    assert recording.seen == [True]
+    recording.refresh(at_once=True)
+    recording.refresh()
+    assert recording.seen == [True, True]
 
 
 def test_an_upstream_that_does_not_answer_is_an_error_only_where_nothing_is_known_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(discovery, "DISCOVERY_SECONDS", 0.0)
-    looks = Looks()
-    looks.error = UnavailableError("out of reach")
+    recording = RecordingDiscovery()
+    recording.error = UnavailableError("out of reach")
     for _ in range(2):
         with pytest.raises(UnavailableError):
-            looks.refresh()
-    looks.error = None
-    looks.refresh()
-    looks.error = UnavailableError("out of reach")
-    looks.refresh()
+            recording.refresh()
+    recording.error = None
+    recording.refresh()
+    recording.error = UnavailableError("out of reach")
+    recording.refresh()
     with pytest.raises(UnavailableError):
-        looks.refresh(at_once=True)
-    assert looks.seen == [True, True, True, False, True]
+        recording.refresh(at_once=True)
+    assert recording.seen == [True, True, True, False, True]
 
 
-def test_what_only_people_can_fix_is_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_that_only_people_can_fix_is_raised_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery, "DISCOVERY_SECONDS", 0.0)
-    looks = Looks()
-    looks.refresh()
-    looks.error = PreflightError("the publication is gone")
+    recording = RecordingDiscovery()
+    recording.refresh()
+    recording.error = PreflightError("the publication is gone")
     for _ in range(2):
         with pytest.raises(PreflightError):
-            looks.refresh()
+            recording.refresh()

@@ -1,4 +1,4 @@
-"""A source whose files cannot be removed is not said to be reset."""
+"""A source whose files cannot be removed is not reported as reset."""
 
 from __future__ import annotations
 

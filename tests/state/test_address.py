@@ -24,7 +24,7 @@ def configured(folder: Path, **store: Any) -> PipelineConfig:
     return from_dict(values, folder=folder, environment={"STATE_DSN": DSN})
 
 
-def test_the_state_is_a_file_in_its_folder_unless_told_otherwise(tmp_path: Path) -> None:
+def test_the_state_is_a_file_in_its_folder_unless_configured_otherwise(tmp_path: Path) -> None:
     expected = SqliteStore("shop", tmp_path / ".tailrace/shop")
     assert configured(tmp_path).store_address == expected
     assert configured(tmp_path, type="sqlite").store_address == expected
@@ -47,7 +47,7 @@ def test_a_database_is_named_by_its_dsn_and_a_schema(tmp_path: Path) -> None:
         ({"type": "redis"}, "store.type names no store type that is installed; it can be postgres, sqlite"),
     ],
 )
-def test_a_store_that_cannot_be_is_refused(tmp_path: Path, store: dict[str, str], said: str) -> None:
+def test_an_impossible_store_is_refused(tmp_path: Path, store: dict[str, str], said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         configured(tmp_path, **store)
     assert said in str(refused.value)

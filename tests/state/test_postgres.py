@@ -66,7 +66,7 @@ def test_several_processes_may_make_the_tables_at_once(address: StoreAddress) ->
     assert failures == []
 
 
-def test_the_runner_of_the_status_is_who_holds_the_lease(address: StoreAddress) -> None:
+def test_the_runner_of_the_status_is_the_holder_of_the_lease(address: StoreAddress) -> None:
     holder = Owner(4711, "another-host", Owner.here().started)
     with address.open() as store:
         assert PipelineStatus.read(store).runner is None
@@ -89,7 +89,7 @@ def test_a_lost_connection_is_opened_again(address: StoreAddress, database: Post
 
 
 def let_updates_die(database: PostgresDatabase) -> None:
-    """Whoever updates the state of a table loses the connection, until the trigger is dropped."""
+    """A session that updates the state of a table loses its connection, until the trigger is dropped."""
     database.run(
         "CREATE FUNCTION die() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN"
         " PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NEW; END $$",
@@ -132,7 +132,7 @@ def test_a_write_that_the_server_gave_up_because_the_process_slept_can_be_tried_
         store.renew_lease()
 
 
-def test_who_falls_asleep_within_a_write_does_not_keep_the_next_runner_out(address: StoreAddress) -> None:
+def test_a_runner_that_is_suspended_within_a_write_does_not_keep_the_next_runner_out(address: StoreAddress) -> None:
     with address.open() as old, address.open() as new:
         runs = [old.claim_run()]
 
@@ -164,7 +164,7 @@ def test_a_skip_leaves_either_both_the_letter_and_the_table_or_neither(
         assert [table.state for table in store.tables()] == [TableState.INIT]
 
 
-def test_a_writer_waits_for_the_one_before_and_is_fenced_behind_a_new_run(
+def test_a_writer_waits_for_the_one_before_and_is_fenced_after_a_new_run(
     address: StoreAddress, database: PostgresDatabase
 ) -> None:
     refused: list[BaseException] = []
@@ -230,7 +230,9 @@ def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase)
         assert CANARY not in f"{refused.value} {refused.value.__cause__} {address!r}"
 
 
-def test_a_role_without_rights_is_told_the_sql(tmp_path: Path, database: PostgresDatabase) -> None:
+def test_a_role_without_rights_is_refused_with_the_sql_that_grants_them(
+    tmp_path: Path, database: PostgresDatabase
+) -> None:
     database.run("DROP ROLE IF EXISTS plain_state", "CREATE ROLE plain_state LOGIN")
     dsn = psycopg.conninfo.make_conninfo(database.dsn, user="plain_state")
     address = PostgresStore("shop", tmp_path, dsn)

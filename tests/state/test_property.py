@@ -1,4 +1,4 @@
-"""Whatever happens in whatever order, the store says what a few dictionaries would say, and so does a reader of it."""
+"""After any operations in any order, the store answers as a few dictionaries would, and so does a reader of it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def schema_of(upstream_id: str, columns: list[str], version: int = 1) -> TableSc
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """The store of a runner beside its model. `seen` is what a table looks like to the runner."""
+    """The store of a runner next to its model. `seen` is what a table looks like to the runner."""
 
     address: ClassVar[StoreAddress]
     pipelines = itertools.count()
@@ -310,9 +310,9 @@ def check(address: StoreAddress, examples: int, steps: int) -> None:
     )
 
 
-def test_a_store_in_a_file_says_what_dictionaries_would_say(tmp_path: Path) -> None:
+def test_a_store_in_a_file_answers_as_dictionaries_would(tmp_path: Path) -> None:
     check(SqliteStore("any", tmp_path), examples=40, steps=40)
 
 
-def test_a_store_in_postgres_says_what_dictionaries_would_say(tmp_path: Path, database: PostgresDatabase) -> None:
+def test_a_store_in_postgres_answers_as_dictionaries_would(tmp_path: Path, database: PostgresDatabase) -> None:
     check(PostgresStore("any", tmp_path, database.dsn), examples=4, steps=25)

@@ -24,7 +24,7 @@ signal.pause()
 """
 
 
-def test_a_second_runner_is_refused_and_told_the_pid(tmp_path: Path) -> None:
+def test_a_second_runner_is_refused_with_the_pid_of_the_first(tmp_path: Path) -> None:
     with RunnerLock(tmp_path):
         with pytest.raises(OwnedError, match=f"process {os.getpid()} on ") as refused:
             RunnerLock(tmp_path).acquire()

@@ -37,7 +37,7 @@ def test_every_state_can_fail_and_a_failed_table_can_go_back_to_any_that_is_stor
     assert TRANSITIONS[TableState.ERRORED] == {durable(state) for state in WAY}
 
 
-def test_a_state_that_only_passes_is_stored_as_the_finished_copy() -> None:
+def test_a_transient_state_is_stored_as_the_finished_copy() -> None:
     assert {durable(state) for state in PASSING} == {TableState.FINISHED_COPY}
     assert all(durable(state) is state for state in set(TableState) - PASSING)
 

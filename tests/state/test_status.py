@@ -78,7 +78,7 @@ def test_a_copying_table_lags_from_its_own_position(store: StateStore) -> None:
     assert "3 of ~10 30%" in shown(status)
 
 
-def test_nothing_is_claimed_about_lag_before_the_source_said_anything(store: StateStore) -> None:
+def test_lag_is_unknown_before_the_source_has_a_status(store: StateStore) -> None:
     table = PipelineStatus.read(store).tables[0]
     assert (table.lag_bytes, table.lag_seconds) == (None, None)
 
@@ -121,9 +121,9 @@ def test_a_pause_and_the_next_try_are_shown(store: StateStore) -> None:
     status = PipelineStatus.read(store)
     assert "Init, paused" in shown(status)
     assert "it was tried 3 times; the next attempt is at 12:00:00 UTC" in shown(status)
-    told = status.to_dict()["tables"][0]
-    assert (told["name"], told["retry"], told["attempts"]) == ("public.b", "timed", 3)
-    assert datetime.fromisoformat(told["next_try"]) == NOW
+    table = status.to_dict()["tables"][0]
+    assert (table["name"], table["retry"], table["attempts"]) == ("public.b", "timed", 3)
+    assert datetime.fromisoformat(table["next_try"]) == NOW
 
 
 def test_waiting_changes_and_the_version_of_the_columns_are_shown(store: StateStore) -> None:

@@ -30,7 +30,7 @@ def test_the_state_of_another_pipeline_is_refused(store: StateStore, tmp_path: P
     assert store.pipeline().name == "shop"
 
 
-def test_the_runner_is_who_holds_the_folder(store: StateStore, tmp_path: Path) -> None:
+def test_the_runner_is_the_process_that_holds_the_folder(store: StateStore, tmp_path: Path) -> None:
     store.claim_run()
     assert store.runner() is None
     with RunnerLock(tmp_path):
@@ -144,6 +144,6 @@ def test_a_writer_killed_at_any_moment_leaves_whole_batches(tmp_path: Path) -> N
         with SqliteStore("shop", folder).open() as store:
             last = store.last_batch()
             assert last is not None
-            # One batch more may be on disk than the writer could still say.
+            # One batch more may be on disk than the writer could still report.
             assert last.id in (said, said + 1)
             assert [table.changes_applied for table in store.tables()] == [last.id + 1] * 2

@@ -63,7 +63,7 @@ def test_a_change_as_json_has_key_before_and_after() -> None:
     assert {json.loads(row["key"])["id"] for row in (insert, update, delete)} == {1}
 
 
-def test_a_change_that_does_not_fit_the_columns_of_a_stream_is_not_mended_by_a_resync() -> None:
+def test_a_change_that_does_not_fit_the_columns_of_a_stream_is_not_fixed_by_a_resync() -> None:
     opened = TableSchema(TABLE.table, (Column("id", pa.int64()), Column("v", pa.int32())), ("id",))
     with pytest.raises(SchemaChangedError, match="does not fit column v") as raised:
         fitted(changes(), opened)

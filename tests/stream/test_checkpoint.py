@@ -49,7 +49,9 @@ def test_a_checkpoint_that_is_gone_is_noticed(store: StateStore, checkpoint: Che
     assert "tailrace reset FILE" in (raised.value.fix or "")
 
 
-def test_a_checkpoint_of_another_life_is_noticed_once_it_has_batches(store: StateStore, checkpoint: Checkpoint) -> None:
+def test_a_checkpoint_of_another_state_is_noticed_once_it_has_batches(
+    store: StateStore, checkpoint: Checkpoint
+) -> None:
     checkpoint.require(store)
     store.forget_pipeline()
     checkpoint.require(store)
@@ -72,7 +74,7 @@ def test_a_checkpoint_older_than_the_state_is_noticed(store: StateStore, checkpo
 
 
 @pytest.mark.parametrize(("name", "last"), [("offsets", 2), ("commits", 1)])
-def test_an_entry_that_a_power_cut_left_empty_is_none(
+def test_an_entry_that_a_power_cut_left_empty_does_not_count(
     store: StateStore, checkpoint: Checkpoint, name: str, last: int
 ) -> None:
     for batch_id in range(last + 1):
@@ -98,14 +100,14 @@ def test_a_start_that_a_power_cut_left_half_done_begins_again(store: StateStore,
     assert not sum_.exists()
 
 
-def test_the_last_batch_that_is_done_is_told_with_its_offset(checkpoint: Checkpoint) -> None:
+def test_the_last_committed_batch_is_returned_with_its_offset(checkpoint: Checkpoint) -> None:
     assert checkpoint.last_commit() is None
     for batch_id in range(11):
         log(checkpoint, batch_id, done=batch_id < 10)
     assert checkpoint.last_commit() == (9, {"at": 9})
 
 
-def test_another_destination_is_told_once_and_the_first_one_never(tmp_path: Path) -> None:
+def test_a_changed_destination_is_reported_once_and_the_first_one_never(tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
-    told = [checkpoint.note_destination(f"delta {at}") for at in ("a", "a", "\udcff", "\udcff", "a")]
-    assert told == [None, None, "delta a", None, "delta \udcff"]
+    reported = [checkpoint.note_destination(f"delta {at}") for at in ("a", "a", "\udcff", "\udcff", "a")]
+    assert reported == [None, None, "delta a", None, "delta \udcff"]

@@ -1,4 +1,4 @@
-"""What the pipeline hears of Spark's progress events, without Spark."""
+"""How the pipeline reads Spark's progress events, without Spark."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tailrace.stream.commit_listener import CommitListener
 
 
 def progress(name: str | None, batch_id: int, start: Any, end: Any) -> dict[str, Any]:
-    """An event as Spark writes it, as far as anybody reads it."""
+    """An event as Spark writes it, as far as the listener reads it."""
     sources = [{"description": "a source", "startOffset": start, "endOffset": end}]
     return {"name": name, "batchId": batch_id, "batchDuration": 250, "sources": sources}
 
 
-def test_a_batch_is_told_once_it_is_done_and_one_that_read_nothing_is_not() -> None:
-    told: list[tuple[int, Offset, float]] = []
-    listener = CommitListener("shop", lambda *batch: told.append(batch))
+def test_a_batch_is_reported_once_it_is_done_and_one_that_read_nothing_is_not() -> None:
+    reported: list[tuple[int, Offset, float]] = []
+    listener = CommitListener("shop", lambda *batch: reported.append(batch))
     listener.record(progress("shop", 0, None, {"at": 1}))
     listener.record(progress("shop", 1, {"at": 1}, {"at": 1}))
     listener.record(progress("shop", 1, {"at": 1}, {"at": 2}))
-    assert told == [(0, {"at": 1}, 0.25), (1, {"at": 2}, 0.25)]
+    assert reported == [(0, {"at": 1}, 0.25), (1, {"at": 2}, 0.25)]
 
 
 @pytest.mark.parametrize("name", ["office", "", None])
 def test_the_progress_of_other_queries_in_the_session_is_not_ours(name: str | None) -> None:
-    told: list[tuple[int, Offset, float]] = []
-    listener = CommitListener("shop", lambda *batch: told.append(batch))
+    reported: list[tuple[int, Offset, float]] = []
+    listener = CommitListener("shop", lambda *batch: reported.append(batch))
     for end in (7, {"at": 1}):
         listener.record(progress(name, 0, None, end))
-    assert told == []
+    assert reported == []
 
 
-def test_what_goes_wrong_while_it_is_told_is_raised_once_to_who_asks() -> None:
+def test_an_error_while_a_batch_is_reported_is_raised_once() -> None:
     def fail(*_: object) -> None:
         raise UnavailableError("the store is away")
 

@@ -18,7 +18,7 @@ LIMIT = Limit(1, 1)
 
 
 class Scripted:
-    """A follower that finds something only where the test says so, and remembers what it was asked to do."""
+    """A follower that finds something only where the test says so, and records its calls."""
 
     def __init__(self) -> None:
         self.seen: list[TableDirectives] = []

@@ -52,7 +52,7 @@ def no_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Archive, dict[str, str]]:
-    """An archive that was made where there is no Java, and what Spark says of itself once it is there.
+    """An archive that was made where there is no Java, and what Spark prints about itself once it is there.
 
     Both take a start of Spark, so they are made once.
     """
@@ -71,7 +71,7 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> tuple[Archive, dict[str
 
 @pytest.fixture
 def fake_java(tmp_path: Path) -> Path:
-    """A JAVA_HOME whose `java` only says that it is version 11."""
+    """A JAVA_HOME whose `java` only prints that it is version 11."""
     java = tmp_path / "old" / "bin" / "java"
     java.parent.mkdir(parents=True)
     java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\" 2019-01-15' >&2\n")

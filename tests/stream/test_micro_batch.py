@@ -1,4 +1,4 @@
-"""What a lane makes of errors: those of one table are its own, and those behind a commit are nobody's."""
+"""How a lane treats errors: an error of one table stops that table, and one after a commit stops none."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_an_event_destination_takes_the_tables_of_a_batch_together(tmp_path: Pat
 
 
 def apply(destination: DeltaDestination, number: int, rows: dict[TableSchema, RowChange]) -> list[dict[str, Any]]:
-    """What a lane says of a batch that copies a row into each of these tables."""
+    """What a lane reports of a batch that copies a row into each of these tables."""
     blocks = [
         staged_row(CopyReceipt(table, destination.write_rows(table, changes_of(table, row)), False, False), 0)
         for table, row in rows.items()
@@ -93,7 +93,7 @@ def raising(error: Exception) -> Callable[..., Any]:
     return fail
 
 
-def test_what_arrow_refuses_stops_its_own_table_and_no_value_is_told(
+def test_a_value_that_arrow_refuses_stops_its_own_table_and_is_not_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plainly = DeltaDestination.write_changes

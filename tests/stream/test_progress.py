@@ -1,4 +1,4 @@
-"""What batches leave in the state store, with a source whose offsets say plainly where its tables stand."""
+"""What batches leave in the state store, with a source whose offsets show the position of each table."""
 
 from __future__ import annotations
 
@@ -93,9 +93,9 @@ class Scene:
         """Where the next batch leaves a table."""
         self.at = {**self.at, upstream_id: {"phase": phase, "position": str(Position(position, 0)), **more}}
 
-    def passes(self, behind: int, upto: int) -> None:
+    def passes(self, after: int, upto: int) -> None:
         """The follower finds nothing between two positions."""
-        self.source.passed.append((str(Position(behind, 0)), str(Position(upto, 0))))
+        self.source.passed.append((str(Position(after, 0)), str(Position(upto, 0))))
         self.recorder.note_source()
 
     def reached(self) -> int:
@@ -153,7 +153,7 @@ def scene(store: StateStore) -> Scene:
     return Scene(store)
 
 
-def test_a_table_walks_its_way_and_what_it_did_is_counted(scene: Scene) -> None:
+def test_a_table_goes_through_its_states_and_its_rows_are_counted(scene: Scene) -> None:
     scene.place("1", "init")
     scene.batch()
     assert scene.state() is TableState.INIT
@@ -172,7 +172,7 @@ def test_a_table_walks_its_way_and_what_it_did_is_counted(scene: Scene) -> None:
     assert scene.source.released[-1] == scene.at
 
 
-def test_a_batch_that_is_told_again_changes_nothing(scene: Scene) -> None:
+def test_a_batch_that_is_reported_again_changes_nothing(scene: Scene) -> None:
     scene.follow("1")
     scene.place("1", "ready", 20, copy=1)
     scene.batch(done(changes=3))
@@ -182,7 +182,7 @@ def test_a_batch_that_is_told_again_changes_nothing(scene: Scene) -> None:
     assert not scene.recorder.unconfirmed
 
 
-def test_a_failure_is_tried_again_ever_later_and_then_waits_for_somebody(store: StateStore) -> None:
+def test_a_failure_is_retried_ever_later_and_then_waits_for_an_operator(store: StateStore) -> None:
     scene = Scene(store, {"attempts": 3, "backoff": "4s"})
     scene.follow("1", "2")
     for attempt, (retry, wait) in enumerate([("timed", 4), ("timed", 8), ("manual", None)], 1):
@@ -218,7 +218,7 @@ def test_a_table_whose_policy_is_not_to_be_tried_again_is_not(store: StateStore,
     assert table.resume == (str(Position(10, 0)) if policy == "manual" else None)
 
 
-def test_an_error_that_a_retry_cannot_mend_waits_whatever_the_policy(scene: Scene) -> None:
+def test_an_error_that_a_retry_cannot_fix_waits_whatever_the_policy(scene: Scene) -> None:
     scene.follow("1")
     scene.batch(failed(SchemaChangedError("other columns", table="public.a")))
     assert (scene.table().retry, scene.table().next_try) == ("manual", None)
@@ -243,7 +243,7 @@ def test_a_table_that_nothing_waits_for_does_not_lag(scene: Scene) -> None:
     assert scene.reached() == 50
 
 
-def test_what_was_passed_over_behind_a_batch_counts_once_that_batch_is_recorded(scene: Scene) -> None:
+def test_positions_passed_over_after_a_batch_count_once_that_batch_is_recorded(scene: Scene) -> None:
     scene.follow("1")
     scene.passes(20, 50)
     assert scene.reached() == 10
@@ -253,7 +253,7 @@ def test_what_was_passed_over_behind_a_batch_counts_once_that_batch_is_recorded(
     assert scene.reached() == 50
 
 
-def test_what_was_passed_over_behind_an_earlier_batch_does_not_count(scene: Scene) -> None:
+def test_positions_passed_over_after_an_earlier_batch_do_not_count(scene: Scene) -> None:
     scene.follow("1")
     scene.place("1", "ready", 30, copy=1)
     scene.batch()
@@ -262,7 +262,7 @@ def test_what_was_passed_over_behind_an_earlier_batch_does_not_count(scene: Scen
     assert scene.reached() == 30
 
 
-def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_last_failure(scene: Scene) -> None:
+def test_a_table_counts_as_stopped_once_a_batch_left_it_out_for_its_last_failure(scene: Scene) -> None:
     scene.follow("1")
     assert not scene.recorder.is_stopped("1")
     scene.place("1", "ready", 20, copy=1)
@@ -286,7 +286,7 @@ def test_a_table_counts_as_stopped_once_a_batch_left_it_out_in_knowledge_of_its_
 
 
 @pytest.mark.parametrize("restarts", [False, True])
-def test_nothing_is_released_and_no_position_moves_past_a_failure_before_the_follower_has_heard_of_it(
+def test_nothing_is_released_and_no_position_moves_past_a_failure_before_the_follower_knows_of_it(
     scene: Scene, restarts: bool
 ) -> None:
     scene.follow("1", "2")
@@ -317,7 +317,7 @@ def test_a_batch_that_is_done_again_and_goes_well_takes_its_failure_back(scene: 
     assert (scene.state(), scene.table().attempts) == (TableState.READY, 0)
 
 
-def test_a_copy_that_fails_again_when_its_batch_is_done_again_still_begins_anew(scene: Scene) -> None:
+def test_a_copy_that_fails_again_when_its_batch_is_repeated_still_starts_over(scene: Scene) -> None:
     scene.place("1", "copy", 9, copy=7, chunks_done=1, chunks_total=3)
     scene.batch(copied())
     for _ in range(2):
@@ -348,7 +348,7 @@ def test_a_copy_that_fails_in_the_batch_it_begins_with_stays_in_error(
     assert scene.source.released == released
 
 
-def test_a_copy_that_always_fails_after_its_first_batch_waits_for_somebody_in_the_end(store: StateStore) -> None:
+def test_a_copy_that_always_fails_after_its_first_batch_waits_for_an_operator_in_the_end(store: StateStore) -> None:
     scene = Scene(store, {"attempts": 3})
     for attempt, retry in enumerate(["timed", "timed", "manual"], 1):
         scene.place("1", "init")
@@ -388,7 +388,7 @@ def test_a_change_that_cannot_be_read_is_a_dead_letter_until_it_is_applied_after
     assert [one.status for one in scene.store.dead_letters()] == ["resolved"]
 
 
-def test_a_paused_table_is_behind_the_others_until_it_has_caught_up(scene: Scene) -> None:
+def test_a_paused_table_lags_until_it_has_caught_up(scene: Scene) -> None:
     scene.follow("1", "2")
     scene.store.pause_table("1")
     scene.place("1", "stopped", 10, copy=1)
@@ -404,7 +404,7 @@ def test_a_paused_table_is_behind_the_others_until_it_has_caught_up(scene: Scene
     assert scene.state() is TableState.READY
 
 
-def test_a_resync_is_finished_when_its_copy_has_begun_and_the_counts_begin_anew(scene: Scene) -> None:
+def test_a_resync_is_finished_when_its_copy_has_begun_and_the_counts_start_from_zero(scene: Scene) -> None:
     scene.follow("1")
     scene.place("1", "ready", 20, copy=1)
     scene.batch(done(changes=5))
@@ -417,7 +417,7 @@ def test_a_resync_is_finished_when_its_copy_has_begun_and_the_counts_begin_anew(
     assert (scene.state(), scene.table().changes_applied, scene.table().rows_copied) == (TableState.DATA_SYNC, 0, 5)
 
 
-def test_a_resync_that_began_without_a_chunk_outlives_a_kill_before_its_batch_was_heard_of(store: StateStore) -> None:
+def test_a_resync_that_began_without_a_chunk_survives_a_kill_before_its_batch_was_reported(store: StateStore) -> None:
     scene = Scene(store, {"retry": "manual"})
     scene.follow("1")
     scene.batch(failed(TableError("no", table="public.a")))
@@ -443,7 +443,7 @@ def test_a_resync_brings_a_table_back_that_is_in_error(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("batches", [0, 1], ids=["in its first batch", "later"])
-def test_a_copy_that_somebody_asked_for_has_all_its_attempts(store: StateStore, batches: int) -> None:
+def test_a_requested_copy_has_all_its_attempts(store: StateStore, batches: int) -> None:
     scene = Scene(store, {"attempts": 3})
     scene.follow("1")
     for _ in range(3):
@@ -465,7 +465,7 @@ def test_a_copy_that_somebody_asked_for_has_all_its_attempts(store: StateStore, 
         store.recover_table("1")
 
 
-def test_tables_that_leave_are_forgotten_and_those_that_come_or_are_renamed_are_met(scene: Scene) -> None:
+def test_tables_that_leave_are_forgotten_and_new_or_renamed_ones_are_recorded(scene: Scene) -> None:
     scene.follow("1", "2")
 
     def named(upstream_id: str, name: str) -> TableSchema:
@@ -483,7 +483,7 @@ def test_tables_that_leave_are_forgotten_and_those_that_come_or_are_renamed_are_
     assert scene.state("3") is TableState.DATA_SYNC
 
 
-def test_tables_that_left_while_nobody_ran_are_forgotten_at_the_start(scene: Scene) -> None:
+def test_tables_that_left_while_the_pipeline_was_down_are_forgotten_at_the_start(scene: Scene) -> None:
     scene.follow("1")
     table = TableSchema(TableName("public", "a"), (Column("id", pa.int64()),), ("id",), upstream_id="1")
     scene.open().open_tables([table])

@@ -1,4 +1,4 @@
-"""The process in which Spark keeps a stream's reader: PySpark's own program, spoken to as Spark's side does."""
+"""The process in which Spark keeps a stream's reader: PySpark's own program, driven as Spark's JVM does."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def framed(data: bytes) -> bytes:
     return number(len(data)) + data
 
 
-def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_word() -> None:
+def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_message() -> None:
     source = make_sqlite(Path("never-opened.db"), Path(), TableOptions())
     feed = Feed(source, Limit(1, 1), lanes=1)
     data_source = bound(feed, "stopped")({})
@@ -50,7 +50,7 @@ def test_a_stream_that_is_stopped_within_an_answer_ends_without_a_word() -> None
             connection.sendall(framed(StructType().json().encode()) + number(1))
             assert connection.recv(4) == number(0)
             connection.sendall(number(GET_DEFAULT_READ_LIMIT_FUNC_ID))
-            # Closed with an answer that nobody reads: the system resets the connection.
+            # Closed with an answer that no one reads: the system resets the connection.
             connection.recv(1, socket.MSG_PEEK)
-        _, told = process.communicate()
-    assert told == ""
+        _, stderr = process.communicate()
+    assert stderr == ""

@@ -77,13 +77,13 @@ def test_every_stretch_of_keys_is_a_task_of_its_own(
 ) -> None:
     run("DELETE FROM t WHERE id IN (3, 33)", "UPDATE t SET v = 'w' WHERE id IN (4, 44)")
     reader, partitions = partitions_of(replay, tmp_path / "lake")
-    assert len(partitions) == ROWS // 10 + 2  # the chunks of the copy, what is behind the last, and polled keys
+    assert len(partitions) == ROWS // 10 + 2  # the chunks of the copy, what comes after the last, and polled keys
     assert all(isinstance(each, ScanPartition) for each in partitions)
     found = found_by(reader, partitions)
     positions = [one.first for one in found]
     assert positions == sorted(positions)
-    told = [(Op(one["op"]), one["row"]["id"]) for changes in found for one in changes.batch.to_pylist()]
-    assert sorted(told) == [(Op.UPDATE, 4), (Op.UPDATE, 44), (Op.DELETE, 3), (Op.DELETE, 33)]
+    operations = [(Op(one["op"]), one["row"]["id"]) for changes in found for one in changes.batch.to_pylist()]
+    assert sorted(operations) == [(Op.UPDATE, 4), (Op.UPDATE, 44), (Op.DELETE, 3), (Op.DELETE, 33)]
     replay.write()
     replay.commit()
     assert replay.contents()["main.t"].total() == ROWS - 2

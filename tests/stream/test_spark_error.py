@@ -1,4 +1,4 @@
-"""Errors that come back through Spark are told apart again."""
+"""Errors that come back through Spark are recognised by their kind."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_error_of_ours_keeps_its_kind_message_and_fix() -> None:
     assert found.fix == "copy anew"
 
 
-def test_what_spark_writes_behind_an_error_of_ours_is_no_part_of_it() -> None:
+def test_text_that_spark_adds_after_our_error_is_no_part_of_it() -> None:
     found = recognise(RuntimeError(THROUGH_SPARK.replace("copy anew\n", "copy anew\n SQLSTATE: 38000\n")))
     assert isinstance(found, LostError)
     assert found.fix == "copy anew"
@@ -74,12 +74,12 @@ def test_a_full_disk_is_something_to_try_again_and_says_where_to_make_room(text:
     assert "free space" in (found.fix or "")
 
 
-def test_an_error_of_ours_about_a_full_disk_is_told_as_it_is() -> None:
+def test_an_error_of_ours_about_a_full_disk_keeps_its_kind() -> None:
     text = THROUGH_SPARK.replace("the slot is gone", "No space left on device")
     assert isinstance(recognise(RuntimeError(text)), LostError)
 
 
-def test_anything_else_stays_what_it_is() -> None:
+def test_any_other_error_stays_what_it_is() -> None:
     error = ZeroDivisionError("division by zero")
     assert recognise(error) is error
     ours = PreflightError("not ready")
@@ -98,14 +98,14 @@ def test_a_worker_that_a_busy_machine_starts_too_late_is_tried_again(cause: str)
     assert isinstance(found, UnavailableError)
 
 
-def test_a_name_of_a_timeout_in_the_middle_of_a_text_is_none() -> None:
+def test_a_timeout_named_in_the_middle_of_a_text_does_not_count() -> None:
     error = RuntimeError("no such column: java.net.SocketTimeoutException")
     assert recognise(error) is error
 
 
 @dataclass(frozen=True)
 class Collected(SqliteSource):
-    """A source whose log was deleted, which it says with an error of its own kind."""
+    """A source whose log was deleted, which it reports with an error of its own kind."""
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         raise CollectedError("WAL file 7 is gone", fix="copy again")

@@ -23,7 +23,7 @@ RESUME = "0" * 31 + "5"
 
 
 class Scene:
-    """A store with the tables a and b, both Ready, their attendant, and what the follower has heard of."""
+    """A store with the tables a and b, both Ready, their supervisor, and the failures that the follower knows of."""
 
     def __init__(self, store: StateStore) -> None:
         self.store = store
@@ -45,7 +45,7 @@ class Scene:
         )
 
     def ask(self, kind: RequestKind, table: str = "public.a", argument: str | None = None) -> str | None:
-        """Ask, let the attendant tend once, and say what came of it."""
+        """Make a request, let the supervisor poll once, and return the outcome."""
         request = self.store.ask(kind, table, argument)
         self.supervisor.poll()
         done = self.store.request(request.id)
@@ -80,7 +80,7 @@ def test_a_table_is_tried_again_when_its_time_has_come_and_not_before(scene: Sce
 
 
 @pytest.mark.parametrize("retry", ["manual", "none"])
-def test_a_table_that_waits_for_somebody_is_not_tried_by_itself(scene: Scene, retry: str) -> None:
+def test_a_table_that_waits_for_an_operator_is_not_retried_by_itself(scene: Scene, retry: str) -> None:
     scene.fail(retry=retry)
     scene.now += HOLD / 2
     scene.supervisor.poll()
@@ -88,7 +88,7 @@ def test_a_table_that_waits_for_somebody_is_not_tried_by_itself(scene: Scene, re
 
 
 @pytest.mark.parametrize("way", ["by itself", "when asked", "by a skip"])
-def test_nothing_lets_a_table_go_on_before_the_follower_has_heard_that_it_failed(scene: Scene, way: str) -> None:
+def test_nothing_lets_a_table_continue_before_the_follower_knows_that_it_failed(scene: Scene, way: str) -> None:
     scene.stopped.clear()
     scene.fail(wait_seconds=0, retry="timed" if way == "by itself" else "manual")
     scene.store.put_dead_letter("1", "public.a", RESUME, kind="UnfitError", reason="no")
@@ -131,7 +131,7 @@ def test_a_full_journal_lets_go_of_tables_that_stand_still_and_of_no_other(scene
     assert scene.state("3") is TableState.READY
 
 
-def test_a_pause_and_its_end_are_done_and_told(scene: Scene) -> None:
+def test_pause_and_resume_are_done_and_reported(scene: Scene) -> None:
     assert scene.ask("pause") == "paused"
     assert scene.table().paused_at is not None
     assert scene.table("2").paused_at is None
@@ -139,7 +139,7 @@ def test_a_pause_and_its_end_are_done_and_told(scene: Scene) -> None:
     assert scene.table().paused_at is None
 
 
-def test_a_retry_is_told_whether_there_was_anything_to_retry(scene: Scene) -> None:
+def test_a_retry_reports_whether_there_was_anything_to_retry(scene: Scene) -> None:
     assert scene.ask("retry") == "the table is not in error"
     scene.fail(retry="manual")
     assert scene.ask("retry") == "retried"
@@ -147,7 +147,7 @@ def test_a_retry_is_told_whether_there_was_anything_to_retry(scene: Scene) -> No
     assert scene.ask("retry", "public.gone") == "the pipeline no longer has this table"
 
 
-def test_a_skip_passes_over_what_waits_or_over_one_of_it(scene: Scene) -> None:
+def test_a_skip_leaves_out_all_dead_letters_of_a_table_or_one_of_them(scene: Scene) -> None:
     assert scene.ask("skip") == "the table has no change to skip"
     scene.fail(retry="manual")
     first, second, third = (

@@ -15,7 +15,7 @@ from tailrace.testing.wait import PATIENCE_SECONDS
 
 @dataclass(frozen=True)
 class PostgresDatabase:
-    """A database that exists while the `with` block runs. It goes with its slots and whoever is connected to it."""
+    """A database that exists while the `with` block runs. It is dropped with its slots and open connections."""
 
     server: EmbeddedPostgres
     name: str

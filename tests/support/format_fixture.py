@@ -21,7 +21,7 @@ def unpack(name: str, folder: Path, **changed: dict[str, Any]) -> Path:
     for section, keys in changed.items():
         sections[section] |= keys
     file.write_text(yaml.safe_dump(sections, sort_keys=False))
-    # The only absolute path: where the batches went, so that people hear of another place.
+    # The only absolute path: the destination of the batches, stored to report a change of it.
     mark = folder / "state" / "checkpoint" / "destination"
     kind, _, place = mark.read_text().partition(" ")
     if place.startswith("/"):

@@ -48,7 +48,7 @@ class Following:
         return str(self.scenario.value(f"SELECT '{table}'::regclass::oid::int8"))
 
     def records(self) -> dict[str, TableRecord]:
-        """What the state store says of the tables, by their identity upstream."""
+        """What the state store holds for the tables, by their identity upstream."""
         with SqliteStore("shop", self.scenario.state).open_reading() as store:
             return {table.upstream_id: table for table in store.tables()}
 

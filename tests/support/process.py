@@ -1,4 +1,4 @@
-"""What /proc says of processes. Any of them may end before it is asked about, so every answer has one for that."""
+"""What /proc shows of processes. Any of them may end before it is read, so every answer has a value for that."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A scripted rqlite node: a real SQLite database behind rqlite's API that posts its changes as a real node does.
+"""A scripted rqlite node: a real SQLite database with rqlite's API that posts its changes as a real node does.
 
     with RqliteNode("http://127.0.0.1:8099/cdc", service="svc") as node:
         node.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT)")
@@ -321,7 +321,7 @@ class RqliteNode:
         return code in (200, 202)
 
     def status(self) -> dict[str, Any]:
-        """What the node says of itself, as far as a source looks at it."""
+        """The node's own status, as far as a source reads it."""
         length = self.pending
         service = {"service_id": self.service} if self.service else {}
         capture = {"node_id": self.node_id, "is_leader": True, "fifo": {"has_next": length > 0, "length": length}}
@@ -376,7 +376,7 @@ class _Server(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Exchange)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Clients that go away, or cannot agree on TLS, see it themselves."""
+        """Log nothing: clients that disconnect, or cannot agree on TLS, see the error themselves."""
 
 
 class _Exchange(BaseHTTPRequestHandler):
@@ -432,4 +432,4 @@ class _Exchange(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the name is the base class's
-        """Nothing: what a node is asked is of no interest."""
+        """Log nothing."""

@@ -82,7 +82,7 @@ class RunningPipeline:
         deadline = time.monotonic() + seconds
         while True:
             status = self.status()
-            # What a run before this one left says nothing.
+            # A status that an earlier run left does not count.
             ours = status is not None and status.runner is not None and status.runner.pid == self.pid
             if status is not None and ours and condition(status):
                 return status
@@ -93,7 +93,7 @@ class RunningPipeline:
             time.sleep(_POLL_SECONDS)
 
     def status(self) -> PipelineStatus | None:
-        """What the state store says now; None before there is one."""
+        """What the state store holds now; None before there is one."""
         try:
             with self._store.open_reading() as store:
                 return PipelineStatus.read(store)
@@ -162,7 +162,7 @@ def _session_members(session: int) -> list[int]:
 
 
 def _end(pids: list[int], session: int) -> None:
-    """SIGKILL to these and to a whole session, with whoever was forked in it meanwhile."""
+    """SIGKILL to these and to a whole session, with every process that was forked in it meanwhile."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while left := [pid for pid in {*pids, *_session_members(session)} if not is_ended(pid)]:
         if time.monotonic() > deadline:

@@ -84,7 +84,7 @@ class Scenario:
         apply(self.file, errored=errored)
 
     def fence(self) -> int:
-        """A place in the log: whoever has applied it has applied everything committed before this call."""
+        """A position in the log: a table that has reached it has everything committed before this call."""
         with psycopg.connect(self.dsn, client_encoding="UTF8") as connection:
             connection.execute("INSERT INTO public.fence DEFAULT VALUES")
             row = connection.execute("SELECT pg_current_wal_insert_lsn()").fetchone()

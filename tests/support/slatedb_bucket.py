@@ -68,7 +68,7 @@ class _Request(BaseHTTPRequestHandler):
     buckets: Buckets
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))

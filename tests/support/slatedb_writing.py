@@ -136,7 +136,7 @@ class Writer:
 
 
 def _options_of(store: ObjectStore) -> dict[str, Any]:
-    """What a file would say of the store."""
+    """The store as a pipeline file describes it."""
     place = {"local": "path", "memory": "name", "azure": "container"}.get(store.type, "bucket")
     return {"type": store.type, place: store.place, "options": dict(store.options)}
 

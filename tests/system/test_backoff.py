@@ -27,10 +27,10 @@ def test_chance_changes_a_pause_by_its_spread_and_never_beyond_the_longest() -> 
     assert [spread.delay(1, chance) for chance in (0.0, 0.5, 1.0)] == [6.0, 8.0, 9.0]
 
 
-def test_a_wait_ends_when_it_is_told_to() -> None:
-    told = threading.Event()
-    threading.Timer(0.1, told.set).start()
+def test_a_wait_ends_early_when_it_is_asked_to_stop() -> None:
+    stop = threading.Event()
+    threading.Timer(0.1, stop.set).start()
     before = time.monotonic()
-    assert not wait(600.0, told.is_set)
+    assert not wait(600.0, stop.is_set)
     assert time.monotonic() - before < 300
     assert wait(0.01, lambda: False)

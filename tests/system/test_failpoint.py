@@ -63,7 +63,7 @@ def test_a_kill_takes_the_whole_process_group() -> None:
         "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
         "reach('place')\n"
     )
-    # The pipes to the child stay open for as long as it lives, so returning at all says that it died.
+    # The pipes to the child stay open for as long as it lives, so returning at all means that it died.
     assert _run(program, "place:kill").returncode == -signal.SIGKILL
 
 
@@ -101,7 +101,7 @@ def test_orders_that_cannot_be_understood_are_refused(orders: str, monkeypatch: 
         reach("place")
 
 
-def test_a_paused_process_goes_on_when_it_is_told_to() -> None:
+def test_a_paused_process_continues_after_sigcont() -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", "from tailrace.system.failpoint import reach; reach('place'); print('went on')"],
         env={**os.environ, VARIABLE: "place:pause"},

@@ -1,4 +1,4 @@
-"""Locks on files: who looks keeps nobody out, and a holder is seen."""
+"""Locks on files: checking a lock keeps no one out, and a holder is seen."""
 
 from __future__ import annotations
 
@@ -32,7 +32,9 @@ def test_a_holder_is_seen_keeps_others_out_and_is_gone_when_its_file_is_closed(t
     assert not is_locked(path)
 
 
-def test_somebody_who_looks_is_no_holder_and_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_only_checks_a_lock_is_no_holder_and_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "lock"
     with opened(path) as looking, opened(path) as wanting:
         fcntl.flock(looking, fcntl.LOCK_SH)

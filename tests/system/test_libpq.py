@@ -50,11 +50,13 @@ def test_every_place_a_server_can_be_is_taken(dsn: str) -> None:
         (None, "FATAL: sorry, too many clients already", "max_connections"),
     ],
 )
-def test_a_server_that_is_short_of_something_is_told_what_helps(state: str | None, text: str, advice: str) -> None:
+def test_an_error_of_a_server_that_is_short_of_something_comes_with_advice(
+    state: str | None, text: str, advice: str
+) -> None:
     assert advice in (relief(state, text) or "")
 
 
-def test_a_server_that_is_down_or_was_told_to_cancel_is_short_of_nothing() -> None:
+def test_a_server_that_is_down_or_cancelled_a_query_is_short_of_nothing() -> None:
     assert relief("57014", "canceling statement due to user request") is None
     assert relief("57P01", "terminating connection due to administrator command") is None
     assert relief(None, "connection refused") is None

@@ -1,4 +1,4 @@
-"""What parts say of themselves: a disk that refuses it stops none of them."""
+"""Status files of processes: a disk that refuses to store one stops no process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tailrace.system import status_file
 from tests.support.destination_writing import files_of_at_most
 
 
-def test_a_full_disk_keeps_what_was_said_before_and_stops_no_one(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_last_status_and_stops_no_process(tmp_path: Path) -> None:
     file = tmp_path / "made" / "status.json"
     assert status_file.read_file(file) == {}
     status_file.write_file(file, {"gear": "tail"})

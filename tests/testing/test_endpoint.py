@@ -7,7 +7,7 @@ import socket
 from tailrace.testing.endpoint import WebhookEndpoint
 
 
-def test_a_request_that_breaks_off_within_its_body_is_none() -> None:
+def test_a_request_that_breaks_off_within_its_body_does_not_count() -> None:
     with WebhookEndpoint() as endpoint, socket.create_connection(("127.0.0.1", endpoint.port)) as client:
         client.sendall(b"POST /hook HTTP/1.1\r\nHost: here\r\nContent-Length: 100\r\n\r\n[{")
         client.shutdown(socket.SHUT_WR)

@@ -145,9 +145,9 @@ def test_the_command_ends_with_8_where_sides_differ_and_shows_no_other_value(fil
     keep(file, [("k", n, 0.123456 if n == 5 else n / 3) for n in range(100)])
     run = CliRunner().invoke(app, [str(file), "--json"])
     assert run.exit_code == 8
-    told = json.loads(run.stdout)
-    assert not told["equal"]
-    assert told["tables"][0]["keys"] == [["k", "5"]]
+    report = json.loads(run.stdout)
+    assert not report["equal"]
+    assert report["tables"][0]["keys"] == [["k", "5"]]
     plain = CliRunner().invoke(app, [str(file), "--table", "main.t"])
     assert plain.exit_code == 8
     assert "(k, 5)" in plain.stdout
@@ -182,8 +182,8 @@ def test_as_many_keys_are_listed_as_are_asked_for(file: Path) -> None:
     assert (verdict.missing, len(verdict.keys)) == (100, 3)
     app = typer.Typer()
     app.command()(command)
-    told = json.loads(CliRunner().invoke(app, [str(file), "--json", "--keys", "70"]).stdout)
-    assert len(told["tables"][0]["keys"]) == 70
+    report = json.loads(CliRunner().invoke(app, [str(file), "--json", "--keys", "70"]).stdout)
+    assert len(report["tables"][0]["keys"]) == 70
 
 
 TABLE = TableSchema(TableName("s", "t"), (Column("id", pa.string()), Column("v", pa.int64())), ("id",))
@@ -215,8 +215,8 @@ def test_sides_in_files_compare_as_those_in_memory(
 
 def configure(folder: Path, source: Mapping[str, object], **sections: object) -> Path:
     lake = {"type": "delta", "path": str(folder / "lake")}
-    told = {"name": "p", "source": dict(source), "destination": lake, "state": str(folder / "state"), **sections}
-    (folder / "p.yaml").write_text(yaml.safe_dump(told))
+    config = {"name": "p", "source": dict(source), "destination": lake, "state": str(folder / "state"), **sections}
+    (folder / "p.yaml").write_text(yaml.safe_dump(config))
     return folder / "p.yaml"
 
 
@@ -358,7 +358,7 @@ def test_values_that_do_not_fit_are_equal_in_whatever_order_they_were_noted(
 
 
 @pytest.mark.parametrize("kind", ["delta", "sqlite"])
-def test_a_value_that_only_the_wider_type_of_the_destination_tells_apart_is_found(
+def test_a_value_that_differs_only_in_the_wider_type_of_the_destination_is_found(
     tmp_path: Path, database: PostgresDatabase, kind: str
 ) -> None:
     database.run("CREATE TABLE t (id int PRIMARY KEY, v float8, n numeric(12,0))", "INSERT INTO t VALUES (1, 1.1, 5)")

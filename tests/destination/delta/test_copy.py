@@ -50,7 +50,7 @@ def fill(destination: DeltaDestination) -> None:
 
 
 def run_batch(destination: DeltaDestination, number: int) -> None:
-    """One of the four batches of a copy, the last with a change behind it."""
+    """One of the four batches of a copy, the last with a change after it."""
     match number:
         case 1:
             write(destination, 1, staged=staged(destination, 1), begins_copy=True)

@@ -76,7 +76,7 @@ def rows_at(lake: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row[table.key[0]]) if table.key else rows
 
 
-def test_metadata_columns_tell_the_last_change_of_each_row(lake: Path) -> None:
+def test_metadata_columns_describe_the_last_change_of_each_row(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake), metadata=True)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     write(destination, 1, update(id=1, name="c", price=1))
@@ -242,7 +242,7 @@ def test_a_stale_runner_is_fenced_by_a_later_batch(lake: Path) -> None:
     assert [row["id"] for row in rows_at(lake)] == [1]
 
 
-def test_a_batch_is_computed_again_when_somebody_optimizes_the_table_meanwhile(lake: Path) -> None:
+def test_a_batch_is_computed_again_when_another_writer_optimizes_the_table(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake), compact=None, partition_by={"shop.items": ["name"]})
     for number in range(3):
         write(destination, number, insert(id=number, name="x y/ü%", price=number))
@@ -281,7 +281,7 @@ def table_schema(lake: Path) -> pa.Schema:
     return pa.schema(table_at(lake).schema().to_arrow())
 
 
-def test_a_delta_table_of_somebody_else_is_refused_and_left_alone(lake: Path) -> None:
+def test_a_delta_table_of_another_program_is_refused_and_left_alone(lake: Path) -> None:
     write_deltalake(str(lake / "shop/items"), pa.table({"id": [1]}))
     destination = DeltaDestination(path=str(lake))
     (finding,) = [finding for finding in destination.check([ITEMS]) if finding.level == "error"]
@@ -323,7 +323,7 @@ def test_an_error_in_an_object_store_names_the_table_by_its_address() -> None:
     assert "s3://bucket/lake/shop/items/_delta_log" in (caught.value.fix or "")
 
 
-def test_an_object_store_that_does_not_answer_is_unavailable_already_when_it_is_looked_at() -> None:
+def test_an_object_store_that_does_not_answer_is_unavailable_already_at_the_check() -> None:
     options = {
         "endpoint_url": "http://127.0.0.1:1",
         "allow_http": "true",
@@ -381,7 +381,7 @@ def test_small_files_are_merged_once_there_are_many_and_batches_are_still_known(
     assert [row["id"] for row in rows_at(lake)] == list(range(1, 8))
 
 
-def test_a_trickle_of_inserts_makes_no_heap_of_files(lake: Path) -> None:
+def test_a_trickle_of_inserts_does_not_leave_many_files(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake))
     for number in range(20):
         write(destination, number, insert(id=number, name="x", price=number))
@@ -389,7 +389,7 @@ def test_a_trickle_of_inserts_makes_no_heap_of_files(lake: Path) -> None:
     assert [row["id"] for row in rows_at(lake)] == list(range(20))
 
 
-def test_a_vacuum_deletes_old_files_that_nobody_needs_and_no_others(lake: Path) -> None:
+def test_a_vacuum_deletes_old_files_that_no_table_version_needs_and_no_others(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake), vacuum=VacuumOptions(every=0, retention=3600))
     write(destination, 0, insert(id=1, name="a", price=1))
     in_flight = destination.write_rows(ITEMS, changes_of(ITEMS, read(id=3, name="c", price=3)))
@@ -595,7 +595,7 @@ def test_what_a_crash_before_the_first_commit_leaves_in_partitions_does_not_keep
     assert [row["id"] for row in rows_at(lake)] == [1]
 
 
-def test_partitions_of_somebody_else_are_left_alone(lake: Path) -> None:
+def test_partitions_of_another_program_are_left_alone(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
     theirs = lake / "shop" / "items" / "name=EUR"
     theirs.mkdir(parents=True)

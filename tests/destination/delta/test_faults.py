@@ -45,7 +45,7 @@ def copied(destination: DeltaDestination, number: int, *rows: RowChange) -> None
     write(destination, number, staged=[staged], begins_copy=True, completes_copy=True)
 
 
-def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(lake: Path) -> None:
+def test_a_table_that_was_written_before_and_is_gone_is_not_recreated_without_its_rows(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake))
     table = replace(ITEMS, upstream_id="7")
     write(destination, 0, insert(id=1, name="a", price=1), table=table)
@@ -96,7 +96,7 @@ def test_a_whole_table_that_goes_in_the_middle_of_a_batch_is_waited_for(lake: Pa
         write(destination, 1, update(id=7, price=2), refetch=unmount)
 
 
-def test_what_the_error_of_a_damaged_log_advises_mends_it(lake: Path) -> None:
+def test_the_fix_in_the_error_of_a_damaged_log_repairs_it(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake))
     write(destination, 0, insert(id=1, name="a", price=1))
     write(destination, 1, insert(id=2, name="b", price=1))

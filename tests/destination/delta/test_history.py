@@ -36,7 +36,7 @@ def history_at(lake: Path) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["_tailrace_position"])
 
 
-def told(lake: Path, *names: str) -> list[tuple[Any, ...]]:
+def history_rows(lake: Path, *names: str) -> list[tuple[Any, ...]]:
     return [tuple(row[name] for name in ("_tailrace_op", *names)) for row in history_at(lake)]
 
 
@@ -47,7 +47,7 @@ def test_every_change_is_a_row_and_a_repeated_batch_adds_none(lake: Path) -> Non
     changes = update(id=1, name="b", price=1), insert(id=2, name="c", price=2), update(id=2, name="d", price=2)
     write(destination, 1, *changes, delete(id=2), TRUNCATE)
     assert write(destination, 1, *changes).repeated
-    assert told(lake, "id", "name") == [
+    assert history_rows(lake, "id", "name") == [
         ("read", 1, "a"),
         ("update", 1, "b"),
         ("insert", 2, "c"),
@@ -65,7 +65,7 @@ def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: P
     write(
         destination, 0, insert(id=1, name="large", price=1), update(id=1, price=2), delete(id=1), moved(id=7, price=2)
     )
-    assert told(lake, "id", "name", "_tailrace_unchanged") == [
+    assert history_rows(lake, "id", "name", "_tailrace_unchanged") == [
         ("insert", 1, "large", None),
         ("update", 1, None, ["name"]),
         ("delete", 1, None, None),
@@ -75,7 +75,7 @@ def test_columns_that_a_change_left_out_are_named_and_not_taken_for_null(lake: P
     renamed = replace(ITEMS, columns=tuple(title if c.name == "name" else c for c in ITEMS.columns), version=2)
     changes = changes_of(renamed, update(id=7, title="small", price=2), commit=50)
     destination.write_changes(TableBatch(renamed, Batch("p", 1), changes))
-    assert told(lake, "title", "_tailrace_unchanged") == [
+    assert history_rows(lake, "title", "_tailrace_unchanged") == [
         ("insert", "large", None),
         ("update", None, ["title"]),
         ("delete", None, None),
@@ -90,7 +90,7 @@ def test_a_change_from_before_a_new_column_says_that_it_left_the_column_alone(la
     old = changes_of(ITEMS, insert(id=1, name="a", price=1), update(id=1, name="b", price=1))
     new = changes_of(later, update(id=1, name="b", price=1, size=3), commit=50)
     destination.write_changes(TableBatch(later, Batch("p", 0), [*old, *new]))
-    assert told(lake, "size", "_tailrace_unchanged") == [
+    assert history_rows(lake, "size", "_tailrace_unchanged") == [
         ("insert", None, None),
         ("update", None, ["size"]),
         ("update", 3, None),
@@ -133,7 +133,7 @@ def test_current_rows_and_a_history_are_never_mixed_and_a_copy_changes_from_one_
     assert "tailrace resync FILE shop.items" in (refused.value.fix or "")
     copied(history, 1, name="b")
     write(history, 2, update(id=1, name="c", price=1))
-    assert sorted(told(lake, "name")) == [("read", "b"), ("update", "c")]
+    assert sorted(history_rows(lake, "name")) == [("read", "b"), ("update", "c")]
     with pytest.raises(SchemaChangedError, match="holds the history"):
         write(current, 3, delete(id=1))
     copied(current, 3, name="c")
@@ -151,7 +151,7 @@ def test_a_copy_of_current_rows_that_was_interrupted_is_no_part_of_a_history(lak
     with pytest.raises(SchemaChangedError, match="holds current rows"):
         write(history, 2, staged=[history.write_rows(ITEMS, rows)], completes_copy=True)
     copied(history, 3, name="b")
-    assert told(lake, "name") == [("read", "b")]
+    assert history_rows(lake, "name") == [("read", "b")]
 
 
 def test_the_query_of_the_documentation_gives_the_table_at_each_moment(lake: Path) -> None:
@@ -192,7 +192,7 @@ def stamped(changes: Changes, day: int) -> Changes:
 
 
 def unstamped(changes: Changes) -> Changes:
-    """The changes of an upstream that does not say when they were."""
+    """The changes of an upstream that gives no commit time."""
     return committed(changes, pa.nulls(len(changes), pa.timestamp("us", "UTC")))
 
 
@@ -207,7 +207,7 @@ def copied(destination: DeltaDestination, number: int, **row: Any) -> None:
     write(destination, number, staged=[staged], begins_copy=True, completes_copy=True)
 
 
-def test_a_new_copy_begins_a_history_anew_in_the_commit_that_completes_it(lake: Path) -> None:
+def test_a_new_copy_replaces_a_history_in_the_commit_that_completes_it(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake), history=["shop.items"])
     first, second, third, fourth = (
         destination.write_rows(ITEMS, changes_of(ITEMS, read(id=number, name="a", price=1), commit=number))
@@ -219,12 +219,12 @@ def test_a_new_copy_begins_a_history_anew_in_the_commit_that_completes_it(lake: 
         TableBatch(ITEMS, Batch("p", 2), changes_of(ITEMS, update(id=1, name="b", price=1), commit=10))
     )
     before = [("read", 0), ("read", 1), ("update", 1)]
-    assert told(lake, "id") == before
+    assert history_rows(lake, "id") == before
     write(destination, 3, staged=[third], begins_copy=True)
-    assert told(lake, "id") == before
+    assert history_rows(lake, "id") == before
     write(destination, 4, staged=[fourth], completes_copy=True)
     assert write(destination, 4, staged=[fourth], completes_copy=True).repeated
-    assert told(lake, "id") == [("read", 2), ("read", 3)]
+    assert history_rows(lake, "id") == [("read", 2), ("read", 3)]
 
 
 def test_housekeeping_keeps_every_row_of_a_history(lake: Path) -> None:

@@ -151,7 +151,7 @@ def test_a_value_is_kept_in_one_exact_form(kind: pa.DataType, value: Any, kept: 
     assert encode(pa.chunked_array([], kind), kept_type(kind), "c", "t") == []
 
 
-def test_metadata_columns_tell_the_last_change_of_each_row(path: Path) -> None:
+def test_metadata_columns_describe_the_last_change_of_each_row(path: Path) -> None:
     destination = SqliteDestination(path=path, metadata=True)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=2))
     write(destination, 1, update(id=1, name="c", price=1))
@@ -229,7 +229,7 @@ def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(path
     assert [row["_tailrace_exact"] for row in rows_at(path)] == [None, None]
 
 
-def test_nan_is_null_in_its_column_and_stands_as_text_beside_it(path: Path) -> None:
+def test_nan_is_null_in_its_column_and_text_in_the_exact_column(path: Path) -> None:
     destination = SqliteDestination(path=path)
     table = with_columns(ITEMS, Column("x", pa.float64(), number=4), Column("y", pa.float32(), number=5))
     nan = float("nan")
@@ -283,7 +283,7 @@ def test_a_writer_waits_for_another_one_and_gives_up_in_time(path: Path) -> None
     assert rows_at(path) == []
 
 
-def test_a_reader_in_the_middle_of_its_query_neither_waits_nor_holds_anybody_up(path: Path) -> None:
+def test_a_reader_in_the_middle_of_its_query_neither_waits_nor_holds_up_the_writer(path: Path) -> None:
     destination = SqliteDestination(path=path, lock_timeout=5)
     write(destination, 0, insert(id=1, name="a", price=1))
     with closing(sqlite3.connect(path, isolation_level=None)) as reader:
@@ -319,7 +319,7 @@ def test_pipelines_count_their_batches_apart(path: Path) -> None:
     assert rows_at(path) == []
 
 
-def test_files_of_somebody_else_are_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
+def test_files_of_other_programs_are_refused_and_left_alone(path: Path, tmp_path: Path) -> None:
     with closing(sqlite3.connect(path)) as connection:
         connection.execute("CREATE TABLE items (id)")
     text = tmp_path / "notes.txt"
@@ -335,7 +335,7 @@ def test_files_of_somebody_else_are_refused_and_left_alone(path: Path, tmp_path:
     assert text.read_text() == "mine"
 
 
-def test_a_table_that_somebody_made_in_the_replica_is_left_alone(path: Path) -> None:
+def test_a_table_that_a_user_created_in_the_replica_is_left_alone(path: Path) -> None:
     destination = SqliteDestination(path=path)
     write(destination, 0, insert(line="x"), table=LOG)
     with closing(sqlite3.connect(path)) as connection:
@@ -365,7 +365,7 @@ def test_checking_finds_what_would_go_wrong_and_creates_nothing(path: Path) -> N
     assert SqliteDestination(path=path / "below").check([])[0].level == "error"
 
 
-def test_a_damaged_file_is_told_apart_from_one_that_is_busy(path: Path) -> None:
+def test_a_damaged_file_is_not_taken_for_a_busy_one(path: Path) -> None:
     destination = SqliteDestination(path=path)
     write(destination, 0, *(insert(id=number, name="x" * 100, price=1) for number in range(500)))
     with path.open("r+b") as file:

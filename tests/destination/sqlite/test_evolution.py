@@ -85,7 +85,7 @@ def test_a_type_that_could_lose_a_value_stops_the_table(path: Path, kind: pa.Dat
     assert rows_at(path) == [{"id": 1, "name": "a", "price": 1}]
 
 
-def test_another_key_has_the_table_built_anew(path: Path) -> None:
+def test_a_changed_key_rebuilds_the_table(path: Path) -> None:
     destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1), insert(id=2, name="b", price=1))
     named = replace(ITEMS, key=("name",), version=2)
@@ -127,7 +127,7 @@ def test_an_index_that_forbids_what_the_upstream_allows_stops_the_table_and_no_r
 
 
 @pytest.mark.parametrize("taken", [False, True], ids=["added", "rebuilt"])
-def test_a_column_that_comes_as_nan_says_so_beside_the_rows_that_are_there(path: Path, taken: bool) -> None:
+def test_an_added_column_with_initial_value_nan_has_nan_as_exact_text_in_older_rows(path: Path, taken: bool) -> None:
     destination = SqliteDestination(path=path)
     write(destination, 0, insert(id=1, name="a", price=1))
     nan = pa.scalar(float("nan"), pa.float64())

@@ -34,7 +34,7 @@ def rows_at(path: Path, table: TableSchema = ITEMS) -> list[dict[str, Any]]:
         return [dict(row) for row in found]
 
 
-def test_a_table_that_was_written_before_and_is_gone_is_not_begun_anew_without_its_rows(tmp_path: Path) -> None:
+def test_a_table_that_was_written_before_and_is_gone_is_not_recreated_without_its_rows(tmp_path: Path) -> None:
     path = tmp_path / "place" / "replica.db"
     destination = SqliteDestination(path=path)
     table = replace(ITEMS, upstream_id="7")

@@ -73,7 +73,7 @@ def batch(number: int) -> Batch:
     return Batch("shop/1", number)
 
 
-def told(endpoint: WebhookEndpoint) -> list[tuple[str, str, Any]]:
+def arrived_events(endpoint: WebhookEndpoint) -> list[tuple[str, str, Any]]:
     """Table, kind and key of every event that arrived."""
     return [
         (event["subject"], event["type"].removeprefix("tailrace."), event["data"]["key"]["id"])
@@ -95,7 +95,7 @@ def test_a_batch_arrives_once_in_the_order_of_its_commits_whatever_table_wrote_f
                         on_stage(ITEMS, batch(0), changes_of(ITEMS, insert(id=7, note="b"), delete(id=7), commit=8))
                     )
             committer.drain()
-        assert told(endpoint) == [
+        assert arrived_events(endpoint) == [
             ("public.items", "insert", 7),
             ("public.items", "delete", 7),
             ("public.orders", "insert", 1),
@@ -118,7 +118,7 @@ def test_copied_rows_come_before_the_log_and_a_batch_that_failed_brings_nothing(
                     on_stage(ITEMS, batch(0), staged=[staged], begins_copy=True, completes_copy=True)
                 )
             committer.drain()
-        assert told(endpoint) == [
+        assert arrived_events(endpoint) == [
             ("public.items", "read", 1),
             ("public.items", "read", 2),
             ("public.orders", "update", 5),
@@ -140,7 +140,7 @@ def test_only_what_changes_is_sent_where_copied_rows_are_not_wanted(tmp_path: Pa
                     on_stage(ITEMS, batch(1), changes_of(ITEMS, update(id=2, note="c"), commit=5))
                 )
             committer.drain()
-        assert told(endpoint) == [("public.items", "update", 2)]
+        assert arrived_events(endpoint) == [("public.items", "update", 2)]
         assert staged.rows == 0
         assert next(rows, None) is None, "sources note which rows they gave"
 
@@ -160,7 +160,7 @@ def test_a_table_that_failed_before_a_crash_arrives_when_the_batch_comes_again(t
                     for table in tables:
                         destination.write_changes(on_stage(table, batch(0), changes_of(table, insert(id=1, note="a"))))
                 committer.drain()
-        assert told(endpoint) == [("public.orders", "insert", 1), ("public.items", "insert", 1)]
+        assert arrived_events(endpoint) == [("public.orders", "insert", 1), ("public.items", "insert", 1)]
 
 
 def test_what_failed_attempts_have_staged_goes_with_the_next_one(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ def test_what_waits_is_sent_by_the_next_run(tmp_path: Path) -> None:
         endpoint.rule = always(Reply())
         with destination.committer("shop") as committer:
             committer.drain()
-        assert told(endpoint) == [("public.orders", "insert", 1)]
+        assert arrived_events(endpoint) == [("public.orders", "insert", 1)]
 
 
 @contextmanager
@@ -231,7 +231,7 @@ def test_a_run_to_the_end_says_so_when_the_endpoint_takes_nothing(
         committer.drain()
 
 
-def test_a_run_to_the_end_that_is_told_to_end_does_not_wait_for_the_endpoint(tmp_path: Path) -> None:
+def test_a_run_to_the_end_that_is_asked_to_stop_does_not_wait_for_the_endpoint(tmp_path: Path) -> None:
     with refused(tmp_path) as (endpoint, destination, committer):
         committer.drain(lambda: bool(endpoint.requests))
     reader = QueueReader(destination.queue.path)
@@ -245,7 +245,7 @@ def test_a_run_to_the_end_leaves_no_file_of_the_queue_open(tmp_path: Path) -> No
         assert open_below(destination.queue.path) == before
 
 
-def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
+def test_a_run_to_the_end_ignores_the_status_of_the_sender_of_another_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DRAIN_SECONDS", 1.0)
@@ -254,7 +254,7 @@ def test_a_run_to_the_end_does_not_believe_what_the_sender_of_another_run_said(
         destination = make(tmp_path, endpoint.url)
         folder = destination.queue.path
         folder.mkdir(parents=True)
-        # Another process has the queue, and is not heard of.
+        # Another process has the queue, and writes no status of its own.
         with claim_queue(folder), destination.committer("shop") as committer:
             with committer.batch(batch(0)):
                 destination.write_changes(on_stage(ORDERS, batch(0), changes_of(ORDERS, insert(id=1, note="a"))))
@@ -275,7 +275,7 @@ def test_a_sender_that_was_killed_is_replaced(tmp_path: Path) -> None:
             with committer.batch(batch(0)):
                 destination.write_changes(on_stage(ORDERS, batch(0), changes_of(ORDERS, insert(id=1, note="a"))))
             committer.drain()
-        assert told(endpoint) == [("public.orders", "insert", 1)]
+        assert arrived_events(endpoint) == [("public.orders", "insert", 1)]
         assert (destination.queue.path / "sender.log.1").read_text() == "why it ended"
 
 
@@ -290,7 +290,7 @@ def test_a_sender_that_cannot_be_started_is_tried_again(tmp_path: Path) -> None:
     destination.start_sender("shop").stop()
 
 
-def test_all_tables_are_said_to_be_level_only_after_they_were_for_a_while(
+def test_all_tables_are_reported_level_only_after_they_were_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "LEVEL_SECONDS", 0.2)

@@ -58,7 +58,7 @@ def test_a_batch_that_comes_again_is_not_appended_again_also_by_another_writer(t
     assert len(ids(tmp_path)) == 4
 
 
-def test_another_life_of_the_pipeline_counts_its_batches_anew(tmp_path: Path) -> None:
+def test_a_pipeline_that_was_reset_counts_its_batches_from_the_start(tmp_path: Path) -> None:
     with opened(tmp_path) as writer:
         writer.append(batch(7), [numbered(0, 1)])
         assert writer.append(batch(0, "shop/2"), [numbered(1, 1)]) == 1
@@ -147,7 +147,7 @@ def test_a_damaged_queue_stops_with_the_place_of_the_damage(tmp_path: Path) -> N
         opened(tmp_path)
 
 
-def test_events_of_several_tables_come_in_the_order_of_their_commits_behind_what_was_copied(tmp_path: Path) -> None:
+def test_events_of_several_tables_come_in_the_order_of_their_commits_after_copied_rows(tmp_path: Path) -> None:
     stage = EventStage(tmp_path)
     copied = stage.write([as_copied(one) for one in events(("public.c", 5, 0), ("public.c", 5, 1)).to_batches()])
     first = stage.write(events(("public.a", 1, 0), ("public.a", 3, 2)).to_batches())
@@ -217,7 +217,7 @@ def test_a_killed_writer_loses_nothing_it_acknowledged_and_doubles_nothing(tmp_p
         max_size=14,
     )
 )
-def test_whatever_happens_the_queue_is_an_end_of_what_was_appended(steps: Sequence[tuple[str, int]]) -> None:
+def test_the_queue_is_always_a_suffix_of_what_was_appended(steps: Sequence[tuple[str, int]]) -> None:
     with tempfile.TemporaryDirectory() as name:
         _follow(Path(name), steps)
 
@@ -269,7 +269,7 @@ def test_an_error_between_staging_and_the_queue_leaves_the_batch_to_be_done_agai
     assert len(ids(tmp_path)) == 3
 
 
-def test_a_copy_whose_last_part_is_empty_is_still_said_to_be_complete(tmp_path: Path) -> None:
+def test_a_copy_whose_last_part_is_empty_is_still_reported_complete(tmp_path: Path) -> None:
     stage = EventStage(tmp_path)
     stage.enter(batch(0), "public.a", copied=[stage.write([])], log=[], completes=True)
     found = pa.concat_tables(stage.gather(batch(0), {"public.a"})).to_pylist()

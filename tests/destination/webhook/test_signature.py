@@ -1,4 +1,4 @@
-"""Requests are signed so that their receiver knows who sent them, when, and that nobody changed them."""
+"""Requests are signed so that their receiver knows who sent them, when, and that no one changed them."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ def test_a_request_brings_its_body_and_headers_over_a_connection_that_is_kept() 
         assert endpoint.duplicates() == 2
 
 
-def test_a_login_in_the_url_is_sent_as_a_header_and_shown_to_nobody() -> None:
+def test_a_login_in_the_url_is_sent_as_a_header_and_never_shown() -> None:
     with WebhookEndpoint() as endpoint:
         url = endpoint.url.replace("://", f"://me:{CANARY}%21@")
         transport = HttpTransport(to(url))
@@ -86,7 +86,7 @@ def test_a_redirect_is_an_answer_like_any_other(status: int) -> None:
         assert other.requests == []
 
 
-def test_an_answer_tells_how_long_to_wait() -> None:
+def test_an_answer_says_how_long_to_wait() -> None:
     with WebhookEndpoint() as endpoint:
         endpoint.script(Reply(429, {"Retry-After": "17"}))
         assert post(HttpTransport(to(endpoint.url))) == Answer(429, "17")

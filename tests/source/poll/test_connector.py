@@ -42,10 +42,10 @@ def test_another_package_adds_a_connector_by_an_entry_point(tmp_path: Path, monk
     (tmp_path / "far_away.py").write_text(
         "from tailrace.source.poll.duckdb import DuckDbConnector\n\n\nclass FarAway(DuckDbConnector):\n    pass\n"
     )
-    told = tmp_path / "far_away-1.0.dist-info"
-    told.mkdir()
-    (told / "METADATA").write_text("Metadata-Version: 2.1\nName: far-away\nVersion: 1.0\n")
-    (told / "entry_points.txt").write_text(
+    metadata = tmp_path / "far_away-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: far-away\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text(
         "[tailrace.connectors]\nfaraway = far_away:FarAway\nbroken = nowhere:Missing\nempty = far_away:Missing\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -66,8 +66,8 @@ def test_a_library_that_is_not_installed_is_named_with_the_extra_that_brings_it(
         "try:\n    connect('duckdb:///app.duckdb', ConnectorOptions())\n"
         "except ConfigError as error:\n    print(error.fix)\n"
     )
-    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert told.stdout == "pip install 'tailrace[duckdb]'\n"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert result.stdout == "pip install 'tailrace[duckdb]'\n"
 
 
 def test_sessions_of_one_database_share_one_pace() -> None:

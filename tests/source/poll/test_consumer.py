@@ -51,7 +51,7 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> WatermarkStore:
     return MemoryWatermarks() if request.param == "memory" else FileWatermarks(tmp_path / "shop.watermark")
 
 
-def test_the_watermark_moves_when_what_is_behind_it_was_applied_and_not_before(
+def test_the_watermark_moves_only_after_the_changes_before_it_were_applied(
     source: PollSource, store: WatermarkStore, run: Callable[..., None]
 ) -> None:
     run(insert(1, 2))
@@ -64,7 +64,7 @@ def test_the_watermark_moves_when_what_is_behind_it_was_applied_and_not_before(
         consumer.commit()
         run(insert(3, moment=NOW))
         assert take(consumer) == [3]
-    # It ended before it could say so.
+    # It ended before it could commit.
     with PollConsumer(source, store) as consumer:
         assert take(consumer) == [3]
         consumer.commit()
@@ -93,7 +93,9 @@ def test_what_was_not_taken_cannot_be_committed(source: PollSource, run: Callabl
         assert take(consumer) == []
 
 
-def test_after_an_error_the_tables_are_looked_at_anew(source: PollSource, run: Callable[..., None]) -> None:
+def test_the_tables_are_read_again_from_the_catalog_after_an_error(
+    source: PollSource, run: Callable[..., None]
+) -> None:
     run(insert(1))
     with PollConsumer(source, MemoryWatermarks()) as consumer:
         assert take(consumer) == [1]

@@ -1,4 +1,4 @@
-"""Polling a database that is a file: what holds for SQLite holds for DuckDB, and for whatever else stands behind it."""
+"""Polling a database that is a file: what holds for SQLite holds for DuckDB, and for any other connector for files."""
 
 from __future__ import annotations
 
@@ -280,7 +280,7 @@ def test_a_watermark_of_another_kind_of_values_or_another_key_is_foreign(app: Ap
             assert replay.contents()["main.t"] == Counter({(5, "x", 1): 1})
 
 
-def test_a_file_that_nobody_may_write_is_read_and_stays_as_it_is(app: App) -> None:
+def test_a_read_only_file_is_read_and_stays_as_it_is(app: App) -> None:
     create(app)
     put(app, 1)
     app.file.chmod(0o444)

@@ -59,7 +59,7 @@ def test_a_poll_that_is_repeated_does_not_hide_what_only_its_repeat_has_seen(
         late.execute("INSERT INTO t VALUES (2, 'late', now())")
         assert replay.plan()
         replay.write()
-        replay.crash()  # the batch is applied, but nobody knows
+        replay.crash()  # the batch is applied, but its commit is not recorded
         late.execute("COMMIT")
         replay.write()
         replay.commit()
@@ -219,9 +219,7 @@ def test_a_step_that_failed_is_read_again_when_the_table_goes_on(
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_a_table_is_copied_anew_when_somebody_asks(
-    database: PostgresDatabase, make_source: Callable[..., PollSource]
-) -> None:
+def test_a_table_is_copied_again_on_request(database: PostgresDatabase, make_source: Callable[..., PollSource]) -> None:
     database.run(TABLE, "INSERT INTO t SELECT i, 'v', now() FROM generate_series(1, 30) i")
     with SourceReplay(make_source(), LIMIT) as replay:
         replay.catch_up()
@@ -246,7 +244,7 @@ def test_a_table_that_loses_its_column_stops_and_goes_on_when_it_is_back(
             with pytest.raises(TableError, match=reason):
                 operations(replay)
             replay.commit()
-            replay.follower.target()  # look at the tables anew
+            replay.follower.target()  # discover the tables again
         database.run("ALTER TABLE t RENAME changed_at TO updated_at", "INSERT INTO t VALUES (2, 'b', now())")
         replay.catch_up()
     assert replay.contents()["public.t"] == contents(database)
@@ -283,7 +281,7 @@ def test_a_column_that_comes_is_followed(database: PostgresDatabase, make_source
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_what_cannot_be_polled_is_named_with_its_fix(
+def test_a_table_that_cannot_be_polled_is_named_with_its_fix(
     database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(
@@ -457,7 +455,7 @@ def test_a_resync_whose_copy_cannot_begin_is_not_forgotten(
     assert replay.contents()["public.t"] == contents(database)
 
 
-def test_a_table_that_goes_while_its_numbers_are_looked_at_stops_alone(
+def test_a_table_dropped_while_its_version_numbers_are_read_stops_alone(
     database: PostgresDatabase, make_source: Callable[..., PollSource]
 ) -> None:
     database.run(TABLE.replace("updated_at timestamptz", "updated_at bigint"), "INSERT INTO t VALUES (1, 'a', 1)")

@@ -30,7 +30,7 @@ def _keys(values: list[int]) -> pa.StructArray:
     return pa.array([{"id": value} for value in values], KEY)
 
 
-def told(table: pa.Table | None) -> dict[int, Any]:
+def hashes_by_id(table: pa.Table | None) -> dict[int, Any]:
     assert table is not None
     return {
         row["id"]: "gone" if row.get(GONE) else "unsure" if row[HASH] is None else row[HASH]
@@ -42,12 +42,12 @@ def with_part(rows: pa.Table) -> pa.Table:
     return rows.append_column(PART, pa.array(np.zeros(rows.num_rows, np.int32)))
 
 
-def test_the_last_step_tells_of_a_key(tmp_path: Path) -> None:
+def test_the_last_step_that_has_a_key_counts(tmp_path: Path) -> None:
     known = KeySnapshot(tmp_path / "t")
     known.put_polled(5, given(5, {1: 10, 2: 20, 3: 30}))
     known.put_polled(6, given(6, {2: 21, 3: None}))
-    assert told(known.polled(4, 9)) == {1: 10, 2: 21, 3: "gone"}
-    assert told(known.polled(4, 5)) == {1: 10, 2: 20, 3: 30}
+    assert hashes_by_id(known.polled(4, 9)) == {1: 10, 2: 21, 3: "gone"}
+    assert hashes_by_id(known.polled(4, 5)) == {1: 10, 2: 20, 3: 30}
     assert known.polled(7, 9) is None
 
 
@@ -55,24 +55,24 @@ def test_what_attempts_do_not_agree_on_is_not_known(tmp_path: Path) -> None:
     known = KeySnapshot(tmp_path / "t")
     known.put_polled(5, given(5, {1: 10, 2: 20, 3: 30}))
     known.put_polled(5, given(5, {1: 10, 2: 99, 4: 40}))
-    assert told(known.polled(4, 9)) == {1: 10, 2: "unsure", 3: "unsure", 4: "unsure"}
+    assert hashes_by_id(known.polled(4, 9)) == {1: 10, 2: "unsure", 3: "unsure", 4: "unsure"}
     known.put_polled(6, given(6, {2: 20}))
     known.put_polled(6, given(6, {}))
-    assert told(known.polled(4, 9))[2] == "unsure"
+    assert hashes_by_id(known.polled(4, 9))[2] == "unsure"
 
 
-def test_many_files_become_one_that_says_the_same(tmp_path: Path) -> None:
+def test_many_files_are_merged_into_one_with_the_same_content(tmp_path: Path) -> None:
     known = KeySnapshot(tmp_path / "t")
     for step in range(1, MOST_POLLED + 3):
         known.put_polled(step, given(step, {step % 7: step, step % 3 + 100: None}))
     known.put_polled(3, given(3, {200: 1}))
-    before = told(known.polled(0, 1000))
+    before = hashes_by_id(known.polled(0, 1000))
     known.gather(0, MOST_POLLED)
     assert len(list(known.folder.glob("polled-*"))) == 3
-    assert told(known.polled(0, 1000)) == before
+    assert hashes_by_id(known.polled(0, 1000)) == before
 
 
-def test_files_that_become_one_while_they_are_read_are_read_again(tmp_path: Path) -> None:
+def test_files_that_are_merged_while_they_are_read_are_read_again(tmp_path: Path) -> None:
     class Gathered(KeySnapshot):
         def _polled(self, after: int, upto: int) -> list[Path]:
             listed = super()._polled(after, upto)
@@ -83,7 +83,7 @@ def test_files_that_become_one_while_they_are_read_are_read_again(tmp_path: Path
         for step in range(MOST_POLLED + 1):
             KeySnapshot(tmp_path / folder).put_polled(step, given(step, {step: step}))
     assert Gathered(tmp_path / "counted").count_polled(0, 1000) == MOST_POLLED + 1
-    assert len(told(Gathered(tmp_path / "read").polled(0, 1000))) == MOST_POLLED + 1
+    assert len(hashes_by_id(Gathered(tmp_path / "read").polled(0, 1000))) == MOST_POLLED + 1
 
 
 def test_attempts_at_one_share_of_a_step_need_not_know_keys_of_another(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_attempts_at_one_share_of_a_step_need_not_know_keys_of_another(tmp_path:
     known.put_polled(5, given(5, {1: 10, 2: None}), "0of2")
     known.put_polled(5, given(5, {3: 30, 4: None}), "1of2")
     known.put_polled(5, given(5, {3: 30}), "1of2")
-    assert told(known.polled(4, 9)) == {1: 10, 2: "gone", 3: 30, 4: "unsure"}
+    assert hashes_by_id(known.polled(4, 9)) == {1: 10, 2: "gone", 3: 30, 4: "unsure"}
 
 
 def test_a_base_is_whole_or_none(tmp_path: Path) -> None:
@@ -102,7 +102,7 @@ def test_a_base_is_whole_or_none(tmp_path: Path) -> None:
     known.put_base(3, Stretch(("5",), None), with_part(given(0, {7: 70, 9: 90})))
     bases = known.bases(3)
     assert bases is not None
-    assert [told(base.read()) for base in bases] == [{1: 10}, {7: 70, 8: "unsure", 9: "unsure"}]
+    assert [hashes_by_id(base.read()) for base in bases] == [{1: 10}, {7: 70, 8: "unsure", 9: "unsure"}]
 
 
 def test_a_stretch_that_grew_is_cut(tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_stretch_that_grew_is_cut(tmp_path: Path) -> None:
     known.put_base(3, Stretch(), rows, [("2",)])
     bases = known.bases(3)
     assert bases is not None
-    assert [(base.stretch, told(base.read())) for base in bases] == [
+    assert [(base.stretch, hashes_by_id(base.read())) for base in bases] == [
         (Stretch((), ("2",)), {1: 10, 2: 20}),
         (Stretch(("2",), None), {3: 30}),
     ]
@@ -135,10 +135,10 @@ def test_what_no_step_needs_is_forgotten(tmp_path: Path) -> None:
     assert [known.window(step).tolist() for step in (3, 4, 5)] == [[], [], [5]]
     assert known.bases(3) is None
     assert known.bases(4) is not None
-    assert told(known.polled(0, 9)) == {4: 4, 5: 5}
+    assert hashes_by_id(known.polled(0, 9)) == {4: 4, 5: 5}
     (known.folder / f".found-{4:016}-00.arrow").touch()  # its writer was killed
     known.prune(window=5, base=4, applied=5)
     assert not list(known.folder.glob(".*"))
     known.forget(4)
-    assert told(known.polled(0, 9)) == {4: 4}
+    assert hashes_by_id(known.polled(0, 9)) == {4: 4}
     assert not len(known.window(5))

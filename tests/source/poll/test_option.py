@@ -31,7 +31,7 @@ def test_the_example_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "secret" not in repr(config)
 
 
-def test_a_file_is_looked_for_beside_the_pipeline(tmp_path: Path) -> None:
+def test_a_relative_path_starts_from_the_folder_of_the_pipeline_file(tmp_path: Path) -> None:
     source = configure(POLL, {}, tmp_path).source
     assert isinstance(source, PollOptions)
     assert source.dsn.reveal() == f"sqlite:///{tmp_path}/app.db"
@@ -59,6 +59,6 @@ def test_a_key_that_the_source_would_pass_over_is_refused(key: str) -> None:
         ({}, {"defaults": {"deletes": {"hard": True}}}, "is not a key here"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(source: dict[str, Any], tables: dict[str, Any], message: str) -> None:
+def test_options_that_make_no_sense_are_refused(source: dict[str, Any], tables: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         configure({**POLL, **source}, tables)

@@ -1,4 +1,4 @@
-"""What a look at the database's clock settles."""
+"""Up to which time a reading of the database's clock is settled."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_clock_that_was_set_back_is_read_again_from_where_it_may_have_landed()
     horizon = SettledClock(0, monotonic=watch)
     horizon.read(Clock(NOON, NOON, known=True))
     watch.ns = 10 * 10**9
-    # Ten seconds went by, and the clock says it is a minute before the last look.
+    # Ten seconds went by, and the clock is a minute before the last reading.
     view = horizon.read(Clock(NOON - 60 * S, NOON - 60 * S, known=True))
     assert view.rewound is not None
     assert view.rewound <= NOON - 70 * S
@@ -59,7 +59,7 @@ def test_a_clock_that_was_set_back_is_read_again_from_where_it_may_have_landed()
     assert view.floor((scale.at(NOON - 100 * S),), scale) == (scale.at(NOON - 100 * S),)
 
 
-def test_a_step_too_small_to_go_below_the_last_look_is_seen_as_well() -> None:
+def test_a_clock_step_too_small_to_go_below_the_last_reading_is_noticed_too() -> None:
     watch = Watch()
     horizon = SettledClock(0, monotonic=watch)
     horizon.read(Clock(NOON, NOON, known=True))
@@ -67,7 +67,7 @@ def test_a_step_too_small_to_go_below_the_last_look_is_seen_as_well() -> None:
     assert horizon.read(Clock(NOON + 20 * S, NOON + 20 * S, known=True)).rewound is not None
 
 
-def test_a_clock_set_back_while_nobody_looked_is_noticed() -> None:
+def test_a_clock_set_back_between_two_runs_is_noticed() -> None:
     future = 4_000_000_000 * S
     assert SettledClock(0, (future, NOON)).read(Clock(NOON, NOON, known=True)).rewound is not None
 

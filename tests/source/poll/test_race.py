@@ -72,7 +72,7 @@ def source(app: App, tmp_path: Path) -> PollSource:
 
 
 def poll_new_rows(replay: SourceReplay, app: App) -> None:
-    """The copy, and then the new rows by a poll, when no later one will look at them again."""
+    """The copy, and then the new rows by a poll; no later poll reads them again."""
     replay.catch_up()
     app.moment = app.now()
     app.put("a")
@@ -93,7 +93,7 @@ def plan_diff(replay: SourceReplay) -> list[Split]:
 
 
 def compare(replay: SourceReplay, newcomers_first: bool, between: Callable[[], None]) -> list[Changes]:
-    """One diff; something happens between its look at new keys and its look at stretches."""
+    """One diff; something happens between its read of new keys and its read of stretches."""
     splits = plan_diff(replay)
     new = [one for one in splits if isinstance(one.piece if isinstance(one, DiffScan) else one, NewcomerSplit)]
     stretches = [one for one in splits if one not in new]
@@ -127,7 +127,7 @@ def test_rows_that_a_poll_brought_may_change_and_go_while_they_are_compared(
         assert sum(map(len, compare(replay, newcomers_first, lambda: None))) == 0
 
 
-def test_a_row_that_a_poll_brought_and_nobody_touched_is_not_given_again(source: PollSource, app: App) -> None:
+def test_a_polled_row_that_did_not_change_is_not_emitted_again(source: PollSource, app: App) -> None:
     with SourceReplay(source, LIMIT) as replay:
         poll_new_rows(replay, app)
         for _ in range(3):
@@ -148,7 +148,7 @@ def test_a_row_that_came_while_full_diffs_were_off_goes_when_they_are_on_again(s
     assert replay.contents()["main.t"] == app.rows()
 
 
-def test_of_a_table_that_left_nothing_stays(source: PollSource, app: App, tmp_path: Path) -> None:
+def test_a_dropped_table_leaves_no_folder(source: PollSource, app: App, tmp_path: Path) -> None:
     app.run("CREATE TABLE other (id INTEGER PRIMARY KEY, updated_at TEXT)")
     with SourceReplay(source, LIMIT) as replay:
         replay.catch_up()

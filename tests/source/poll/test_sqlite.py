@@ -55,7 +55,7 @@ def rows(app: sqlite3.Connection, table: str) -> Counter[tuple[Any, ...]]:
 def test_every_way_to_write_a_time_is_followed(declared: str, moment: str, file: Path, app: sqlite3.Connection) -> None:
     app.execute(f"CREATE TABLE t (id INTEGER PRIMARY KEY, v TEXT, updated_at {declared})")
     with SourceReplay(make_source(file), LIMIT) as replay:
-        replay.catch_up()  # empty: nothing tells yet how its times look
+        replay.catch_up()  # empty: the format of its times is not known yet
         for number in range(4):
             app.execute(f"INSERT INTO t (v, updated_at) VALUES ('a', {moment}), ('b', {moment})")
             app.execute(f"UPDATE t SET v = v || ?, updated_at = {moment} WHERE id < 3", [str(number)])
@@ -142,7 +142,7 @@ def test_a_table_that_this_sqlite_does_not_understand_leaves_the_others_alone(
         assert replay.contents()["main.t"].total() == 1
 
 
-def test_a_file_that_nobody_may_write_is_read(file: Path, app: sqlite3.Connection) -> None:
+def test_a_read_only_file_is_read(file: Path, app: sqlite3.Connection) -> None:
     app.execute("PRAGMA journal_mode = WAL")
     app.execute("CREATE TABLE t (id INTEGER PRIMARY KEY, updated_at TEXT)")
     app.execute("INSERT INTO t VALUES (1, CURRENT_TIMESTAMP)")

@@ -1,4 +1,4 @@
-"""What the catalog says under an older snapshot, and of every kind of publication."""
+"""What the catalog holds under an older snapshot, and for every kind of publication."""
 
 from __future__ import annotations
 

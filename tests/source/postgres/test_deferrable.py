@@ -1,4 +1,4 @@
-"""A primary key that is deferrable may be broken for a while, and so tells no rows apart."""
+"""A primary key that is deferrable may be violated for a while, so it does not identify rows."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ def test_a_row_filter_is_copied_by_under_the_names_its_columns_have_by_now(
         replay.catch_up()
         database.run("ALTER TABLE t RENAME id TO number")
         replay.directives = TableDirectives(resync={source.tables()[0].upstream_id: 1})
-        # Nothing that looks at the tables at once: to the follower they are as they were.
+        # Nothing makes the follower discover the tables at once: it still has the old columns.
         wait_until(lambda: replay.step() and replay.tables["public.t"].schema.key == ("number",))
     assert sorted(row["number"] for row in replay.tables["public.t"].rows.values()) == list(range(11, 21))
 
@@ -137,7 +137,7 @@ def test_rows_of_a_table_without_columns_are_counted(database: PostgresDatabase,
 
 
 @pytest.mark.parametrize("published", ["FOR ALL TABLES", "FOR TABLES IN SCHEMA public", "FOR TABLE root"])
-def test_a_partition_that_was_out_of_the_publication_meanwhile_is_copied_anew(
+def test_a_partition_that_was_out_of_the_publication_for_a_while_is_copied_again(
     database: PostgresDatabase, source: PostgresSource, published: str
 ) -> None:
     database.run(
@@ -237,7 +237,7 @@ def test_a_snapshot_outlives_the_slot_it_came_from(database: PostgresDatabase) -
         round_.close()
 
 
-def test_every_error_of_the_check_comes_with_sql_that_mends_it(
+def test_every_error_of_the_check_comes_with_sql_that_fixes_it(
     database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
@@ -258,7 +258,7 @@ def test_every_error_of_the_check_comes_with_sql_that_mends_it(
     database.run("DROP OWNED BY weak", "DROP ROLE weak")
 
 
-def test_a_role_that_may_create_but_owns_no_table_is_told_to_let_an_owner_publish(
+def test_a_role_that_may_create_but_owns_no_table_is_advised_to_let_an_owner_publish(
     database: PostgresDatabase, source: PostgresSource
 ) -> None:
     database.run(
@@ -277,7 +277,7 @@ def test_a_role_that_may_create_but_owns_no_table_is_told_to_let_an_owner_publis
     database.run("DROP OWNED BY guest", "DROP ROLE guest")
 
 
-def test_what_the_dsn_has_wrong_is_no_server_that_is_down(tmp_path: Path, source: PostgresSource) -> None:
+def test_a_mistake_in_the_dsn_is_not_taken_for_a_server_that_is_down(tmp_path: Path, source: PostgresSource) -> None:
     wrong = {
         "password=''": "refused the login",
         "user=nobody_here": "refused the login",
@@ -290,7 +290,9 @@ def test_what_the_dsn_has_wrong_is_no_server_that_is_down(tmp_path: Path, source
             assert said in errors(with_options(source, dsn=dsn))["connection"].message
 
 
-def test_a_server_without_a_free_connection_is_not_told_to_start(tmp_path: Path, source: PostgresSource) -> None:
+def test_a_server_without_a_free_connection_is_not_taken_for_one_that_is_down(
+    tmp_path: Path, source: PostgresSource
+) -> None:
     limits = {"max_connections": "4", "superuser_reserved_connections": "0", "max_wal_senders": "1"}
     with EmbeddedPostgres(tmp_path / "full", settings=limits) as server, ExitStack() as taken:
         for _ in range(int(limits["max_connections"])):
@@ -417,7 +419,7 @@ def test_rows_that_a_policy_hides_from_the_role_are_an_error_and_not_left_out(
     database.run("DROP OWNED BY hemmed_in", "DROP ROLE hemmed_in")
 
 
-def test_a_name_that_is_not_utf8_is_told_with_what_to_do(postgres: EmbeddedPostgres) -> None:
+def test_a_name_that_is_not_utf8_is_reported_with_a_fix(postgres: EmbeddedPostgres) -> None:
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0 LOCALE 'C'")
     database = PostgresDatabase(postgres, "bytes")

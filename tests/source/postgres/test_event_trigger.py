@@ -72,7 +72,7 @@ class Site:
                     found.append(described)
         return found
 
-    def told(self, statements: str) -> DdlEvent:
+    def ddl_event(self, statements: str) -> DdlEvent:
         """The one message that the statements left in the log."""
         self.run(statements)
         [described] = [entry for entry in self.log() if isinstance(entry, DdlEvent)]
@@ -126,7 +126,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("version", sorted(find_servers()))
-def test_every_change_is_told_between_the_rows_as_the_catalog_has_it(
+def test_every_schema_change_is_logged_between_the_rows_as_the_catalog_has_it(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],
     make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
@@ -138,10 +138,10 @@ def test_every_change_is_told_between_the_rows_as_the_catalog_has_it(
             site.run(
                 f"BEGIN; INSERT INTO t VALUES (1, 1, 'x'); {statement}; INSERT INTO root VALUES (2, 'two'); COMMIT"
             )
-            first, *told, last = site.log()
+            first, *messages, last = site.log()
             assert (first, last) == ("I", "I"), statement
-            assert told, statement
-            described = told[-1]
+            assert messages, statement
+            described = messages[-1]
             assert isinstance(described, DdlEvent)
             assert described.tag == "ALTER TABLE"
             assert not described.recopy, statement
@@ -161,7 +161,7 @@ def test_several_changes_of_one_transaction_come_in_order_between_the_rows(site:
     assert names == ["I", ["id", "a", "b", "c"], "I", ["id", "a", "c"], ["id", "z", "c"], "U"]
 
 
-def test_rows_right_behind_a_change_in_a_subtransaction_come_after_it(site: Site) -> None:
+def test_rows_right_after_a_schema_change_in_a_subtransaction_come_after_it(site: Site) -> None:
     for number in range(1, 6):
         site.run(
             f"BEGIN; SAVEPOINT s; ALTER TABLE t ADD c{number} int; RELEASE s; INSERT INTO t VALUES ({number}, 1, 'x');"
@@ -171,7 +171,7 @@ def test_rows_right_behind_a_change_in_a_subtransaction_come_after_it(site: Site
     assert "".join(entry if isinstance(entry, str) else "M" for entry in site.log()) == "MIMU" * 5
 
 
-def test_what_is_rolled_back_is_not_told(site: Site) -> None:
+def test_a_rolled_back_schema_change_is_not_logged(site: Site) -> None:
     site.run("BEGIN; SAVEPOINT s; ALTER TABLE t ADD c int; ROLLBACK TO s; ALTER TABLE t ADD d int; COMMIT")
     [described] = site.log()
     assert isinstance(described, DdlEvent)
@@ -179,7 +179,9 @@ def test_what_is_rolled_back_is_not_told(site: Site) -> None:
 
 
 def test_an_added_column_comes_with_what_older_rows_hold(site: Site) -> None:
-    published = site.published(site.told("ALTER TABLE t ADD c int DEFAULT 5, ADD d text DEFAULT 'it''s', ADD e int"))
+    published = site.published(
+        site.ddl_event("ALTER TABLE t ADD c int DEFAULT 5, ADD d text DEFAULT 'it''s', ADD e int")
+    )
     assert published.schema.column("c").initial == pa.scalar(5, pa.int32())
     assert published.schema.column("d").initial == pa.scalar("it's")
     assert published.schema.column("e").initial is None
@@ -188,14 +190,14 @@ def test_an_added_column_comes_with_what_older_rows_hold(site: Site) -> None:
 
 def test_an_initial_value_that_its_type_cannot_hold_is_unknown(site: Site) -> None:
     before = catalog(site.connection, "t").schema
-    published = site.published(site.told("ALTER TABLE t ADD c timestamptz DEFAULT 'infinity'"))
+    published = site.published(site.ddl_event("ALTER TABLE t ADD c timestamptz DEFAULT 'infinity'"))
     assert published.unknown == {4}
     assert compare(before, published.schema, unknown=published.unknown).recopy is not None
 
 
 def test_a_default_that_a_rewrite_filled_in_is_unknown(site: Site) -> None:
     before = catalog(site.connection, "t").schema
-    described = site.told("ALTER TABLE t ADD c int DEFAULT 5, ALTER a TYPE bigint")
+    described = site.ddl_event("ALTER TABLE t ADD c int DEFAULT 5, ALTER a TYPE bigint")
     published = site.published(described)
     assert described.rewritten
     assert compare(before, published.schema, unknown=published.unknown, rewritten=True).recopy is not None
@@ -217,7 +219,7 @@ RECOPIES = {
 @pytest.mark.parametrize("statement", RECOPIES)
 def test_rows_that_change_without_a_log_ask_for_a_new_copy(site: Site, statement: str) -> None:
     site.run("INSERT INTO t VALUES (1, 1, 'x')")
-    described = site.told(statement)
+    described = site.ddl_event(statement)
     assert described.recopy
     assert RECOPIES[statement] in (described.reason or "")
     name = "root" if "root" in statement or "leaf" in statement else "t"
@@ -229,17 +231,17 @@ def test_a_rewrite_inside_a_function_is_taken_for_one_with_using(site: Site) -> 
         "CREATE FUNCTION migrate() RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
         " ALTER TABLE public.t ALTER a TYPE bigint USING -a; END $$"
     )
-    assert site.told("SELECT migrate()").recopy
+    assert site.ddl_event("SELECT migrate()").recopy
 
 
 def test_a_renamed_enum_value_and_a_new_attribute_ask_for_a_new_copy_and_a_new_value_does_not(site: Site) -> None:
     site.run("CREATE TYPE mood AS ENUM ('calm'); CREATE TYPE pair AS (x int, m mood); ALTER TABLE t ADD m mood[]")
     site.log()
-    assert site.told("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
+    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
     site.run("ALTER TYPE mood ADD VALUE 'loud'")
     assert site.log() == []
-    assert not site.told("ALTER TABLE t ADD p pair").recopy
-    assert site.told("ALTER TYPE pair ADD ATTRIBUTE y int").recopy
+    assert not site.ddl_event("ALTER TABLE t ADD p pair").recopy
+    assert site.ddl_event("ALTER TYPE pair ADD ATTRIBUTE y int").recopy
 
 
 def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_rows_of_other_tables(site: Site) -> None:
@@ -248,26 +250,26 @@ def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_row
         "CREATE TABLE part (m mood); ALTER TABLE t ADD r moods"
     )
     site.log()
-    assert site.told("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
+    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
     site.run("ALTER TABLE t DROP r, ADD p part[]")
     site.log()
-    assert site.told("ALTER TYPE mood RENAME VALUE 'quiet' TO 'still'").recopy
-    assert site.told("ALTER TABLE part ADD n int").recopy
-    assert site.told("ALTER TABLE part DROP m").recopy
+    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'quiet' TO 'still'").recopy
+    assert site.ddl_event("ALTER TABLE part ADD n int").recopy
+    assert site.ddl_event("ALTER TABLE part DROP m").recopy
     site.run("ALTER TABLE part RENAME n TO number")
     assert site.log() == []
 
 
-def test_a_database_in_another_encoding_tells_of_changes_in_utf8(postgres: EmbeddedPostgres) -> None:
+def test_a_database_in_another_encoding_describes_changes_in_utf8(postgres: EmbeddedPostgres) -> None:
     database = PostgresDatabase(postgres, "latin")
     with postgres.connect() as connection:
         connection.execute("CREATE DATABASE latin ENCODING 'LATIN1' TEMPLATE template0 LOCALE 'C'")
     try:
         with open_site(database) as site:
             site.run("SET client_encoding = 'UTF8'")
-            told = site.told("ALTER TABLE t ADD façade text DEFAULT 'é'")
-            assert told.columns is not None
-            assert (told.columns[-1].name, told.columns[-1].missing) == ("façade", "é")
+            described = site.ddl_event("ALTER TABLE t ADD façade text DEFAULT 'é'")
+            assert described.columns is not None
+            assert (described.columns[-1].name, described.columns[-1].missing) == ("façade", "é")
     finally:
         database.drop()
 
@@ -280,7 +282,7 @@ def test_partitions_without_rows_come_and_go_without_a_new_copy(site: Site) -> N
     )
     assert not any(isinstance(entry, DdlEvent) and entry.recopy for entry in site.log())
     # A leaf that was made later is guarded like the first one.
-    assert site.told("TRUNCATE made").reason == "a partition was truncated"
+    assert site.ddl_event("TRUNCATE made").reason == "a partition was truncated"
 
 
 def test_leaves_of_a_table_published_later_are_guarded_then(site: Site) -> None:
@@ -290,7 +292,7 @@ def test_leaves_of_a_table_published_later_are_guarded_then(site: Site) -> None:
     )
     assert site.log() == []
     site.run("ALTER PUBLICATION pub ADD TABLE late")
-    assert site.told("TRUNCATE late_leaf").oid == catalog(site.connection, "late").oid
+    assert site.ddl_event("TRUNCATE late_leaf").oid == catalog(site.connection, "late").oid
     site.run("ALTER PUBLICATION pub DROP TABLE late; TRUNCATE late_leaf")
     assert site.log() == []
 
@@ -302,35 +304,35 @@ def test_a_truncated_root_is_truncated_before_its_leaves_ask_for_a_copy(site: Si
     assert all(isinstance(entry, DdlEvent) and entry.recopy for entry in rest)
 
 
-def test_a_change_of_a_leaf_is_told_of_its_root(site: Site) -> None:
-    described = site.told("ALTER TABLE leaf SET (fillfactor = 50)")
+def test_a_change_of_a_leaf_is_reported_for_its_root(site: Site) -> None:
+    described = site.ddl_event("ALTER TABLE leaf SET (fillfactor = 50)")
     assert described.table == TableName("public", "root")
 
 
-def test_leaves_published_on_their_own_are_told_each(site: Site) -> None:
+def test_leaves_published_on_their_own_are_each_reported(site: Site) -> None:
     site.run("ALTER PUBLICATION pub SET (publish_via_partition_root = false)")
-    described = site.told("ALTER TABLE root ADD c int")
+    described = site.ddl_event("ALTER TABLE root ADD c int")
     assert described.table == TableName("public", "leaf")
     site.run("TRUNCATE leaf")
     assert site.log() == ["T"]
 
 
-def test_a_dropped_table_and_a_column_dropped_with_its_type_are_told(site: Site) -> None:
+def test_a_dropped_table_and_a_column_dropped_with_its_type_are_reported(site: Site) -> None:
     site.run("CREATE DOMAIN short AS text; ALTER TABLE t ADD c short")
     site.log()
-    described = site.told("DROP DOMAIN short CASCADE")
+    described = site.ddl_event("DROP DOMAIN short CASCADE")
     assert [column.name for column in described.columns or ()] == ["id", "a", "b"]
     oid = catalog(site.connection, "t").oid
-    gone = site.told("DROP TABLE t")
+    gone = site.ddl_event("DROP TABLE t")
     assert (gone.oid, gone.table, gone.dropped, gone.columns) == (oid, TableName("public", "t"), True, None)
 
 
 def test_a_renamed_schema_renames_its_tables(site: Site) -> None:
-    assert site.told("CREATE SCHEMA s; ALTER TABLE t SET SCHEMA s").table == TableName("s", "t")
-    assert site.told("ALTER SCHEMA s RENAME TO r").table == TableName("r", "t")
+    assert site.ddl_event("CREATE SCHEMA s; ALTER TABLE t SET SCHEMA s").table == TableName("s", "t")
+    assert site.ddl_event("ALTER SCHEMA s RENAME TO r").table == TableName("r", "t")
 
 
-def test_tables_that_are_not_published_or_temporary_tell_nothing(site: Site) -> None:
+def test_unpublished_and_temporary_tables_log_nothing(site: Site) -> None:
     site.run(
         "CREATE TABLE private (id int); ALTER TABLE private ADD v text DEFAULT clock_timestamp();"
         "CREATE TEMP TABLE t (id int); ALTER TABLE pg_temp.t ADD v int; DROP TABLE pg_temp.t; DROP TABLE private;"
@@ -342,7 +344,7 @@ def test_tables_that_are_not_published_or_temporary_tell_nothing(site: Site) -> 
 
 def test_a_publication_that_does_not_show_the_table_has_nothing_of_it(site: Site) -> None:
     site.run("CREATE PUBLICATION narrow FOR TABLE t (id, b) WHERE (id > 3)")
-    described = site.told("ALTER TABLE t RENAME b TO c")
+    described = site.ddl_event("ALTER TABLE t RENAME b TO c")
     types = read_types(site.connection, described.type_oids)
     assert to_published(described, "nothing", types) is None
     narrow = to_published(described, "narrow", types)
@@ -353,7 +355,7 @@ def test_a_publication_that_does_not_show_the_table_has_nothing_of_it(site: Site
 
 
 def test_a_type_that_was_dropped_since_is_kept_as_text(site: Site) -> None:
-    described = site.told("CREATE DOMAIN small AS int; ALTER TABLE t ADD c small DEFAULT 4")
+    described = site.ddl_event("CREATE DOMAIN small AS int; ALTER TABLE t ADD c small DEFAULT 4")
     column = to_published(described, "pub", {}).schema.column("c")  # type: ignore[union-attr]
     assert (column.type, column.upstream_type, column.initial) == (pa.string(), "public.small", pa.scalar("4"))
 
@@ -375,7 +377,7 @@ def test_a_user_without_rights_on_the_trigger_can_alter_his_tables(site: Site) -
     site.run("ALTER TABLE t OWNER TO postgres; DROP ROLE owner_of_t")
 
 
-def test_installing_is_repeatable_found_out_and_undone(database: PostgresDatabase) -> None:
+def test_installing_can_be_repeated_detected_and_undone(database: PostgresDatabase) -> None:
     with session(database.dsn, "testing") as connection:
         assert event_trigger.installed_version(connection) is None
         connection.execute(event_trigger.install_sql().encode())
@@ -402,7 +404,7 @@ def test_uninstalling_takes_the_guards_of_the_leaves_with_it(site: Site) -> None
     assert site.log() == []
 
 
-def test_a_role_without_rights_is_told_who_can_install(database: PostgresDatabase) -> None:
+def test_a_role_without_rights_is_refused_with_the_role_that_can_install(database: PostgresDatabase) -> None:
     database.run("DROP ROLE IF EXISTS modest", "CREATE ROLE modest LOGIN")
     with session(database.server.dsn(database.name, user="modest"), "testing") as connection:
         with pytest.raises(PreflightError) as caught:
@@ -430,7 +432,7 @@ def test_a_damaged_message_is_refused_without_quoting_it(content: bytes) -> None
         ddl_message.parse(content)
 
 
-def test_a_message_of_another_format_is_nobodys() -> None:
+def test_a_message_of_another_format_is_ignored() -> None:
     assert ddl_message.parse(json.dumps({"v": 2, "whatever": 1}).encode()) is None
 
 
@@ -440,7 +442,7 @@ def test_taking_a_table_out_and_putting_it_back_gives_another_membership(site: S
     site.run("ALTER PUBLICATION pub DROP TABLE t; ALTER PUBLICATION pub ADD TABLE t")
     after = catalog(site.connection, "t").membership
     assert after not in (0, before)
-    assert site.published(site.told("ALTER TABLE t ADD c int")).membership == after
+    assert site.published(site.ddl_event("ALTER TABLE t ADD c int")).membership == after
     site.run("ALTER PUBLICATION pub SET TABLE t (id, a)")
     assert catalog(site.connection, "t").membership not in (0, after)
     site.run("CREATE PUBLICATION everything FOR ALL TABLES")
@@ -453,10 +455,10 @@ def test_taking_a_table_out_and_putting_it_back_gives_another_membership(site: S
 def test_a_type_that_takes_a_field_of_stored_rows_with_it_asks_for_a_copy(site: Site, part: str) -> None:
     site.run(f"CREATE TYPE mood AS ENUM ('calm'); CREATE {part}; ALTER TABLE t ADD p part")
     site.log()
-    assert site.told("DROP TYPE mood CASCADE").recopy
+    assert site.ddl_event("DROP TYPE mood CASCADE").recopy
 
 
 def test_a_column_that_comes_from_a_parent_to_stored_rows_asks_for_a_copy(site: Site) -> None:
     site.run("CREATE TABLE part (n int); CREATE TABLE child () INHERITS (part); ALTER TABLE t ADD p child")
     site.log()
-    assert site.told("ALTER TABLE part ADD m int").recopy
+    assert site.ddl_event("ALTER TABLE part ADD m int").recopy

@@ -53,7 +53,7 @@ def rows(session: Session, table: str) -> Counter[tuple[Any, ...]]:
 
 
 def entry(replay: SourceReplay, table: str) -> dict[str, Any]:
-    """Where a table stands in the batch that is planned, or in the last one."""
+    """The entry of a table in the batch that is planned, or in the last one."""
     tables: dict[str, dict[str, Any]] = (replay.planned or replay.offset or {"tables": {}})["tables"]
     return tables.get(table, {"phase": "unknown"})
 
@@ -103,7 +103,7 @@ def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(
         assert replay.contents()["public.t"] == rows(session, "t")
 
 
-SMALL_BESIDE_LARGE = (
+SMALL_AND_LARGE = (
     "CREATE TABLE large (id int PRIMARY KEY, v text)",
     "CREATE TABLE small (id int PRIMARY KEY, v text)",
     "INSERT INTO large SELECT i, repeat('x', 800) FROM generate_series(1, 3000) i",
@@ -112,9 +112,9 @@ SMALL_BESIDE_LARGE = (
 
 
 @contextmanager
-def copying_beside(database: PostgresDatabase, folder: Path) -> Iterator[tuple[Session, SourceReplay, str, str]]:
-    """A large table, by its OID, in the middle of a new copy, beside a small one that is level with the log."""
-    with following(database, folder, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+def copying_next_to_small(database: PostgresDatabase, folder: Path) -> Iterator[tuple[Session, SourceReplay, str, str]]:
+    """A large table, by its OID, in the middle of a new copy, next to a small one that is level with the log."""
+    with following(database, folder, *SMALL_AND_LARGE, limit=ONE_CHUNK) as (session, replay):
         replay.catch_up()
         large, small = oid(session, "large"), oid(session, "small")
         replay.directives = TableDirectives(resync={large: 1})
@@ -122,20 +122,20 @@ def copying_beside(database: PostgresDatabase, folder: Path) -> Iterator[tuple[S
         yield session, replay, large, small
 
 
-def test_a_table_that_was_rewritten_since_a_round_began_is_not_copied_under_it(
+def test_a_table_that_was_rewritten_after_a_snapshot_is_not_copied_from_it(
     database: PostgresDatabase, tmp_path: Path
 ) -> None:
-    with copying_beside(database, tmp_path) as (session, replay, large, small):
+    with copying_next_to_small(database, tmp_path) as (session, replay, large, small):
         session.execute("ALTER TABLE small ALTER v TYPE text USING upper(v)")
         replay.directives = TableDirectives(resync={large: 1, small: 2})
         replay.catch_up()
         assert replay.contents()["public.small"] == rows(session, "small")
 
 
-def test_a_table_is_copied_under_another_round_when_the_session_of_its_own_ended(
+def test_a_table_is_copied_from_another_snapshot_when_the_session_of_its_own_ended(
     database: PostgresDatabase, tmp_path: Path
 ) -> None:
-    with copying_beside(database, tmp_path) as (session, replay, large, small):
+    with copying_next_to_small(database, tmp_path) as (session, replay, large, small):
         ended = session.execute(
             "SELECT pg_terminate_backend(pid, 300000) FROM pg_stat_activity WHERE state = 'idle in transaction'"
             " AND query = 'SELECT pg_export_snapshot()' AND datname = current_database()"
@@ -185,7 +185,7 @@ def test_what_a_batch_reads_of_the_log_does_not_grow_while_a_table_is_copied(
         return found
 
     monkeypatch.setattr(JournalReader, "frames", frames_counted)
-    with following(database, tmp_path, *SMALL_BESIDE_LARGE, limit=ONE_CHUNK) as (session, replay):
+    with following(database, tmp_path, *SMALL_AND_LARGE, limit=ONE_CHUNK) as (session, replay):
         looked.append(0)
         step_until(replay, oid(session, "large"), "copy")
         while entry(replay, oid(session, "large"))["phase"] == "copy":
@@ -316,7 +316,7 @@ def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
         with closing(JournalReader(journal)) as reader:
             kept = reader.head()
         with monkeypatch.context() as hanging:
-            # Readers see what the receiver wrote, and Postgres is not told of it.
+            # Readers see what the receiver wrote, and the receiver does not acknowledge it to Postgres.
             hanging.setenv(VARIABLE, "receiver.appended:hang")
             replay.step()
         session.execute("INSERT INTO t VALUES (2, 'seen')")

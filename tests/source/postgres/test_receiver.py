@@ -49,7 +49,7 @@ def test_streamed_transactions_are_in_the_journal_in_commit_order(session: Sessi
     assert ids(source) == list(range(50))
 
 
-def test_a_backlog_is_read_in_bulk_and_the_stream_goes_on_behind_it(
+def test_a_backlog_is_read_in_bulk_and_streaming_continues_after_it(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "BACKLOG_BYTES", 200_000)
@@ -144,13 +144,13 @@ def test_a_full_journal_makes_postgres_keep_the_rest(session: Session, source: P
         goal = before(server_lsn(session))
         while JournalReader(source.journal).mark() < goal:
             reader = JournalReader(source.journal)
-            seen |= _keys_behind(reader, cursor.position, source)
+            seen |= _keys_after(reader, cursor.position, source)
             cursor.advance(reader.head())
-        seen |= _keys_behind(JournalReader(source.journal), cursor.position, source)
+        seen |= _keys_after(JournalReader(source.journal), cursor.position, source)
     assert seen == set(range(6000))
 
 
-def _keys_behind(reader: JournalReader, after: Position, source: PostgresSource) -> set[int]:
+def _keys_after(reader: JournalReader, after: Position, source: PostgresSource) -> set[int]:
     tables = {oid: only(published.schema) for oid, published in source.discover().items()}
     found: set[int] = set()
     for ref in reader.frames(after, reader.head()):
@@ -199,7 +199,7 @@ def test_a_large_transaction_broken_off_by_the_network_arrives_once(
     assert ids(source) == list(range(20_000))
 
 
-def test_a_sign_of_life_within_a_large_transaction_is_no_boundary(
+def test_a_keepalive_within_a_large_transaction_is_no_boundary(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(frame_builder, "FRAME_BYTES", 50_000)
@@ -288,7 +288,7 @@ def test_a_publication_that_was_dropped_and_made_again_is_noticed_where_the_serv
         pass
 
 
-def test_a_slot_somebody_else_reads_is_refused(
+def test_a_slot_that_another_program_reads_is_refused(
     session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)

@@ -128,7 +128,7 @@ def test_a_large_transaction_that_a_second_backlog_step_sends_again_is_taken_onc
 
 
 @pytest.mark.parametrize("rows_before", [0, 1])
-def test_large_logical_messages_of_somebody_else_are_passed_over(
+def test_large_logical_messages_of_other_programs_are_skipped(
     session: Session, source: PostgresSource, rows_before: int
 ) -> None:
     with receiving(source.receiver_options()):
@@ -200,7 +200,7 @@ def test_damage_within_a_large_transaction_is_received_again(
     assert ids(source) == list(range(1002))
 
 
-def test_damage_that_every_reader_has_passed_stops_nobody(session: Session, source: PostgresSource) -> None:
+def test_damage_that_every_reader_has_passed_stops_no_reader(session: Session, source: PostgresSource) -> None:
     cursor = Cursor(source.journal, source.context.reader)
     cursor.advance(origin(source))
     with receiving(source.receiver_options()):
@@ -273,7 +273,7 @@ def test_a_server_put_back_to_an_earlier_state_is_noticed(tmp_path: Path) -> Non
         assert caught.value.fix
 
 
-def test_a_walsender_of_ours_that_the_server_still_believes_in_is_waited_for(
+def test_a_walsender_left_by_our_broken_connection_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Shorter in every place, and in the same order: a walsender lives on for longer than a stranger is waited for.
@@ -301,7 +301,7 @@ def test_a_walsender_of_ours_that_the_server_still_believes_in_is_waited_for(
         assert ids(source) == [1]
 
 
-def test_the_length_of_a_small_frame_is_looked_at_a_few_times_however_many_there_are() -> None:
+def test_the_length_of_a_small_frame_is_read_a_few_times_however_many_there_are() -> None:
     class Length(int):
         added = 0
 
@@ -319,7 +319,7 @@ def test_the_length_of_a_small_frame_is_looked_at_a_few_times_however_many_there
     assert Length.added <= 3 * len(refs)
 
 
-def test_a_connection_that_breaks_while_a_result_comes_is_told_as_such(database: PostgresDatabase) -> None:
+def test_a_connection_that_breaks_during_a_result_is_reported_as_such(database: PostgresDatabase) -> None:
     ours = "SELECT pid FROM pg_stat_activity WHERE query LIKE 'COPY%generate_series%'"
 
     def read() -> None:

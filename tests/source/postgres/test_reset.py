@@ -1,4 +1,4 @@
-"""A reset ends in a source that can begin again, or says what stands in its way."""
+"""A reset ends in a source that can begin again, or in an error that says what prevents it."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_with_the_catalog_at_hand_every_column_gets_its_number(steps: list[tuple
 
 
 @given(STEPS, st.data())
-def test_whatever_became_of_the_table_since_rows_are_read_by_the_message(
+def test_rows_are_read_by_the_relation_message_whatever_became_of_the_table_since(
     steps: list[tuple[str, int, str, str]], data: st.DataObject
 ) -> None:
     models = play(steps)
@@ -129,7 +129,7 @@ def test_whatever_became_of_the_table_since_rows_are_read_by_the_message(
     assert [(c.name, c.type) for c in derived.schema.columns] == [(c.name, c.type) for c in sent.schema.columns]
 
 
-def test_a_rename_is_told_from_a_drop_and_an_addition() -> None:
+def test_a_rename_is_distinguished_from_a_drop_and_an_addition() -> None:
     before = Model().add("a")
     renamed, replaced = before.rename("a", "b"), before.drop("a").add("b")
     assert derive(before.schema, renamed.relation, renamed.published).changes == ("column a was renamed to b",)
@@ -154,7 +154,7 @@ def test_a_column_added_and_dropped_again_since_gets_a_number_of_its_own_and_a_n
     assert derived.recopy is not None
 
 
-def test_a_dropped_table_leaves_it_open_whether_a_column_was_renamed() -> None:
+def test_whether_a_column_of_a_dropped_table_was_renamed_is_not_guessed() -> None:
     before = Model().add("a")
     sent = before.rename("a", "b")
     with pytest.raises(SchemaChangedError) as caught:
@@ -184,7 +184,7 @@ def test_an_added_column_brings_what_older_rows_hold_in_it() -> None:
     assert "older rows" in (derive(before.schema, sent.relation, later).recopy or "")
 
 
-def test_an_added_column_with_a_default_nobody_wrote_down_needs_a_new_copy() -> None:
+def test_an_added_column_with_an_unknown_initial_value_needs_a_new_copy() -> None:
     before = Model()
     sent = before.add("a")
     derived = derive(before.schema, sent.relation, replace(sent.published, unknown=frozenset({2})))
@@ -245,7 +245,9 @@ def test_under_replica_identity_full_the_key_is_the_catalogs() -> None:
         ("numeric(50,2)", "numeric(50,4)", True),
     ],
 )
-def test_a_type_kept_as_the_same_text_is_copied_anew_unless_its_values_stay(old: str, new: str, copied: bool) -> None:
+def test_a_changed_type_that_is_kept_as_text_is_copied_again_unless_its_values_stay(
+    old: str, new: str, copied: bool
+) -> None:
     def at(declared: str) -> TableSchema:
         return TableSchema(NAME, (Column("v", pa.string(), upstream_type=declared, number=1),), upstream_id="7")
 
@@ -289,7 +291,7 @@ def test_a_column_that_was_not_published_before_needs_a_new_copy() -> None:
     assert compare(full.drop("a").schema, full.schema).recopy == "column a was not published before"
 
 
-def test_a_change_of_nullability_is_said_and_copies_nothing() -> None:
+def test_a_change_of_nullability_is_reported_and_copies_nothing() -> None:
     schema = Model().add("a").schema
     [key, column] = schema.columns
     compared = compare(schema, replace(schema, columns=(key, replace(column, nullable=False))))

@@ -32,14 +32,14 @@ def test_a_query_answers_with_exact_integers() -> None:
         assert Api(node.url).query("SELECT ?, ?, NULL", 2**60 + 1, "x") == [[2**60 + 1, "x", None]]
 
 
-def test_refused_sql_and_a_missing_server_are_told_apart() -> None:
+def test_refused_sql_and_a_missing_server_are_different_errors() -> None:
     with RqliteNode(NOWHERE) as node, pytest.raises(QueryRefusedError, match="no such table"):
         Api(node.url).query("SELECT * FROM absent")
     with pytest.raises(UnavailableError, match="does not answer"):
         Api(f"http://127.0.0.1:{free_port()}", "user", "canary").query("SELECT 1")
 
 
-def test_a_node_tells_its_service_and_what_it_has_yet_to_send() -> None:
+def test_a_node_reports_its_service_and_what_it_has_yet_to_send() -> None:
     with RqliteNode(NOWHERE, service="svc") as node:
         node.execute("CREATE TABLE t (v)", "INSERT INTO t VALUES (1)")
         pending = Api(node.url).pending()
@@ -86,7 +86,7 @@ def test_an_api_may_have_certificates_of_its_own_authority(tmp_path: Path) -> No
         Api(node.url, tls=ApiTls(files[0])).query("SELECT 1")
 
 
-def test_certificates_that_cannot_be_used_are_told_as_such(tmp_path: Path) -> None:
+def test_unusable_certificates_are_reported_as_such(tmp_path: Path) -> None:
     authority = make_authority(tmp_path)
     for tls in (
         ApiTls(str(tmp_path / "absent")),

@@ -54,7 +54,7 @@ def insert(**row: Any) -> dict[str, Any]:
     return {"op": "INSERT", "table": "t", "new_row_id": 1, "after": row}
 
 
-def test_recorded_requests_decode_to_the_rows_they_tell_of() -> None:
+def test_recorded_requests_decode_to_the_rows_they_describe() -> None:
     changes = decoded(ITEMS, *recorded("single-node.jsonl", "t")[:9])
     first, second, *_ = changes
     assert first["row"] == {"id": 1, "n": "a", "v": 1.5, "b": b"\x00\xff", "k": None}
@@ -89,7 +89,7 @@ def test_integers_of_64_bits_are_exact() -> None:
     assert change["row"] == {"k": "k1", "v": 1, "bigi": 9007199254740993}
 
 
-def test_values_that_do_not_fit_their_type_are_null_and_told_exactly() -> None:
+def test_values_that_do_not_fit_their_type_are_null_and_kept_as_exact_text() -> None:
     sql = "CREATE TABLE t (id INTEGER PRIMARY KEY, i INTEGER, r REAL, n NUMERIC, s TEXT, b BLOB, u)"
     rows = [
         {"id": 1, "i": 1, "r": 3, "n": 2**60 + 1, "s": "x", "b": "AP8=", "u": "y"},

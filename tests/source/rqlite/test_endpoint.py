@@ -1,4 +1,4 @@
-"""The endpoint as rqlite and operators meet it: a real process behind real HTTP."""
+"""The endpoint as rqlite and operators use it: a real process that serves real HTTP."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
         assert 1 <= logged.count("was refused") <= 2 + passed
 
 
-def test_a_connection_ends_when_nobody_asks_for_anything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listener, "HEAD_SECONDS", 2.0)
     stop = threading.Event()
     receiver = RqliteReceiver(make_options(tmp_path / "journal"), stop.is_set)
@@ -110,7 +110,7 @@ def test_a_connection_ends_when_nobody_asks_for_anything(tmp_path: Path, monkeyp
             assert (idle.recv(1), slow.recv(1)) == (b"", b"")
         with urllib3.HTTPConnectionPool(*address, maxsize=1, retries=False) as pool:
             assert pool.request("POST", "/cdc", body=body([entry(1, insert(1))]), headers=JSON).status == 200
-            threading.Event().wait(2.5)  # longer than a head may take: behind an answer there is more time
+            threading.Event().wait(2.5)  # longer than a head may take: after an answer there is more time
             assert pool.request("POST", "/cdc", body=body([entry(2, insert(2))]), headers=JSON).status == 200
             assert pool.num_connections == 1
         with socket.create_connection(address, 10) as again:
@@ -182,7 +182,7 @@ def test_a_rate_limit_answers_429_and_rqlite_may_try_again(tmp_path: Path) -> No
         wait_until(lambda: receiver.post(body([entry(index, insert(index))])) == 200)
 
 
-def test_strangers_do_not_use_up_what_rqlite_may_send(tmp_path: Path) -> None:
+def test_requests_without_credentials_do_not_count_against_the_rate_limit(tmp_path: Path) -> None:
     options = make_options(tmp_path / "journal", max_requests=0.01, username="rq", password="right")
     with running(options) as receiver:
         content = body([entry(1, insert(1))])
@@ -244,13 +244,13 @@ def test_mutual_tls_takes_only_clients_of_its_authority(tmp_path: Path) -> None:
     assert len(lines(tmp_path / "journal")) == 1
 
 
-def test_a_certificate_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> None:
+def test_an_unusable_certificate_is_reported_as_such(tmp_path: Path) -> None:
     options = make_options(tmp_path / "journal", cert=str(tmp_path / "no.pem"), key=str(tmp_path / "no.key"))
     with pytest.raises(ConfigError, match="certificate cannot be used"):
         RqliteReceiver(options, lambda: True).run()
 
 
-def test_a_journal_that_cannot_be_made_is_told_with_a_fix(tmp_path: Path) -> None:
+def test_a_journal_that_cannot_be_created_is_reported_with_a_fix(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UnavailableError, match="cannot be used") as caught:
         RqliteReceiver(make_options(tmp_path / "file" / "journal"), lambda: True).run()

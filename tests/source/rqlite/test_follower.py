@@ -86,7 +86,7 @@ def test_a_schema_file_gives_types_and_keys(tmp_path: Path) -> None:
         assert rows(replay, "svc1.t")[-1] == {"id": 10, "n": "A", "v": 1.5, "b": b"\x00\xff", "k": None}
 
 
-def test_a_schema_file_that_is_behind_stops_its_table_until_it_is_mended(tmp_path: Path) -> None:
+def test_an_outdated_schema_file_stops_its_table_until_it_is_fixed(tmp_path: Path) -> None:
     file = tmp_path / "schema.sql"
     file.write_text(ITEMS)
     source = make_source(tmp_path, free_port(), schema_file=file)
@@ -124,7 +124,7 @@ def two_clusters(tmp_path: Path) -> Iterator[tuple[RqliteNode, RqliteNode, Sourc
             yield one, two, replay
 
 
-def test_a_cluster_that_does_not_answer_holds_up_nobody_else(tmp_path: Path) -> None:
+def test_a_cluster_that_does_not_answer_does_not_hold_up_the_others(tmp_path: Path) -> None:
     with two_clusters(tmp_path) as (one, two, replay):
         one.close()
         replay.directives = TableDirectives(resync={"one.items": 1})
@@ -173,7 +173,7 @@ def test_a_table_without_rowids_needs_to_be_known(tmp_path: Path) -> None:
         assert "source.api" in (error.fix or "")
 
 
-def test_a_change_without_its_row_stops_its_table_where_nobody_can_be_asked(tmp_path: Path) -> None:
+def test_a_change_without_its_row_stops_its_table_where_there_is_no_api(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
     lacking = {"op": "UPDATE", "table": "t", "new_row_id": 1, "old_row_id": 1, "error": "mismatched column names"}
     with SourceReplay(source, LIMIT) as replay:
@@ -191,7 +191,7 @@ def test_a_change_without_its_row_stops_its_table_where_nobody_can_be_asked(tmp_
         assert rows(replay, "rqlite.t") == [{"rowid": 1, "a": 1}]
 
 
-def test_rows_that_were_not_sent_are_asked_for(tmp_path: Path) -> None:
+def test_rows_that_were_not_sent_are_fetched_from_the_api(tmp_path: Path) -> None:
     with node_and_replay(tmp_path, ITEMS, "INSERT INTO items VALUES (0, 'zero', 1), (1, 'one', 1)") as (node, replay):
         node.execute("ALTER TABLE items ADD COLUMN note TEXT DEFAULT 'none'")
         node.execute("UPDATE items SET note = 'seen', id = -id")
@@ -260,7 +260,7 @@ def test_a_policy_may_stop_at_a_schema_change(tmp_path: Path) -> None:
             assert isinstance(fails(replay), SchemaChangedError)
 
 
-def test_a_table_that_was_made_anew_with_other_types_is_copied_again(tmp_path: Path) -> None:
+def test_a_table_recreated_with_other_types_is_copied_again(tmp_path: Path) -> None:
     with node_and_replay(tmp_path, ITEMS, "INSERT INTO items VALUES (1, 'one', 1)") as (node, replay):
         node.execute("DROP TABLE items", "CREATE TABLE items (id INTEGER PRIMARY KEY, name TEXT, price TEXT)")
         node.execute("INSERT INTO items VALUES (2, 'two', '2 EUR')")
@@ -350,7 +350,7 @@ def test_the_source_stands_alone_with_a_cursor_of_its_own(tmp_path: Path) -> Non
         assert not source.journal.exists()
 
 
-def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> None:
+def test_changes_of_tables_that_are_not_selected_do_not_fill_the_journal(tmp_path: Path) -> None:
     port = free_port()
     with RqliteNode(f"http://127.0.0.1:{port}/cdc", service="svc") as node:
         node.execute(ITEMS, "CREATE TABLE noise (v TEXT)")
@@ -363,13 +363,13 @@ def test_changes_that_nobody_wants_do_not_fill_the_journal(tmp_path: Path) -> No
 
 
 class Silent(RqliteNode):
-    """A node that does not say whose changes it sends, as while it starts."""
+    """A node that does not report its service, like one that is starting."""
 
     def status(self) -> dict[str, Any]:
         return {}
 
 
-def test_a_node_that_does_not_tell_its_service_makes_no_other_of_those_that_posted(tmp_path: Path) -> None:
+def test_a_node_that_does_not_report_its_service_gets_the_service_that_posted(tmp_path: Path) -> None:
     with Silent("http://127.0.0.1:1/cdc", service="svc") as node:
         source = make_source(tmp_path, free_port(), api=node.url)
         assert source.services() == ["rqlite"]
@@ -385,14 +385,14 @@ def test_a_batch_of_a_cluster_that_has_gone_silent_is_planned_again(tmp_path: Pa
         source.prepare()
         follower = source.follow(SchemaFile(), is_receiving=True)
         try:
-            told = {"services": {"svc": SqliteOffset(START).to_json()}}
-            assert follower.plan({"services": {}}, told) == []
-            assert follower.done(told, told) is True
+            offset = {"services": {"svc": SqliteOffset(START).to_json()}}
+            assert follower.plan({"services": {}}, offset) == []
+            assert follower.done(offset, offset) is True
         finally:
             follower.stop()
 
 
-def test_a_receiver_that_was_killed_is_not_said_to_receive(tmp_path: Path) -> None:
+def test_a_killed_receiver_is_not_reported_as_receiving(tmp_path: Path) -> None:
     source = make_source(tmp_path, free_port())
     with source.receive():
         post(source)

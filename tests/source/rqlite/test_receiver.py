@@ -38,7 +38,7 @@ def post(cluster: Cluster, *entries: Entry, node: str = "n1") -> TailraceError |
 
 
 def later(*entries: Entry) -> list[Entry]:
-    """The same entries as another leader tells them."""
+    """The same entries as another leader sends them."""
     return [{**one, "commit_timestamp": one["commit_timestamp"] + 777} for one in entries]
 
 
@@ -162,7 +162,7 @@ def test_only_another_node_repeats_before_a_new_index(tmp_path: Path, node: str,
     assert len(lines(tmp_path)) == count
 
 
-def test_another_node_may_have_new_ones_behind_those_it_repeats(tmp_path: Path) -> None:
+def test_another_node_may_send_new_events_after_those_it_repeats(tmp_path: Path) -> None:
     zeros = [entry(0, insert(row)) for row in (2, 3, 4)]
     with opened(tmp_path) as cluster:
         post(cluster, entry(4, insert(1)), zeros[0], zeros[1])
@@ -181,7 +181,7 @@ def test_a_request_of_nothing_but_index_0_is_known_when_it_is_tried_again(tmp_pa
     assert len(lines(tmp_path)) == 3
 
 
-def test_one_with_index_0_that_rqlite_left_out_before_goes_to_the_end_once(tmp_path: Path) -> None:
+def test_an_event_with_index_0_that_rqlite_left_out_before_is_appended_once(tmp_path: Path) -> None:
     with opened(tmp_path) as cluster:
         post(cluster, entry(4, insert(1)), entry(6, insert(2)))
         for node in ("n2", "n3"):
@@ -196,13 +196,13 @@ def test_one_with_index_0_that_rqlite_left_out_before_goes_to_the_end_once(tmp_p
         (6, 2, [4, 0]),
         (7, 0, None),
     ]
-    # What it says of its row may be outdated: it counts as one without images, and keeps what was sent.
+    # Its image of the row may be outdated: the event counts as one without images, and keeps what was sent.
     assert "after" not in found[2]
     assert "newer" in found[2]["error"]
     assert found[2]["sent"] == insert(9)
 
 
-def test_those_with_index_0_that_come_for_the_first_time_do_not_hide_the_known_ones(tmp_path: Path) -> None:
+def test_new_events_with_index_0_do_not_hide_the_known_ones(tmp_path: Path) -> None:
     four, six = entry(4, insert(1)), entry(6, insert(5))
     zeros = [entry(0, insert(row)) for row in (2, 3, 4)]
     for crash in (False, True):
@@ -349,13 +349,13 @@ def test_a_failed_append_leaves_nothing_known(tmp_path: Path, monkeypatch: pytes
         with pytest.raises(FailpointError):
             post(cluster, C)
         monkeypatch.delenv(VARIABLE)
-        # Behind a failure the window is made from the journal: B was not stored, C was.
+        # After a failure the window is made from the journal: B was not stored, C was.
         assert post(cluster, C) is None
         assert isinstance(post(cluster, B), LostError)
     assert ids(tmp_path) == [1, 2, 4]
 
 
-def test_a_journal_that_lacks_what_rqlite_was_told_stops_the_cluster(tmp_path: Path) -> None:
+def test_a_journal_that_lacks_acknowledged_events_stops_the_cluster(tmp_path: Path) -> None:
     with opened(tmp_path) as cluster:
         post(cluster, A)
         post(cluster, B)
@@ -389,14 +389,14 @@ def test_a_stop_whose_reason_cannot_be_read_is_a_stop(tmp_path: Path) -> None:
 
 
 class Upstream:
-    """A cluster's history, and its nodes' ways of telling it: in batches of their own, without those of zeros alone."""
+    """A cluster's history, and how its nodes send it: each in its own batches, without those of zeros alone."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
         self.index = 3
         self.row = 0
         self.node = 1
-        self.told: set[int] = set()
+        self.sent_ids: set[int] = set()
         self.last: list[Entry] = []
         self._history: list[Entry] = []
 
@@ -408,27 +408,27 @@ class Upstream:
             made.append(entry(self.index, *(self._event() for _ in range(own))))
             made += [entry(0, self._event()) for _ in range(zeros)]
         self._history += made
-        self._tell(made, batch)
+        self._send(made, batch)
 
     def fail_over(self, back: int, batch: int) -> None:
-        """Another node tells the last entries again, and from here on all the others."""
+        """Another node sends the last entries again, and from here on all the others."""
         self.node += 1
         self._history = later(*self._history)
         starts = [at for at, one in enumerate(self._history) if one["index"]][-back:]
         if starts:
-            self._tell(self._history[starts[0] :], batch)
+            self._send(self._history[starts[0] :], batch)
 
     def retry(self) -> None:
         if self.last:
             assert post(self.cluster, *self.last, node=f"n{self.node}") is None
 
-    def _tell(self, entries: list[Entry], batch: int) -> None:
+    def _send(self, entries: list[Entry], batch: int) -> None:
         for at in range(0, len(entries), batch):
             sent = entries[at : at + batch]
             if any(one["index"] for one in sent):
                 assert post(self.cluster, *sent, node=f"n{self.node}") is None
                 self.last = sent
-                self.told |= {event["new_row_id"] for one in sent for event in one["events"]}
+                self.sent_ids |= {event["new_row_id"] for one in sent for event in one["events"]}
 
     def _event(self) -> dict[str, Any]:
         self.row += 1
@@ -469,9 +469,9 @@ def test_the_journal_holds_every_event_once_in_order(steps: list[tuple[Any, ...]
                 upstream.cluster.close()
                 upstream.cluster = make()
         upstream.cluster.close()
-        if upstream.told:
+        if upstream.sent_ids:
             held = lines(journal)
             rows = [(one.get("sent") or one)["new_row_id"] for one in held]
-            assert sorted(rows) == sorted(upstream.told)
+            assert sorted(rows) == sorted(upstream.sent_ids)
             in_time = [one["new_row_id"] for one in held if "sent" not in one]
             assert in_time == sorted(in_time)

@@ -119,7 +119,7 @@ def test_no_two_tables_have_the_same_name_for_orders_and_versions() -> None:
     assert "a.b" in named
 
 
-def test_a_frame_tells_its_shapes_by_table_in_runs_of_the_same_columns() -> None:
+def test_a_frame_lists_its_shapes_by_table_in_runs_of_the_same_columns() -> None:
     window = DeduplicationWindow()
     request = parse(
         body(
@@ -165,7 +165,7 @@ def test_options_have_defaults_for_one_machine(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"listen": "0.0.0.0:8099"}, "beyond this machine"),
         ({"listen": "8099"}, "host:port"),
@@ -180,14 +180,14 @@ def test_options_have_defaults_for_one_machine(tmp_path: Path) -> None:
         ({"max_requests": 0}, "greater than 0"),
     ],
 )
-def test_options_that_cannot_be_are_refused(tmp_path: Path, given: dict[str, Any], told: str) -> None:
-    with pytest.raises(ValueError, match=told) as caught:
+def test_impossible_options_are_refused(tmp_path: Path, given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
         made(tmp_path, **given)
     assert "canary" not in str(caught.value)
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:8099", "[::]:8099", "cdc.example.com:443"])
-def test_a_listener_beyond_the_machine_needs_to_know_who_posts(tmp_path: Path, listen: str) -> None:
+def test_a_listener_for_other_machines_needs_a_password_or_client_certificates(tmp_path: Path, listen: str) -> None:
     assert made(tmp_path, listen=listen, auth={"username": "u", "password": "p"}).listen == listen
     tls = {"cert": "c", "key": "k"}
     assert made(tmp_path, listen=listen, tls={**tls, "client_ca": "ca"}).listen == listen

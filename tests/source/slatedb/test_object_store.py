@@ -66,7 +66,7 @@ def source_of(buckets: Buckets, state: Path, apart: bool) -> SlateDbSource:
 
 
 @pytest.mark.usefixtures("impatient")
-def test_an_outage_of_the_store_is_told_in_time_and_outlived(tmp_path: Path, buckets: Buckets) -> None:
+def test_an_outage_of_the_store_is_reported_in_time_and_survived(tmp_path: Path, buckets: Buckets) -> None:
     with Writer(buckets.store("ledger")) as writer:
         writer.put(b"before", b"")
         with SourceReplay(writer.source(tmp_path), LIMIT) as replay:

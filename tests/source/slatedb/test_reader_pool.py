@@ -18,7 +18,7 @@ import pytest
 from tailrace.errors import TableError, UnfitError
 from tailrace.model.change import Changes
 from tailrace.option.table import TableOptions
-from tailrace.source.slatedb import reader_pool as crews
+from tailrace.source.slatedb import reader_pool as module
 from tailrace.source.slatedb.log_split import WalRange, WalSplit, read_wal
 from tailrace.source.slatedb.offset import WalPoint
 from tailrace.source.slatedb.option import ObjectStoreOptions
@@ -36,7 +36,7 @@ UTF8 = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"p
 
 
 @pytest.fixture
-def crew(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReaderPool]:
+def readers(monkeypatch: pytest.MonkeyPatch) -> Iterator[ReaderPool]:
     """That of a machine with two cores."""
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
     made = ReaderPool()
@@ -51,25 +51,25 @@ def splits_of(source: SlateDbSource, size: int = WORTHWHILE_BYTES) -> list[WalSp
     return [WalSplit(first=number, last=number, ranges=wanted, bytes=size) for number in numbers]
 
 
-def read_two(crew: ReaderPool, source: SlateDbSource, here: WalSplit, there: WalSplit) -> list[Changes]:
+def read_two(readers: ReaderPool, source: SlateDbSource, here: WalSplit, there: WalSplit) -> list[Changes]:
     """Read one split while another is being read in this process."""
-    reading = crew.read(source, here)
+    reading = readers.read(source, here)
     first = next(reading)
-    return [first, *crew.read(source, there), *reading]
+    return [first, *readers.read(source, there), *reading]
 
 
 def rows(changes: list[Changes]) -> list[object]:
     return [row for piece in changes for row in piece.batch.to_pylist()]
 
 
-def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew: ReaderPool) -> None:
+def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, readers: ReaderPool) -> None:
     with Writer(tmp_path / "store", UTF8) as writer:
         writer.write((b"a", b"1"), (b"t:b", b"2"))
         writer.write((b"a", None), (b"t:c", b"3"))
         source = writer.source(tmp_path / "state", UTF8)
         _, here, there = splits_of(source)
-        both = read_two(crew, source, here, there)
-        assert [hand.process.poll() for hand in crew._idle] == [None]
+        both = read_two(readers, source, here, there)
+        assert [child.process.poll() for child in readers._idle] == [None]
         alone = [piece for split in (here, there) for piece in read_wal(source, split)]
         assert sorted(map(str, rows(both))) == sorted(map(str, rows(alone)))
         assert {piece.table for piece in both} == set(source.tables())
@@ -83,48 +83,48 @@ def test_what_another_process_reads_is_what_this_one_reads(tmp_path: Path, crew:
     ],
 )
 def test_small_splits_and_stores_in_memory_stay_here(
-    change: Callable[[SlateDbSource], SlateDbSource], size: int, tmp_path: Path, crew: ReaderPool
+    change: Callable[[SlateDbSource], SlateDbSource], size: int, tmp_path: Path, readers: ReaderPool
 ) -> None:
     with Writer(tmp_path / "store") as writer:
         source = change(writer.source(tmp_path / "state"))
         split = replace(WalSplit(first=1, last=1), bytes=size)
-        crew._here = 1
-        assert list(crew.read(source, split)) == []
-        assert not crew._idle
+        readers._here = 1
+        assert list(readers.read(source, split)) == []
+        assert not readers._idle
 
 
-def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, crew: ReaderPool) -> None:
+def test_tasks_that_read_the_same_files_share_the_cores(tmp_path: Path, readers: ReaderPool) -> None:
     with Writer(tmp_path / "store") as writer:
         writer.put(b"a", b"1")
         source = writer.source(tmp_path / "state")
         [_, split] = splits_of(source)
-        assert len(read_two(crew, source, split, replace(split, readers=2))) == 2
-        assert not crew._idle
+        assert len(read_two(readers, source, split, replace(split, readers=2))) == 2
+        assert not readers._idle
 
 
-def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, crew: ReaderPool) -> None:
+def test_a_process_that_is_killed_is_replaced_and_loses_nothing(tmp_path: Path, readers: ReaderPool) -> None:
     with Writer(tmp_path / "store") as writer:
         writer.put(b"a", b"1")
         writer.put(b"b", b"2")
         source = writer.source(tmp_path / "state")
         _, here, there = splits_of(source)
-        expected = rows(read_two(crew, source, here, there))
-        [hand] = crew._idle
-        hand.process.kill()
-        hand.process.wait()
-        assert rows(read_two(crew, source, here, there)) == expected
-        [other] = crew._idle
-        assert other is not hand
+        expected = rows(read_two(readers, source, here, there))
+        [child] = readers._idle
+        child.process.kill()
+        child.process.wait()
+        assert rows(read_two(readers, source, here, there)) == expected
+        [other] = readers._idle
+        assert other is not child
         os.kill(other.process.pid, signal.SIGSTOP)
         with ThreadPoolExecutor(1) as pool:
-            waiting = pool.submit(read_two, crew, source, here, there)
-            wait_until(lambda: bool(crew._busy))
+            waiting = pool.submit(read_two, readers, source, here, there)
+            wait_until(lambda: bool(readers._busy))
             other.process.kill()
             assert rows(waiting.result()) == expected
 
 
-def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
-    tmp_path: Path, crew: ReaderPool, monkeypatch: pytest.MonkeyPatch
+def test_an_answer_that_was_never_read_is_not_given_to_the_next_request(
+    tmp_path: Path, readers: ReaderPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupted(_answers: IO[bytes]) -> list[Any]:
         raise KeyboardInterrupt
@@ -135,31 +135,31 @@ def test_an_answer_that_nobody_heard_is_not_left_for_the_next_to_ask(
         source = writer.source(tmp_path / "state")
         _, here, there, other = splits_of(source)
         with monkeypatch.context() as patch:
-            patch.setattr(crews, "receive_rows", interrupted)
+            patch.setattr(module, "receive_rows", interrupted)
             with pytest.raises(KeyboardInterrupt):
-                read_two(crew, source, here, there)
-        assert not crew._busy
-        pieces = read_two(crew, source, here, other)
+                read_two(readers, source, here, there)
+        assert not readers._busy
+        pieces = read_two(readers, source, here, other)
         assert [key for piece in pieces for key in piece.row.field("key").to_pylist()] == [b"a", b"c"]
 
 
-def test_errors_of_another_process_are_raised_here(tmp_path: Path, crew: ReaderPool) -> None:
+def test_errors_of_another_process_are_raised_here(tmp_path: Path, readers: ReaderPool) -> None:
     with Writer(tmp_path / "store", UTF8) as writer:
         writer.put(b"t:a", b"fits")
         writer.put(b"t:b", b"\xff")
         source = writer.source(tmp_path / "state", UTF8)
         _, here, there = splits_of(source)
         with pytest.raises(UnfitError) as caught:
-            read_two(crew, source, here, there)
+            read_two(readers, source, here, there)
         assert (caught.value.table, caught.value.raw) == ("slatedb.text", b"\xff")
         writer.flush()
         writer.put(b"t:a", b"")
         writer.flush()
         writer.collect()
-        crew._here = 1
+        readers._here = 1
         with pytest.raises(TableError, match="only a new snapshot helps"):
-            list(crew.read(source, there))
-        assert len(crew._idle) == 1
+            list(readers.read(source, there))
+        assert len(readers._idle) == 1
 
 
 def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path) -> None:
@@ -169,20 +169,20 @@ def test_further_processes_do_not_outlive_the_one_that_was_killed(tmp_path: Path
         owner = subprocess.Popen(program, cwd=ROOT, stdout=subprocess.PIPE, text=True)
         with owner:
             assert owner.stdout is not None
-            hand = int(owner.stdout.readline())
-            os.kill(hand, 0)
+            child = int(owner.stdout.readline())
+            os.kill(child, 0)
             owner.kill()
-        wait_until(lambda: is_ended(hand))
+        wait_until(lambda: is_ended(child))
 
 
 def _own(store: str) -> None:
-    """Start a further process, say which, and never end."""
+    """Start a further process, print its process id, and never end."""
     source = make_slatedb({"type": "local", "path": store}, Path(f"{store}-state"))
     [_, split] = splits_of(source)
     os.cpu_count = lambda: 2
-    read_two(crews.reader_pool(), source, split, split)
-    [hand] = crews.reader_pool()._idle
-    print(hand.process.pid, flush=True)
+    read_two(module.reader_pool(), source, split, split)
+    [child] = module.reader_pool()._idle
+    print(child.process.pid, flush=True)
     threading.Event().wait()
 
 

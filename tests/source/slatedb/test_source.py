@@ -277,7 +277,7 @@ def test_a_database_that_is_not_there_is_an_error_of_check(tmp_path: Path) -> No
     assert levels(source) == {"database db1": "error"}
 
 
-def test_a_database_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
+def test_a_recreated_database_is_not_taken_for_the_old_one(tmp_path: Path) -> None:
     with Writer(tmp_path / "old") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         for number in range(5):
             writer.put(b"%d" % number, b"")
@@ -290,7 +290,7 @@ def test_a_database_that_was_made_anew_is_not_taken_for_the_old_one(tmp_path: Pa
             replay.crash()
 
 
-def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
+def test_the_age_of_unread_files_is_warned_about(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", min_age=0.4)
         with SourceReplay(source, Limit(1, 1 << 30)) as replay:
@@ -306,7 +306,7 @@ def test_the_age_of_what_is_unread_is_warned_about(tmp_path: Path) -> None:
             assert levels(source)["WAL retention"] == "warning"
 
 
-def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: Path) -> None:
+def test_a_fence_file_does_not_hide_the_age_of_unread_files(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer:
         source = writer.source(tmp_path / "state", min_age=0.4)
         with SourceReplay(source, LIMIT) as replay:
@@ -319,7 +319,7 @@ def test_the_age_of_what_is_unread_does_not_hide_behind_a_fence_file(tmp_path: P
             assert "may delete it" in (source.status().error or "")
 
 
-def test_a_stopped_table_goes_on_behind_the_position_it_had(tmp_path: Path) -> None:
+def test_a_stopped_table_continues_after_its_last_position(tmp_path: Path) -> None:
     with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
         writer.put(b"a", b"1")
         replay.catch_up()
@@ -350,7 +350,7 @@ def test_a_paused_table_waits_and_goes_on(tmp_path: Path) -> None:
         assert keys(replay) == [b"a", b"b"]
 
 
-def test_files_between_a_table_that_is_behind_and_the_others_are_not_read(tmp_path: Path) -> None:
+def test_files_between_a_lagging_table_and_the_others_are_not_read(tmp_path: Path) -> None:
     tables = TableOptions.model_validate({"settings": {"slatedb.text": {"mapping": {"prefix": "t:"}}}})
     with (
         Writer(tmp_path / "store", tables) as writer,

@@ -1,4 +1,4 @@
-"""Tables that come, go and change, as the tape or a look at the file tells."""
+"""Tables that are added, dropped and changed, as the tape or the file's schema shows."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_a_renamed_column_keeps_its_number_and_its_table_is_not_copied_again(kin
 
 
 @pytest.mark.parametrize("kind", ["hook", "trigger"])
-def test_tables_that_exchange_their_names_are_copied_anew(kind: Kind, tmp_path: Path) -> None:
+def test_tables_that_exchange_their_names_are_copied_again(kind: Kind, tmp_path: Path) -> None:
     with captured(tmp_path, kind, ITEMS, ITEMS.replace("items", "old")) as app, following(app, tmp_path) as to:
         app.run("INSERT INTO items VALUES (1, 'a', 1)")
         equal(to, app)
@@ -93,7 +93,7 @@ def test_a_new_table_joins_and_a_dropped_one_is_released(kind: Kind, tmp_path: P
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_table_made_again_under_its_name_is_copied_anew(kind: Kind, tmp_path: Path) -> None:
+def test_a_table_recreated_under_its_name_is_copied_again(kind: Kind, tmp_path: Path) -> None:
     with captured(tmp_path, kind, ITEMS) as app, following(app, tmp_path) as to:
         app.run("INSERT INTO items VALUES (1, 'a', 1)")
         equal(to, app)

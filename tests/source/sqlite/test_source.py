@@ -66,7 +66,7 @@ def test_a_row_that_got_another_key_and_went_leaves_nothing_where_new_rows_are_n
         equal(to, app)
 
 
-def test_a_key_that_vacuum_may_change_is_told(tmp_path: Path) -> None:
+def test_a_key_that_vacuum_may_change_is_warned_about(tmp_path: Path) -> None:
     with captured(tmp_path, "hook", ITEMS, "CREATE TABLE bag (a TEXT)") as app:
         warnings = [finding for finding in make_source(app, tmp_path).check() if finding.level == "warning"]
         assert [finding.subject for finding in warnings] == ["table main.bag"]
@@ -135,7 +135,7 @@ def test_a_transaction_without_its_commit_is_not_emitted_before_it_ends(tmp_path
         assert [one["commit"] for one in changes(to)] == [last + 1]
 
 
-def test_numbers_of_changes_are_not_told_as_bytes_of_a_log(tmp_path: Path) -> None:
+def test_numbers_of_changes_are_not_reported_as_bytes_of_a_log(tmp_path: Path) -> None:
     with captured(tmp_path, "trigger", ITEMS) as application, following(application, tmp_path) as replay:
         application.run("INSERT INTO items VALUES (1, 'a', 1.0)")
         status = replay.source.status()
@@ -251,7 +251,7 @@ def test_a_capture_of_ids_is_refused_for_a_key_that_is_not_the_rowid(tmp_path: P
         assert [finding.subject for finding in errors] == ["table main.words"]
 
 
-def test_a_file_that_nobody_captures_is_refused_with_the_command_that_helps(tmp_path: Path) -> None:
+def test_a_file_without_capture_is_refused_with_the_command_that_enables_it(tmp_path: Path) -> None:
     app = Application(tmp_path / "app.db", "trigger")
     app.run(ITEMS)
     (finding,) = make_source(app, tmp_path).check()
@@ -270,7 +270,7 @@ def test_a_file_that_is_missing_or_no_database_is_a_finding(content: bytes | Non
         assert [finding.level for finding in make_source(application, tmp_path).check()] == ["error"]
 
 
-def test_a_capture_by_triggers_that_was_stopped_is_told_instead_of_tables_let_go(tmp_path: Path) -> None:
+def test_a_stopped_capture_by_triggers_is_an_error_and_releases_no_table(tmp_path: Path) -> None:
     with captured(tmp_path, "trigger", ITEMS) as application, following(application, tmp_path) as replay:
         application.run("INSERT INTO items VALUES (1, 'a', 1.5)")
         disable(application.connection)

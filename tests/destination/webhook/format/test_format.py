@@ -38,7 +38,7 @@ UPSTREAM = {
     "qq": {"id": INT, "v": INT},
     **{f"a{number}": {"id": INT, "v": INT, "z": TEXT} for number in range(3)},
 }
-"""The tables behind the recorded requests; the first column is the key."""
+"""The tables of the recorded requests; the first column is the key."""
 
 ORDERS = TableSchema(
     TableName("public", "orders"),
@@ -409,7 +409,7 @@ def test_what_is_no_change_of_a_row_is_no_event_and_an_operand_is_refused(name: 
         encode(name, build(ORDERS, (Op.MERGE, Position(5, 0), {"id": 1})))
 
 
-def test_a_table_without_key_tells_a_changed_row_as_one_update() -> None:
+def test_a_changed_row_of_a_table_without_key_is_one_update() -> None:
     keyless = TableSchema(TableName("s", "log"), (Column("note", TEXT),))
     changes = build(keyless, (Op.DELETE, Position(5, 0), {"note": "a"}), (Op.INSERT, Position(5, 1), {"note": "b"}))
     [event] = events("cloudevents", changes)
@@ -417,7 +417,7 @@ def test_a_table_without_key_tells_a_changed_row_as_one_update() -> None:
     assert (event["data"]["before"], event["data"]["after"]) == ({"note": "a"}, {"note": "b"})
 
 
-def test_a_format_that_nobody_knows_is_refused_with_those_there_are() -> None:
+def test_an_unknown_format_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"rqlite \| cloudevents \| debezium"):
         format_of("xml")
 
@@ -437,7 +437,7 @@ def test_the_examples_on_the_page_are_what_is_sent() -> None:
         assert sent == re.sub(r"\n *", "", shown)
 
 
-def test_the_receiver_on_the_page_stores_events_once_and_only_from_who_has_the_secret() -> None:
+def test_the_receiver_on_the_page_stores_events_once_and_only_if_signed_with_the_secret() -> None:
     [snippet] = on_the_page("python")
     receiver: dict[str, Any] = {}
     exec(snippet, receiver)

@@ -1,4 +1,4 @@
-"""One of several nodes leads, and only it can say what was delivered."""
+"""One of several nodes leads, and only it can record what was delivered."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_a_leader_that_is_silent_for_too_long_is_followed_by_another_and_can_sto
     assert a.claim() is None
 
 
-def test_a_lease_that_ran_out_is_renewed_where_nobody_else_came(join: Join) -> None:
+def test_an_expired_lease_is_renewed_where_no_other_node_took_it(join: Join) -> None:
     a = join("a", seconds=2.0)
     claimed(a)
     wait_until(lambda: not a.holds())
@@ -127,7 +127,7 @@ def test_watermarks_only_ever_go_forward(join: Join) -> None:
     assert a.places() == {"a": Position(2, 7)}
 
 
-def test_who_sent_last_goes_on_at_its_own_place_and_another_by_the_watermarks(join: Join) -> None:
+def test_the_last_sender_continues_at_its_own_place_and_another_by_the_watermarks(join: Join) -> None:
     a, b = join("a"), join("b")
     claimed(a)
     a.persist({"t": Position(5, 0)}, Position(3, 7))
@@ -140,13 +140,13 @@ def test_who_sent_last_goes_on_at_its_own_place_and_another_by_the_watermarks(jo
     assert claimed(a) == LeaderState(4, Position(3, 7), {"t": Position(6, 0)})
 
 
-def test_what_an_operator_passes_over_is_behind_the_place(join: Join) -> None:
+def test_an_operator_can_move_the_place_past_events(join: Join) -> None:
     join("a").pass_over(Position(12, 0))
     assert claimed(join("a")).place == Position(12, 0)
     assert join("b").places() == {"a": Position(12, 0)}
 
 
-def test_of_many_who_claim_at_once_one_gets_it(join: Join) -> None:
+def test_of_many_nodes_that_claim_a_lease_at_once_one_gets_it(join: Join) -> None:
     nodes = [join(f"node {number}") for number in range(6)]
     won: list[LeaderState | None] = []
     threads = [threading.Thread(target=lambda node=node: won.append(node.claim())) for node in nodes]

@@ -104,7 +104,7 @@ def test_a_follower_gives_up_what_it_copied_of_a_table_that_was_empty_for_the_le
     reader = QueueReader(queue)
     leader = another_node(tmp_path)
     leader.claim()
-    # What a marker without a row says, and then that all tables are level.
+    # A marker without a row, and then the marker that all tables are level.
     leader.persist({"public.late": START, EVERY: Position(80, 0)}, START)
     with WebhookEndpoint() as endpoint, sending(options(queue, endpoint.url, tmp_path)):
         wait_until(lambda: reader.released == Position(1, 0))
@@ -186,7 +186,7 @@ def test_a_request_that_failed_comes_again_as_it_was_and_signed(tmp_path: Path, 
         assert all(verify(["two"], request.headers, request.body) for request in endpoint.requests)
         assert first.headers["x-token"] == "t"
         assert first.headers["content-type"] == "application/cloudevents-batch+json"
-        # The endpoint took the first request and said that it had not.
+        # The endpoint took the first request and answered with an error.
         assert (endpoint.duplicates(), sorted(set(endpoint.ids()))) == (10, sorted(ids(1, 20)))
     assert (status(queue)["failures"], status(queue)["requests"]) == (6, 2)
 
@@ -268,7 +268,7 @@ def test_a_new_leader_sends_only_what_no_other_node_delivered(tmp_path: Path, qu
     other.close()
 
 
-def test_who_follows_sends_nothing_and_gives_up_what_the_leader_delivered(tmp_path: Path, queue: Path) -> None:
+def test_a_follower_sends_nothing_and_drops_what_the_leader_delivered(tmp_path: Path, queue: Path) -> None:
     other = another_node(tmp_path)
     assert other.claim()
     batches = [numbered(first, 3) for first in (1, 4, 7, 10)]
@@ -291,7 +291,7 @@ def test_who_follows_sends_nothing_and_gives_up_what_the_leader_delivered(tmp_pa
         other.close()
 
 
-def test_who_follows_gives_up_its_copy_of_a_quiet_table_once_the_leader_is_past_it(tmp_path: Path, queue: Path) -> None:
+def test_a_follower_drops_its_copy_of_a_quiet_table_once_the_leader_is_past_it(tmp_path: Path, queue: Path) -> None:
     fill(
         queue,
         events(copied("public.quiet", 50, 3)),
@@ -371,7 +371,7 @@ def test_one_process_sends_from_a_queue(tmp_path: Path, queue: Path) -> None:
         drain(chosen)
 
 
-def test_a_queue_that_was_made_anew_is_sent_from_its_start(tmp_path: Path, queue: Path) -> None:
+def test_a_recreated_queue_is_sent_from_its_start(tmp_path: Path, queue: Path) -> None:
     with WebhookEndpoint() as endpoint:
         chosen = options(queue, endpoint.url, tmp_path)
         fill(queue, numbered(1, 1500), numbered(1501, 1500))
@@ -399,7 +399,7 @@ def test_a_damaged_queue_is_sent_up_to_the_damage_and_no_further(tmp_path: Path,
         assert endpoint.ids() == ids(1, 2000)
 
 
-def test_a_status_tells_what_waits_since_when_and_why(tmp_path: Path, queue: Path) -> None:
+def test_a_status_shows_what_waits_since_when_and_why(tmp_path: Path, queue: Path) -> None:
     fill(queue, numbered(1, 12))
     with WebhookEndpoint() as endpoint:
         endpoint.rule = always(Reply(503))
@@ -431,7 +431,7 @@ def histories(draw: st.DrawFn) -> list[list[tuple[str, str]]]:
     st.dictionaries(tables, st.integers(0, 20).map(lambda commit: Position(commit, 0))),
     st.integers(0, 40),
 )
-def test_parcels_hold_every_event_behind_the_watermarks_once_and_can_be_taken_up_anywhere(
+def test_parcels_hold_every_event_after_the_watermarks_once_and_can_be_resumed_anywhere(
     tmp_path_factory: pytest.TempPathFactory,
     history: list[list[tuple[str, str]]],
     max_events: int,

@@ -348,7 +348,7 @@ NUMBER = st.integers(0, 5).map(str)
 
 @dataclass
 class Story:
-    """Messages and, beside them, what they should become: (table, op, commit, ordinal, txn, row, before, unchanged)."""
+    """Messages, and what they should become: (table, op, commit, ordinal, txn, row, before, unchanged)."""
 
     messages: list[bytes] = field(default_factory=list)
     changes: list[tuple[Any, ...]] = field(default_factory=list)

@@ -88,7 +88,7 @@ def upstream(
     return Upstream(make_database(postgres_server(request.param)))
 
 
-def told(changes: list[Changes]) -> list[tuple[Any, ...]]:
+def summarize(changes: list[Changes]) -> list[tuple[Any, ...]]:
     """(op, ordinal, row values, before values, unchanged columns), long values by their length."""
     found = []
     for each in changes:
@@ -118,7 +118,7 @@ def test_toasted_values_that_did_not_change_are_marked_alone_and_with_a_moved_ke
         f"INSERT INTO t VALUES (1, '{LONG}', 0)",
         "BEGIN; UPDATE t SET n = 1; UPDATE t SET id = 2; UPDATE t SET v = 'short'; COMMIT",
     )
-    assert told(upstream.read(upstream.table("t"))) == [
+    assert summarize(upstream.read(upstream.table("t"))) == [
         ("INSERT", 0, (1, len(LONG), 0), None, ""),
         ("UPDATE", 0, (1, None, 1), None, "v"),
         ("DELETE", 2, (1, None, None), None, ""),
@@ -136,7 +136,7 @@ def test_a_toasted_key_that_did_not_change_is_not_a_moved_key(upstream: Upstream
         f"INSERT INTO t VALUES ('{key}', 0, repeat('w', 1000))",
         "UPDATE t SET n = 1",
     )
-    found = told(upstream.read(upstream.table("t", ("v",))))
+    found = summarize(upstream.read(upstream.table("t", ("v",))))
     assert found[1] == ("UPDATE", 0, (len(key), 1, 1000), None, "")
 
 
@@ -149,7 +149,7 @@ def test_a_full_replica_identity_gives_whole_old_rows_and_no_unsent_values(upstr
         "BEGIN; UPDATE t SET n = 1; UPDATE t SET id = 2; DELETE FROM t; COMMIT",
     )
     size = len(LONG)
-    assert told(upstream.read(upstream.table("t")))[1:] == [
+    assert summarize(upstream.read(upstream.table("t")))[1:] == [
         ("UPDATE", 0, (1, size, 1), (1, size, None), ""),
         ("DELETE", 2, (1, size, 1), (1, size, 1), ""),
         ("INSERT", 3, (2, size, 1), None, ""),
@@ -168,11 +168,11 @@ PARTED = (
 
 def test_the_old_key_of_a_partition_is_not_taken_for_a_whole_row_because_its_root_says_so(upstream: Upstream) -> None:
     upstream.database.run(*PARTED, "ALTER TABLE t REPLICA IDENTITY FULL", "UPDATE t SET id = 2")
-    assert told(upstream.read(upstream.table("t")))[-1] == ("INSERT", 1, (2, None, 0), None, "v")
+    assert summarize(upstream.read(upstream.table("t")))[-1] == ("INSERT", 1, (2, None, 0), None, "v")
 
 
 @pytest.mark.parametrize("change", ["DELETE FROM t", "UPDATE t SET n = 1"])
-def test_an_old_row_by_which_its_partition_tells_no_key_of_the_root_is_refused(upstream: Upstream, change: str) -> None:
+def test_an_old_row_of_a_partition_that_lacks_the_key_of_the_root_is_refused(upstream: Upstream, change: str) -> None:
     upstream.database.run(
         *PARTED,
         "CREATE UNIQUE INDEX by_n ON leaf (n)",
@@ -183,7 +183,7 @@ def test_an_old_row_by_which_its_partition_tells_no_key_of_the_root_is_refused(u
         upstream.read(upstream.table("t"))
 
 
-def test_a_table_without_key_is_told_in_deletes_and_inserts_of_whole_rows(upstream: Upstream) -> None:
+def test_a_table_without_key_gives_deletes_and_inserts_of_whole_rows(upstream: Upstream) -> None:
     upstream.database.run(
         "CREATE TABLE t (id int, v text)",
         "ALTER TABLE t REPLICA IDENTITY FULL",
@@ -191,7 +191,7 @@ def test_a_table_without_key_is_told_in_deletes_and_inserts_of_whole_rows(upstre
         "UPDATE t SET v = 'b' WHERE ctid = '(0,1)'",
         "TRUNCATE t",
     )
-    assert [each[:3] for each in told(upstream.read(upstream.table("t", ())))] == [
+    assert [each[:3] for each in summarize(upstream.read(upstream.table("t", ())))] == [
         ("INSERT", 0, (1, "a")),
         ("INSERT", 2, (1, "a")),
         ("DELETE", 0, (1, "a")),
@@ -208,7 +208,7 @@ def test_a_unique_index_as_replica_identity_is_the_key(upstream: Upstream) -> No
         "UPDATE t SET a = 'z'",
         "DELETE FROM t",
     )
-    assert [each[:3] for each in told(upstream.read(upstream.table("t", ("a",))))] == [
+    assert [each[:3] for each in summarize(upstream.read(upstream.table("t", ("a",))))] == [
         ("INSERT", 0, (1, "x", "y")),
         ("DELETE", 0, (None, "x", None)),
         ("INSERT", 1, (1, "z", "y")),
@@ -229,7 +229,7 @@ def test_a_column_added_within_a_transaction_gives_both_versions_their_rows(upst
     between = TableSchema(old.table, (*old.columns, newest.column("n")), old.key, 2)
     found = upstream.read(old, between, newest)
     assert [changes.table.version for changes in found] == [1, 2, 3]
-    assert [each[2] for each in told(found)] == [(1, "a"), (2, "b", 7), (3, 9)]
+    assert [each[2] for each in summarize(found)] == [(1, "a"), (2, "b", 7), (3, 9)]
 
 
 def test_hostile_names_are_only_names(upstream: Upstream) -> None:
