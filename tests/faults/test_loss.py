@@ -36,7 +36,7 @@ def test_a_lost_checkpoint_state_or_slot_stops_the_pipeline_until_a_reset_and_th
             "INSERT INTO keyed VALUES (0, 'sent to no one')",
             f"SELECT pg_create_logical_replication_slot('{SLOT}', 'pgoutput')",
         )
-        require_refusal(scenario, "Postgres was told to forget")
+        require_refusal(scenario, "the slot is confirmed up to")
 
         copy_again(scenario)
 

@@ -1,4 +1,4 @@
-"""Which tables there are to follow, looked up now and then while a pipeline runs."""
+"""Which tables there are to follow, checked every few seconds while a pipeline runs."""
 
 from __future__ import annotations
 
@@ -8,30 +8,31 @@ from abc import ABC, abstractmethod
 from tailrace.errors import UnavailableError
 
 DISCOVERY_SECONDS = 2.0
-"""How long what was found is believed."""
+"""How long a result is used before the upstream is asked again."""
 
 
 class Discovery(ABC):
-    """What the upstream showed when it was last looked at."""
+    """The tables that the upstream had when it was last asked."""
 
     def __init__(self) -> None:
-        self._looked: float | None = None
+        self._refreshed_at: float | None = None
 
     def refresh(self, *, at_once: bool = False) -> None:
-        """Look again, at most every few seconds. An upstream that does not answer leaves things as they are.
+        """Ask the upstream again, at most every few seconds. If it does not answer, the last result stays.
 
-        With `at_once`, and the first time, what is seen is at least as new as the call. Raises UnavailableError then.
+        With `at_once`, and on the first call, the result is at least as new as the call, and an upstream that does not
+        answer raises UnavailableError.
         """
-        at_once = at_once or self._looked is None
-        if not at_once and self._looked is not None and time.monotonic() - self._looked < DISCOVERY_SECONDS:
+        at_once = at_once or self._refreshed_at is None
+        if not at_once and self._refreshed_at is not None and time.monotonic() - self._refreshed_at < DISCOVERY_SECONDS:
             return
         try:
             self._look(at_once=at_once)
         except UnavailableError:
             if at_once:
                 raise
-        self._looked = time.monotonic()
+        self._refreshed_at = time.monotonic()
 
     @abstractmethod
     def _look(self, *, at_once: bool) -> None:
-        """Ask the upstream. Without `at_once` a few cheap questions will do where nothing changed."""
+        """Ask the upstream. Without `at_once` a few cheap queries are enough while nothing changed."""

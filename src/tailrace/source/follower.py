@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 Offset = dict[str, Any]
-"""Where a stream stands: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
+"""How far a stream has read: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class Limit:
 
 
 Phase = Literal["init", "copy", "catchup", "ready", "stopped"]
-"""`init`: waits for a copy to begin; `stopped`: not read, in error or paused."""
+"""`init`: waits for its copy to begin. `stopped`: not read, because it is in error or paused."""
 
 
 @dataclass(frozen=True)
 class TableProgress:
-    """Where one table stands at an offset. Up to `position` the destination has its log changes.
+    """The state of one table at an offset. The destination has its log changes up to `position`.
 
-    `request` is the last resync that was begun for it, 0 when there was none. `copy` tells one copy of it from the
-    next, 0 before the first. `catching_up`: it reads the log at an earlier place than the others.
+    `request` is the last resync request whose copy has begun, 0 when there was none. `copy` identifies its last copy,
+    0 before the first. `catching_up`: it reads the log at an earlier position than the other tables.
     """
 
     upstream_id: str
@@ -53,9 +53,9 @@ class TableProgress:
 class TableDirectives:
     """What errors and operators ask of a follower, by the tables' upstream ids.
 
-    `stopped` tables are not read; their text position is where they will go on (None: with a new copy), and until then
-    nothing after it is released. `paused` tables are not read either, and go on where they are. `resync` tables are
-    copied again, once for each request id; this comes before both. `skips` are text positions of changes to pass over.
+    `stopped` tables are not read; their text position is where they will resume (None: with a new copy), and until then
+    nothing after it is released. `paused` tables are not read either, and resume where they are. `resync` tables are
+    copied again, once for each request id; a resync comes before both. `skips` are text positions of changes to skip.
     """
 
     stopped: Mapping[str, str | None] = field(default_factory=dict)
@@ -65,25 +65,25 @@ class TableDirectives:
 
 
 SchemaHistory = Sequence[tuple[Position, TableSchema]]
-"""A table's versions, each with the position from which it holds, in order. The first holds from the beginning."""
+"""A table's versions in order, each with the position from which it is valid. The first is valid from the beginning."""
 
 
 class SchemaVersions(Protocol):
-    """Which columns a table had at which position. They are kept where the follower runs, durably if need be."""
+    """Which columns a table had at which position. Stored where the follower runs, durably if need be."""
 
     def put_schema(self, schema: TableSchema, position: Position) -> TableSchema:
-        """From `position` on the table has this schema; it comes back with its version number.
+        """Record that the table has this schema from `position` on. Returns it with its version number.
 
-        One that holds there already changes nothing; another one stored for the same position is replaced.
+        A schema that is already valid there changes nothing. Another one stored for the same position is replaced.
         """
         ...
 
     def schema_at(self, upstream_id: str, position: Position | None = None) -> TableSchema | None:
-        """The version that holds at a position; without one, the newest."""
+        """The version that is valid at a position; without a position, the newest."""
         ...
 
     def schemas_between(self, upstream_id: str, after: Position, upto: Position) -> SchemaHistory:
-        """The version that holds at `after`, then those that begin in (after, upto], by position."""
+        """The version that is valid at `after`, then those that begin in (after, upto], by position."""
         ...
 
 
@@ -94,7 +94,7 @@ class Follower(ABC):
     def start(self) -> Offset:
         """The offset before anything was read. Called once, on a pipeline's very first batch.
 
-        Spark asks again when it repeats that batch, which must begin where it began.
+        Spark calls it again when it repeats that batch, which must begin at the same offset.
         """
 
     @abstractmethod
@@ -106,14 +106,14 @@ class Follower(ABC):
 
     @abstractmethod
     def plan(self, start: Offset, end: Offset) -> list[Split]:
-        """The splits of (start, end]. Pure: the same range gives the same rows, however often it is asked."""
+        """The splits of (start, end]. Pure: the same range gives the same rows on every call."""
 
     def target(self) -> Offset:
         """The upstream's position now, as the end of a run with `--once`."""
         return {}
 
     def done(self, start: Offset, target: Offset) -> bool:
-        """Whether `start` has everything `target` asks for. Until then `latest` may wait for the upstream.
+        """Whether `start` has reached `target`. Until then `latest` may wait for the upstream.
 
         By default a run with `--once` ends as soon as `latest` finds nothing to do.
         """

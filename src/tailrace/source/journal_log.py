@@ -1,4 +1,4 @@
-"""The log as frames of a journal: how far a batch goes, and which frames a task reads for which tables."""
+"""A log that is stored as frames of a journal: how far a batch goes, and which frames a task reads for which tables."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tailrace.source.split import Split
 from tailrace.source.table_range import TableRange
 
 RECEIVER_SECONDS = 5.0
-"""How long the receiver that the pipeline started may take to begin, before the follower starts one."""
+"""How long the receiver that the pipeline started may take to come up before the follower starts one."""
 STEP_ASIDE_BYTES = 64 * 1024 * 1024
-"""After this much log that concerns no table, or a part of the journal's bound, the offset moves on so that the journal
-may forget it."""
+"""After this much log without changes of a followed table, or a part of the journal's `max_bytes` if that is less,
+the offset advances so that the journal can delete it."""
 
 
 def find_boundary(journal: JournalReader, after: Position, upto: Position, limit: Limit) -> Position:
-    """The end of the frame in (after, upto] with which the limit is reached, or `upto`.
+    """The end of the frame in (after, upto] that reaches the limit, or `upto`.
 
     The first frame is taken whatever its size: a batch must make progress.
     """
@@ -31,13 +31,13 @@ def find_boundary(journal: JournalReader, after: Position, upto: Position, limit
 
 
 def is_worth_passing(frames: Sequence[FrameRef], max_bytes: int) -> bool:
-    """Whether frames that concern no table are enough to move on, in a journal of so many bytes at most."""
+    """Whether frames that hold no change of a followed table are large enough to advance past them."""
     return sum(ref.length for ref in frames) > min(STEP_ASIDE_BYTES, max_bytes // 4)
 
 
 @dataclass(frozen=True)
 class FrameSplit(Split, ABC):
-    """Some journal frames and what is wanted of them, by what tells the tables apart there."""
+    """Some journal frames and the ranges to read from them, keyed by what identifies a table in the log."""
 
     frames: tuple[FrameRef, ...] = ()
     ranges: Mapping[Any, TableRange] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class FrameSplit(Split, ABC):
     @staticmethod
     @abstractmethod
     def weigh(ref: FrameRef) -> Mapping[Any, int]:
-        """The tables that a frame holds changes of, with how many bytes these are."""
+        """The tables that a frame holds changes of, each with the bytes of its changes."""
 
     def only(self, tables: Collection[str]) -> Self:
         kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
@@ -53,7 +53,7 @@ class FrameSplit(Split, ABC):
         return replace(super().only(tables), ranges=kept, frames=frames)
 
     def concerned(self, ref: FrameRef) -> list[Any]:
-        """The tables that want something of a frame."""
+        """The tables whose range overlaps a frame that holds changes of them."""
         return _concerned(type(self), ref, self.ranges)
 
 
@@ -67,9 +67,9 @@ def split_frames(
     share: Callable[[int], int],
     **more: Any,
 ) -> list[Split]:
-    """The frames that concern the tables, in pieces; `share` says how large one is, of so many bytes in all. Pure.
+    """Split the frames that hold changes of the tables. `share` gives the size of one split from the total bytes. Pure.
 
-    A table that has news is in a split even where no frame holds rows of it: its destination follows.
+    A table with a new version is in a split even when no frame holds rows of it, so that its destination follows.
     """
     concerned = [ref for ref in refs if _concerned(kind, ref, wanted)]
     size = share(sum(ref.length for ref in concerned))
@@ -80,7 +80,7 @@ def split_frames(
 
 
 def without_frames(kind: type[Pieces], wanted: Mapping[Any, TableRange], **more: Any) -> Pieces:
-    """A split without rows: it tells of new columns, or fails."""
+    """A split without rows: it carries a new version of its tables, or raises their error."""
     weights = {str(one.schema.table): 0 for one in wanted.values()}
     return kind(weights=weights, schemas=_schemas(wanted), ranges=wanted, **more)
 

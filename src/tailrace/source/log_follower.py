@@ -1,6 +1,6 @@
-"""One follower for all sources that read a log, and `LogSource`: what an upstream with a log must say for it.
+"""One follower for all sources that read a log, and `LogSource`: what a source with a log implements to use it.
 
-Tables that are level with the log move along it together; new ones are copied first and catch up (see
+Tables that have caught up read the log together; new ones are copied first and then catch up (see
 `tailrace.source.offset`). Everything durable is in the offsets and the versions.
 """
 
@@ -32,9 +32,9 @@ At = TypeVar("At", bound=log_offset.LogOffset[Any, Any, Any])
 
 
 class LogFollower(Follower, Generic[At]):
-    """The driver half of a source with a log. Subclasses say where its log ends, how it is cut, how a copy begins.
+    """The driver half of a source with a log. Subclasses define where its log ends, how it is split, how a copy begins.
 
-    `At` is the source's offset, whose tables are keyed by what tells them apart in the log.
+    `At` is the source's offset, whose tables are keyed by what identifies them in the log.
     """
 
     offset_type: type[At]
@@ -43,17 +43,17 @@ class LogFollower(Follower, Generic[At]):
         self._context = source.context
         self._versions = versions
         self.goal: Any = None
-        """A run with `--once` reads no further than that, or than what a table was copied at."""
+        """A run with `--once` reads no further than this, or than the position at which a table was copied."""
 
-    # -- which every source writes ------------------------------------------------------------------------
+    # -- every source implements these --------------------------------------------------------------------
 
     @abstractmethod
     def discover(self, *, at_once: bool = False) -> None:
-        """Look for the tables to follow, `at_once` or when it is time."""
+        """Refresh the tables to follow: `at_once`, or when the last result is too old."""
 
     @abstractmethod
     def tables(self) -> Mapping[Any, Any]:
-        """The tables to follow, of those that were found."""
+        """The tables to follow, of those that `discover` found."""
 
     @abstractmethod
     def head(self) -> Any:
@@ -61,14 +61,14 @@ class LogFollower(Follower, Generic[At]):
 
     @abstractmethod
     def boundary(self, after: Any, upto: Any, tables: frozenset[Any], limit: Limit) -> Any:
-        """The first commit boundary in (after, upto] past the limit, or `upto`, for a batch that reads some tables.
+        """The first commit boundary in (after, upto] past the limit, or `upto`, for a batch that reads these tables.
 
-        At least one transaction is taken, whatever its size: a batch must make progress.
+        It includes at least one transaction, whatever its size: a batch must make progress.
         """
 
     @abstractmethod
     def copy(self, now: At, end: At, limit: Limit, directives: TableDirectives) -> At:
-        """Tables that wait for a copy begin it, those that copy move on by some chunks."""
+        """Begin the copy of tables that wait for one, and advance the copying tables by some chunks."""
 
     @abstractmethod
     def split_copy(self, table: TableSchema, name: Any, entry: Any, earlier: Any, chunks: range) -> Sequence[Split]:
@@ -76,12 +76,12 @@ class LogFollower(Follower, Generic[At]):
 
     @abstractmethod
     def plan_log(self, ranges: Mapping[Any, TableRange]) -> Sequence[Split]:
-        """What some tables want of the log, in pieces."""
+        """The splits that read these ranges of the log."""
 
-    # -- which some sources replace -----------------------------------------------------------------------
+    # -- some sources override these ----------------------------------------------------------------------
 
     def opened(self, at: At) -> AbstractContextManager[object]:
-        """Around each look at the log. Raises LostError when the log does not hold what was read up to `at`."""
+        """Runs around each read of the log. Raises LostError when the log no longer holds what was read up to `at`."""
         return nullcontext()
 
     def id_of(self, name: Any) -> str:
@@ -89,7 +89,7 @@ class LogFollower(Follower, Generic[At]):
         return str(name)
 
     def name_of(self, name: Any) -> str:
-        """The name of a table, by which `tables.settings` knows it."""
+        """The name of a table as it is used in `tables.settings`."""
         schema = self._versions.schema_at(self.id_of(name))
         return str(schema.table) if schema is not None else self.id_of(name)
 
@@ -97,14 +97,14 @@ class LogFollower(Follower, Generic[At]):
         return self._context.policy_of(self.name_of(name))
 
     def place_of(self, resume: str, reached: Any) -> Any:
-        """The place of a text position where an error left a table that had come to `reached`; None when it is lost."""
+        """The log position where a table that had reached `reached` resumes after an error; None when that is lost."""
         return Position.parse(resume)
 
     def is_followed(self, name: Any) -> bool:
         return name in self.tables()
 
     def enrol(self, now: At) -> At:
-        """Tables that are gone go; those that came wait for their copy."""
+        """Remove tables that are gone, and add new ones, which wait for their copy."""
         tables = self.tables()
         return now.only(tables).with_tables({name: self.new_entry() for name in tables if name not in now.tables})
 
@@ -112,22 +112,22 @@ class LogFollower(Follower, Generic[At]):
         return SqliteTableOffset("init")
 
     def read_log(self, now: At, limit: Limit, directives: TableDirectives) -> At:
-        """How far the tables read the log."""
+        """Advance the tables along the log."""
         return now.read_on(self.head(), self.goal, limit, self.boundary)
 
     def scan_schemas(self, now: At, end: At) -> None:
-        """Store the versions that the log brings between two offsets."""
+        """Store the versions that the log holds between two offsets."""
 
     def compare_schemas(self, end: At) -> At:
-        """At the end of the log, find changes of tables that the log does not show."""
+        """At the end of the log, find schema changes that the log does not show."""
         return end
 
     def recopies(self) -> Mapping[Any, Position]:
-        """By table, the last position whose change the log alone cannot follow."""
+        """By table, the position of the last change that the log alone cannot reproduce."""
         return {}
 
     def recopy(self, now: At, end: At) -> At:
-        """Tables whose rows changed in a way that the log does not show are copied again, from after that change."""
+        """Copy a table again when its rows changed in a way that the log does not show; the copy begins after that."""
         recopies = self.recopies()
         due = {
             name: entry.recopy()
@@ -139,7 +139,7 @@ class LogFollower(Follower, Generic[At]):
         return end.with_tables(due)
 
     def is_worth_batch(self, given: At, now: At, end: At) -> bool:
-        """Whether a step in which no table changed its phase is worth a batch."""
+        """Whether a step that changed no table's phase is worth a batch."""
         return bool(end.log > now.log)
 
     def is_settled(self, now: At) -> bool:
@@ -147,11 +147,11 @@ class LogFollower(Follower, Generic[At]):
         return now.tables.keys() == self.tables().keys() and not now.within("init", "copy", "catchup")
 
     def is_idle_until(self, now: At, goal: Any) -> bool:
-        """Whether nothing up to the goal concerns a table, although the log was not read as far as that."""
+        """Whether the log up to the goal holds no change of a table, although it was not read that far."""
         return False
 
     def sealed(self, end: At) -> At:
-        """The offset as it is given away."""
+        """The offset as it is handed to Spark."""
         return end
 
     # -- the follower -------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ class LogFollower(Follower, Generic[At]):
         return done
 
     def has_reached(self, now: At, goal: Any) -> bool:
-        """Whether everything up to the goal has arrived."""
+        """Whether everything up to the goal was read."""
         return self.is_settled(now) and bool(now.log >= goal or self.is_idle_until(now, goal))
 
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
@@ -196,7 +196,7 @@ class LogFollower(Follower, Generic[At]):
     def plan(self, start: Offset, end: Offset) -> list[Split]:
         now, then = self._offset(start), self._offset(end)
         with self.opened(then):
-            self.discover()  # a new process may repeat the batch of one that died
+            self.discover()  # a new process may repeat the batch of one that crashed
             self.scan_schemas(now, then)
             return [*self._plan_copy(now, then), *self._plan_ranges(now, then)]
 
@@ -227,19 +227,19 @@ class LogFollower(Follower, Generic[At]):
         return TableRange(reading.after, reading.upto, history, shown, stops, entry.skips)
 
     def _copied_schema(self, name: Any, entry: Any) -> TableSchema:
-        """The columns a table's copy has: those of when it began."""
+        """The columns of a table's copy: those the table had when the copy began."""
         schema = self._versions.schema_at(self.id_of(name), entry.snapshot_position)
         if schema is None:
             raise LostError(f"the version of {self.id_of(name)} that is being copied is not stored", fix=RESYNC)
         return schema
 
 
-# -- sources of one's own ---------------------------------------------------------------------------------
+# -- LogSource: a source for any upstream with a log ------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class SourceOffset(log_offset.LogOffset[str, SqliteTableOffset, Position]):
-    """Where the stream of a `LogSource` stands; `tables` is keyed by upstream id.
+    """How far the stream of a `LogSource` has read; `tables` is keyed by upstream id.
 
     {"log": "<position>", "tables": {"notes": {"phase": "copy", "next": 1, "bounds": [<chunk>, …], …}, …}}
     """
@@ -255,7 +255,7 @@ class SourceOffset(log_offset.LogOffset[str, SqliteTableOffset, Position]):
 
 @dataclass(frozen=True)
 class CopySplit(Split):
-    """A chunk of a table's copy, which began at a position of the log."""
+    """A chunk of a table's copy. `position` is the log position at which the copy began."""
 
     chunk: Any = None
     position: Position = START
@@ -263,7 +263,7 @@ class CopySplit(Split):
 
 @dataclass(frozen=True)
 class LogSplit(Split):
-    """What tables want of the log, by their names."""
+    """The ranges of the log to read, by table name."""
 
     ranges: Mapping[str, TableRange] = field(default_factory=dict)
 
@@ -274,49 +274,49 @@ class LogSplit(Split):
 
 @dataclass(frozen=True)
 class LogSource(Source):
-    """An upstream that keeps its changes in order. Three methods must be written; no follower is.
+    """An upstream that keeps its changes in order. Implement three methods; the follower comes with it.
 
-    A change is found by its position: its commit, and its number within that. Commits grow, and never change.
+    A change is identified by its position: its commit, and its number within that. Commits grow, and never change.
     """
 
     @abstractmethod
     def tables(self) -> list[TableSchema]:
-        """The tables to follow now, with their keys: `self.wanted(...)` of those that there are."""
+        """The tables to follow now, with their keys: `self.wanted(...)` of the tables that exist."""
 
     @abstractmethod
     def head(self) -> Position:
-        """`end_of(commit)` of the last commit there is now; START before the first. Called many times a second."""
+        """`end_of(commit)` of the last commit so far; START before the first. Called many times a second."""
 
     @abstractmethod
     def read_log(self, table: TableSchema, after: Position, upto: Position) -> Iterator[Changes]:
         """The changes of one table in (after, upto], in order, a few MB at a time. A repeat gives the same.
 
-        Rows have the columns of `table`. Changes of one commit in several pieces need an `ordinal` that goes on from
-        one to the next. Called on executors.
+        Rows have the columns of `table`. If the changes of one commit come in several pieces, `ordinal` continues from
+        one piece to the next. Called on executors.
         """
 
     def boundary(self, after: Position, upto: Position, limit: Limit) -> Position:
         """How far one batch reads, from `after` to at most `upto`: the end of a commit, about `limit` away.
 
-        By default that is so many commits.
+        By default `limit.rows` commits.
         """
         return min(upto, end_of(after.commit + limit.rows))
 
     def chunks(self, table: TableSchema) -> Sequence[Any]:
-        """The pieces in which a table's rows of now are copied, as JSON values that `read_rows` understands.
+        """The chunks in which a table's current rows are copied, as JSON values that `read_rows` understands.
 
-        None, the default: the log holds every row from its beginning, and is read from there.
+        Empty, the default: the log holds every row from its beginning, and is read from there.
         """
         return ()
 
     def read_rows(self, table: TableSchema, chunk: Any) -> Iterator[pa.StructArray]:
-        """The rows of a chunk as they are now, some at a time. Called on executors.
+        """The current rows of a chunk, some at a time. Called on executors.
 
-        Changes that were committed since the copy began may be in them or not: they are read from the log as well.
+        They may or may not include changes committed since the copy began: those are read from the log as well.
         """
         return iter(())
 
-    # -- what follows from these --------------------------------------------------------------------------
+    # -- implemented with these ---------------------------------------------------------------------------
 
     def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
         return SourceLogFollower(self, schemas)
@@ -341,7 +341,7 @@ class LogSource(Source):
                 yield Changes.build(table, rows, op=Op.READ, commit=split.position.commit)
 
     def _read_range(self, one: TableRange) -> Iterator[Changes]:
-        """The changes by the version that each was made in, without those to skip, as the destination shows them."""
+        """The changes without those to skip, each read with its own version and fitted to the destination's columns."""
         cuts = [one.after, *(max(one.after, just_before(at)) for at, _ in one.history[1:]), one.upto]
         for (_, table), (after, upto) in zip(one.history, pairwise(cuts), strict=True):
             for changes in self.read_log(table, after, upto) if upto > after else ():
@@ -351,7 +351,7 @@ class LogSource(Source):
 
 
 def _without(changes: Changes, skips: Collection[Position]) -> Changes:
-    """The changes but for those that an operator said to skip."""
+    """The changes without those that an operator chose to skip."""
     if not skips:
         return changes
     places = zip(changes.numpy("commit").tolist(), changes.numpy("ordinal").tolist(), strict=True)
@@ -359,7 +359,7 @@ def _without(changes: Changes, skips: Collection[Position]) -> Changes:
 
 
 class _Found(Discovery):
-    """The tables of a source by upstream id. `edition` grows with every change of them."""
+    """The tables of a source by upstream id. `edition` grows each time they change."""
 
     def __init__(self, source: LogSource) -> None:
         super().__init__()
@@ -400,7 +400,7 @@ class SourceLogFollower(LogFollower[SourceOffset]):
         return self.source.boundary(after, upto, limit) if tables and upto > after else max(after, upto)
 
     def compare_schemas(self, end: SourceOffset) -> SourceOffset:
-        """A table that is described otherwise than before is another version from the next commit on."""
+        """When the description of a table changed, store it as a new version from the next commit on."""
         known = end.within("copy", "catchup", "ready")
         seen = (self._found.edition, frozenset(known))
         if seen != self._compared:

@@ -1,8 +1,8 @@
-"""Where a stream of a log stands: one place in the log, and every table that is not level with it.
+"""How far a stream has read a log: one common position, and the state of every table that is not at it.
 
-A table waits (`init`), copies in chunks while its changes stay in the log, then catches up from x, the place of the log
-when its copy began, and is ready once it meets the common place. Each source adds what it keeps of its tables, and how
-all of it is written as JSON. Pure values: no connection, no clock.
+A table waits (`init`), copies in chunks while its changes stay in the log, then catches up from x, the log position at
+which its copy began, and is ready once it reaches the common position. Each source adds its own fields for a table and
+the JSON format. Pure values: no connection, no clock.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Table = TypeVar("Table", bound="TableOffset[Any]")
 
 @dataclass(frozen=True)
 class TableOffset(ABC, Generic[LogPoint]):
-    """One table. `copy` tells one copy of it from the next, whose first chunk not yet read is `next`.
+    """One table. `copy` identifies its current copy, and `next` is the first chunk of it that is not read yet.
 
-    `at` is set while it stands apart from the log. `skips` are changes to be passed over.
+    `at` is its own log position, set while that is not the common one. `skips` are changes to skip.
     """
 
     phase: Phase
@@ -37,7 +37,7 @@ class TableOffset(ABC, Generic[LogPoint]):
     @property
     @abstractmethod
     def snapshot_position(self) -> LogPoint:
-        """The place behind which the log has what its copy may not."""
+        """The log position of the copy: changes after it may be missing from the copy, and are in the log."""
 
     @property
     @abstractmethod
@@ -45,16 +45,16 @@ class TableOffset(ABC, Generic[LogPoint]):
 
     @abstractmethod
     def position(self, log: LogPoint) -> Position:
-        """The position of its place."""
+        """Its place in the log as a position."""
 
     def place(self, log: LogPoint) -> LogPoint:
-        """Up to here the destination has this table's log changes, or will have them from a copy still to begin."""
+        """The destination has this table's log changes up to here, or gets them from a copy that has not begun yet."""
         if self.at is not None:
             return self.at
         return self.snapshot_position if self.phase == "copy" else log
 
     def stop(self, at: LogPoint | None) -> Self:
-        """Not read from now on. Behind `at` it can go on; None: only a new copy helps, and nothing is kept for it."""
+        """Stop reading it. It can resume after `at`. None: it needs a new copy, and no log is kept for it."""
         return replace(self.recopy() if at is None else self, phase="stopped", at=at)
 
     @property
@@ -62,7 +62,7 @@ class TableOffset(ABC, Generic[LogPoint]):
         return self.at is not None
 
     def resume(self) -> Self:
-        """Where a stopped table goes on."""
+        """The entry with which a stopped table continues."""
         if self.at is None:
             return replace(self, phase="init")
         if self.next < self.chunks:
@@ -70,11 +70,11 @@ class TableOffset(ABC, Generic[LogPoint]):
         return replace(self, phase="catchup")
 
     def join(self) -> Self:
-        """Level with the log."""
+        """The entry once it has reached the common position."""
         return replace(self, phase="ready", at=None)
 
     def recopy(self) -> Self:
-        """Waiting for a new copy."""
+        """The entry that waits for a new copy."""
         return type(self)("init", copy=self.copy, request=self.request)
 
     def chunks_since(self, earlier: Self | None) -> range:
@@ -92,11 +92,11 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
     @classmethod
     @abstractmethod
     def from_json(cls, raw: Mapping[str, Any]) -> Self:
-        """What `to_json` wrote."""
+        """Read what `to_json` wrote."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """As Spark stores it: the format on disk."""
+        """The offset as Spark stores it: the format on disk."""
 
     @property
     def low_water(self) -> LogPoint:
@@ -119,33 +119,33 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
         place_of: Callable[[str, LogPoint], LogPoint | None],
         id_of: Callable[[Id], str] = str,
     ) -> Self:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew.
+        """Tables in error or paused stay where they are until they are resumed or copied again.
 
-        `place_of` reads where an error left a table that had come to a place.
+        `place_of` returns the place where a table that had reached a place resumes after an error.
         """
-        heeded: dict[Id, Table] = {}
+        directed: dict[Id, Table] = {}
         for name, entry in self.tables.items():
-            position, told = entry.position(self.log), directives.skips.get(id_of(name), ())
-            skips = tuple(sorted(at for at in map(Position.parse, told) if at > position))
+            position, requested = entry.position(self.log), directives.skips.get(id_of(name), ())
+            skips = tuple(sorted(at for at in map(Position.parse, requested) if at > position))
             known = entry if skips == entry.skips else replace(entry, skips=skips)
-            heeded[name] = apply_directives(
+            directed[name] = apply_directives(
                 known, id_of(name), directives, reached=entry.place(self.log), place_of=place_of
             )
-        return self.with_tables(heeded)
+        return self.with_tables(directed)
 
     def due(self, directives: TableDirectives, id_of: Callable[[Id], str] = str) -> dict[Id, Table]:
-        """The tables whose copy is to begin, or to begin again by a request, which is noted in them."""
-        asked = {name: directives.resync.get(id_of(name), 0) for name in self.tables}
+        """The tables whose copy is to begin, or to begin again because of a request, with the request's id."""
+        requests = {name: directives.resync.get(id_of(name), 0) for name in self.tables}
         return {
-            name: replace(entry, request=max(entry.request, asked[name]))
+            name: replace(entry, request=max(entry.request, requests[name]))
             for name, entry in self.tables.items()
-            if (entry.phase == "init" and id_of(name) not in directives.paused) or entry.request < asked[name]
+            if (entry.phase == "init" and id_of(name) not in directives.paused) or entry.request < requests[name]
         }
 
     def copy_on(self, begun: Mapping[Id, Table], budget: int, chunk: int) -> Self:
-        """Tables that copy, those just begun included, move on by as many chunks of a size as a budget allows.
+        """Advance the copying tables, those just begun included, by as many chunks as the budget allows.
 
-        The first is given a chunk whatever its size. One that is copied to its end catches up from there.
+        The first table gets a chunk even if it exceeds the budget. A table whose copy is complete then catches up.
         """
         moved: dict[Id, Table] = {}
         for name, entry in sorted({**self.within("copy"), **begun}.items()):
@@ -164,17 +164,17 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
         limit: Limit,
         take: Callable[[LogPoint, LogPoint, frozenset[Id], Limit], LogPoint],
     ) -> Self:
-        """Ready tables move to the new common place; the tables behind it move towards it together.
+        """Advance ready tables to the new common place, and the tables that catch up towards it, together.
 
-        Together, because they read the same stretch of the log: it is paid for once, however many they are. `take` says
+        Together, because they read the same range of the log: it is read once, however many they are. `take` returns
         how far a batch goes that reads the log between two places for some tables, within a limit.
         """
-        ready, behind = frozenset(self.within("ready")), self.within("catchup")
+        ready, catching_up = frozenset(self.within("ready")), self.within("catchup")
         head = bounded(head, goal, (entry.place(self.log) for entry in self.within("copy", "catchup").values()))
-        share = halved(limit) if behind else limit
+        share = halved(limit) if catching_up else limit
         common = max(self.log, take(self.log, head, ready, share))
-        # Those that were copied at a later place than the log has reached wait for it.
-        late = {name: entry for name, entry in behind.items() if entry.at is not None and entry.at <= common}
+        # Tables that were copied at a later place than the log has reached wait for it.
+        late = {name: entry for name, entry in catching_up.items() if entry.at is not None and entry.at <= common}
         if not late:
             return replace(self, log=common)
         first = min(entry.place(common) for entry in late.values())
@@ -187,7 +187,7 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
         return replace(self.with_tables(changed), log=common)
 
     def progress(self, id_of: Callable[[Id], str] = str) -> list[TableProgress]:
-        """Where each table stands."""
+        """The state of each table."""
         return [
             TableProgress(
                 id_of(name),
@@ -204,7 +204,7 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
 
 
 def halved(limit: Limit) -> Limit:
-    """Each one's share: a busy log must not keep the tables behind it from ever meeting it."""
+    """The share of ready tables and of those catching up: a busy log must not keep the latter from ever reaching it."""
     return Limit(max(limit.rows // 2, 1), max(limit.bytes // 2, 1))
 
 
@@ -219,13 +219,13 @@ class LogRange(Generic[LogPoint]):
 def readers(
     start: LogOffset[Id, Table, LogPoint], end: LogOffset[Id, Table, LogPoint]
 ) -> Iterator[tuple[Id, Table, Table]]:
-    """The tables that read the log between two offsets, as they are at each. Pure: `plan` relies on it."""
+    """The tables that read the log between two offsets, with their entry at each. Pure: `plan` relies on it."""
     for name, then in end.tables.items():
         now = start.tables.get(name)
         if now is None or now.phase in ("init", "copy") or then.phase not in ("ready", "catchup"):
             continue
         if then.chunks_since(now) or (now.phase == "stopped" and now.resume().phase != "catchup"):
-            continue  # a copy ends the batch before the first log change is read
+            continue  # a table that copies in this batch does not read the log yet
         yield name, now, then
 
 
@@ -237,11 +237,11 @@ def log_ranges(
     return {name: reading for name, reading in ranges.items() if reading.upto > reading.after}
 
 
-# What orders make of one table's place in an offset, the same for every source.
+# How directives change one table's entry in an offset, the same for every source.
 
 
 class DirectedTable(Protocol):
-    """Where one table stands, as its source writes it down."""
+    """The entry of one table in its source's offset."""
 
     @property
     def phase(self) -> Phase: ...
@@ -251,15 +251,15 @@ class DirectedTable(Protocol):
 
     @property
     def holds(self) -> bool:
-        """Whether a stopped table can go on where it is, for which the log behind that place is kept."""
+        """Whether a stopped table can resume where it is, so that the log after that place is kept."""
         ...
 
     def stop(self, at: Any) -> Self:
-        """Not read from now on. Behind `at` it can go on; None: only a new copy helps."""
+        """Stop reading it. It can resume after `at`. None: it needs a new copy."""
         ...
 
     def resume(self) -> Self:
-        """Where a stopped table goes on."""
+        """The entry with which a stopped table continues."""
         ...
 
 
@@ -275,10 +275,10 @@ def apply_directives(
     reached: Reached,
     place_of: Callable[[str, Reached], Reached | None],
 ) -> Directed:
-    """The table stopped, resumed or as it was. `reached` is where it is, `place_of` reads where an error left it then.
+    """The table stopped, resumed or unchanged. `reached` is its place, `place_of` where it resumes after an error.
 
-    A table in error or paused stays where it is, also while it waits for a new copy to begin: what it would read until
-    then would be behind the changes that failed.
+    A table in error or paused stays where it is, also while it waits for a new copy to begin: anything it read until
+    then would come after the changes that failed.
     """
     if upstream_id in directives.stopped:
         resume = directives.stopped[upstream_id]
@@ -292,11 +292,11 @@ def apply_directives(
     return table
 
 
-# Where a run with `--once` ends: what is written to all the time would keep it from ever ending.
+# Where a run with `--once` ends: without a goal, an upstream with constant writes would keep it from ever ending.
 
 Head = TypeVar("Head", bound=tuple[int, int] | int)
 
 
 def bounded(head: Head, goal: Head | None, copied: Iterable[Head]) -> Head:
-    """How far to read a log that ends at `head`: no further than the goal, or than what tables were `copied` at."""
+    """How far to read a log that ends at `head`: not past the goal, or past the places that tables were `copied` at."""
     return head if goal is None else min(head, max([goal, *copied]))

@@ -1,4 +1,4 @@
-"""Keys that several sources have."""
+"""Configuration keys that several sources share."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tailrace.option.value import FilePath, OptionContext, Options, Size, TypedO
 
 
 class SourceOptions(TypedOptions):
-    """The section `source:` of a type. `table_keys` are the keys of tables.settings that its source honours."""
+    """The `source:` section of one type. `table_keys` are the keys of tables.settings that its source supports."""
 
     table_keys: ClassVar[frozenset[str]] = frozenset()
 
 
 def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
     if value is None and (place := OptionContext.find(info)) is None:
-        return None  # until the source is bound to a pipeline
+        return None  # set once the source is bound to a pipeline
     return handler(place.state / "journal" if value is None and place else value)
 
 
 class JournalOptions(Options):
-    """What was received and is not yet applied, on disk."""
+    """Changes that were received and are not applied yet, on disk."""
 
     path: Annotated[FilePath, WrapValidator(_journal_path, json_schema_input_type=str)] = Field(
         default=None,
@@ -30,6 +30,6 @@ class JournalOptions(Options):
         description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",
     )
     max_bytes: Size = Field(
-        default=20_000_000_000, description="above this the receiver takes nothing in, and the upstream keeps the rest"
+        default=20_000_000_000, description="above this the receiver pauses, and the upstream keeps the rest"
     )
     segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")

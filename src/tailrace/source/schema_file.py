@@ -1,4 +1,4 @@
-"""Versions of tables for readers that have no state store."""
+"""Table versions in a file, for readers that have no state store."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from tailrace.system.atomic_file import make_folder, replace_durably
 
 
 def follow_alone(source: Source) -> Follower:
-    """Follow a source without a pipeline: it is prepared, and the versions are kept in a file."""
+    """Follow a source without a pipeline: prepare it, and keep the versions in a file."""
     source.prepare()
     make_folder(source.schema_file.parent)
     return source.follow(SchemaFile(source.schema_file))
 
 
 class SchemaFile:
-    """The protocol `tailrace.source.follower.SchemaVersions`, in memory and, with a `file`, on disk before `put_schema`
+    """Implements `tailrace.source.follower.SchemaVersions` in memory and, with a `file`, on disk before `put_schema`
     returns."""
 
     def __init__(self, file: Path | None = None) -> None:

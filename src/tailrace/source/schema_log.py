@@ -1,6 +1,6 @@
 """Follows the versions of tables along a log: the part that is the same for every source.
 
-Reading the same stretch of the log again finds the same versions, so nothing here needs to survive the process.
+Reading the same range of the log again finds the same versions, so nothing here needs to survive the process.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Id = TypeVar("Id", int, str)
 
 
 class SchemaLog(Generic[Id]):
-    """One per follower. `recopies` holds, by table, the last position whose change the log alone cannot follow."""
+    """One per follower. `recopies`: by table, the position of the last change that the log alone cannot reproduce."""
 
     def __init__(self, versions: SchemaVersions) -> None:
         self._versions = versions
@@ -24,7 +24,7 @@ class SchemaLog(Generic[Id]):
         self.recopies: dict[Id, Position] = {}
 
     def put(self, schema: TableSchema, position: Position) -> TableSchema:
-        """The table has this schema from `position` on; what the log says of it after that is read again."""
+        """Record that the table has this schema from `position` on. The log after that is scanned again."""
         self._rewind(position)
         return self._versions.put_schema(schema, position)
 
@@ -33,12 +33,12 @@ class SchemaLog(Generic[Id]):
             self._scanned = min(self._scanned, position)
 
     def _scan(self, after: Position, upto: Position, read: Callable[[Position, Position], None]) -> None:
-        """Read on to `upto`, from where the last scan ended; `after` is where the first one begins."""
+        """Scan up to `upto`, from where the last scan ended; the first one begins at `after`."""
         begin = after if self._scanned is None else self._scanned
         if upto > begin:
             read(begin, upto)
         self._scanned = max(begin, upto)
 
     def _mark(self, table: Id, at: Position) -> None:
-        """Only a new copy can follow what changed at this position."""
+        """Record that the table needs a new copy after this position."""
         self.recopies[table] = max(self.recopies.get(table, START), at)

@@ -3,8 +3,8 @@
 A source is configuration only: frozen, picklable, without open connections. Spark calls it in two places:
 the driver half (`follow`) decides how far to read and how to split it, the executor half (`read`) reads one split.
 
-A class of your own derives from `Source`, or, where the upstream keeps its changes in order, from
-`tailrace.source.log_follower.LogSource`, which has a follower. The methods without a default must be written.
+Derive your own class from `Source` or, if the upstream keeps its changes in order, from
+`tailrace.source.log_follower.LogSource`, which has a follower. Implement the methods that have no default.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 
 PIPELINE = "pipeline"
-"""The name of the pipeline itself among the readers of its source."""
-RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied anew"
-"""The fix where what is still needed is gone."""
+"""The reader name of the pipeline itself."""
+RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied again"
+"""The fix when changes that were not read yet are lost."""
 
 
 def _every_table() -> TableOptions:
@@ -47,7 +47,7 @@ def _every_table() -> TableOptions:
 
 @dataclass(frozen=True)
 class SourceContext:
-    """The pipeline that a source belongs to. `reader` is who reads it: the pipeline itself, or a stream next to it."""
+    """The pipeline that a source belongs to. `reader` names the reader: the pipeline itself, or a stream next to it."""
 
     name: str = ""
     tables: TableOptions = field(default_factory=_every_table)
@@ -55,7 +55,7 @@ class SourceContext:
     reader: str = PIPELINE
 
     def policy_of(self, table: object) -> str:
-        """What a table does when its columns change upstream."""
+        """The policy of a table when its columns change upstream."""
         return self.tables.settings_of(str(table)).schema_changes
 
 
@@ -63,8 +63,8 @@ class SourceContext:
 class Source(ABC):
     """An upstream, as configuration: `MySource(options)`, which `Pipeline(source=...)` binds to itself.
 
-    Frozen and picklable; subclasses repeat the decorator. `Options` is the model of the keys of its section, by which
-    a file's `source:` is checked; `options: MyOptions` gives the field its type. Files of its own are in `folder`.
+    Frozen and picklable; subclasses repeat the decorator. `Options` is the model that a file's `source:` section is
+    checked against; `options: MyOptions` gives the field its type. The source keeps its own files in `folder`.
     """
 
     Options: ClassVar[type[SourceOptions]]
@@ -73,25 +73,25 @@ class Source(ABC):
     context: SourceContext = field(default_factory=SourceContext)
 
     def bind(self, context: SourceContext) -> Self:
-        """The same source as a part of a pipeline, with the defaults of its options that depend on the pipeline."""
+        """The same source as part of a pipeline, with the option defaults that depend on the pipeline filled in."""
         from tailrace.option.value import OptionContext, placed
 
         place = OptionContext(context.name, Path.cwd(), context.state_dir)
         return replace(self, options=placed(self.options, place), context=context)
 
     def for_reader(self, reader: str, table: str | None = None) -> Self:
-        """The same upstream for another reader, with a cursor of its own; with `table`, only that one."""
+        """The same upstream for another reader, with its own cursor; with `table`, for that table only."""
         tables = self.context.tables if table is None else self.context.tables.only(table)
         return replace(self, context=replace(self.context, reader=reader, tables=tables))
 
     def wanted(self, tables: Iterable[TableSchema]) -> list[TableSchema]:
-        """Those of the tables that the pipeline's `tables` selects."""
+        """The tables of these that the pipeline's `tables` selects."""
         by_name = {table.table: table for table in tables}
         return [by_name[name] for name in self.context.tables.select(by_name)]
 
     @property
     def folder(self) -> Path:
-        """Where this reader of the source keeps files, if it has any. On a cluster every executor must see it."""
+        """Where this reader of the source keeps its files, if any. On a cluster every executor must see this folder."""
         return self.context.state_dir / self.options.type / quote(self.context.reader, safe="")
 
     @property
@@ -99,7 +99,7 @@ class Source(ABC):
         """Where a reader that has no state store keeps the versions of its tables."""
         return self.folder / "versions.json"
 
-    # -- which every source writes ------------------------------------------------------------------------
+    # -- every source implements these --------------------------------------------------------------------
 
     @abstractmethod
     def tables(self) -> list[TableSchema]:
@@ -109,8 +109,8 @@ class Source(ABC):
     def follow(self, schemas: SchemaVersions, *, is_receiving: bool = False) -> Follower:
         """Begin to follow, in the process that will call the follower. `prepare` was called before.
 
-        A new version of a table is put into `schemas` before an offset is given away that reaches its rows. With
-        `is_receiving` the caller has entered `receive`; without, the follower receives by itself where it must.
+        A new version of a table is put into `schemas` before an offset that reaches its rows is returned. With
+        `is_receiving` the caller has entered `receive`; without, the follower receives by itself where needed.
         """
 
     @abstractmethod
@@ -119,14 +119,14 @@ class Source(ABC):
 
     @abstractmethod
     def progress(self, offset: Offset) -> list[TableProgress]:
-        """Where each table stands at an offset. Pure."""
+        """The state of each table at an offset. Pure."""
 
-    # -- which have a default -----------------------------------------------------------------------------
+    # -- these have a default -----------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        """Look, without changing anything, whether the upstream is ready; every error carries its fix.
+        """Check, without changing anything, that the upstream is ready; every error comes with its fix.
 
-        By default it is when it has tables. Raises UnavailableError when it does not answer.
+        By default it is ready when it has tables. Raises UnavailableError when it does not answer.
         """
         try:
             found = self.tables()
@@ -139,33 +139,34 @@ class Source(ABC):
         return [Finding("ok", "tables", f"{len(found)} selected")]
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Make what is missing upstream (publication, slot). Repeating it changes nothing; PreflightError otherwise.
+        """Create what is missing upstream (publication, slot). A repeat changes nothing.
 
-        A source that would wait for others upstream gives up, with UnavailableError, once it `should_stop`.
+        Raises PreflightError when the upstream is not ready. A source that waits for other transactions upstream stops
+        with UnavailableError once `should_stop` returns true.
         """
         errors.require(self.check())
 
     def receive(self) -> AbstractContextManager[object]:
-        """Receive what the upstream pushes for as long as the context lasts, where that is apart from following.
+        """Receive what the upstream pushes while the context is open, where receiving is separate from following.
 
-        The pipeline enters it before it starts Spark, so that the log comes in meanwhile. A follower must do without.
+        The pipeline enters it before it starts Spark, so that the log arrives meanwhile. A follower must work without.
         """
         return nullcontext()
 
     def reset(self) -> None:
-        """Forget how far this source was read, and let the upstream forget it too. Repeating it changes nothing.
+        """Forget how far this source was read, here and upstream. A repeat changes nothing.
 
-        By default the reader's folder is removed. Raises UnavailableError when it cannot be.
+        By default removes the reader's folder. Raises UnavailableError when that fails.
         """
         remove(self.folder)
 
     def release(self, upto: Offset) -> None:  # noqa: B027 - an upstream that forgets by itself is common
-        """Everything up to `upto` is durable downstream and may be forgotten. Repeating it is harmless."""
+        """Everything up to `upto` is durable downstream and may be deleted. A repeat is harmless."""
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
-        """The rows of these keys as they are upstream now, for values that a log left out. Called on executors.
+        """The current upstream rows of these keys, for values that a log left out. Called on executors.
 
-        A source whose changes hold whole rows needs none: by default it raises TableError.
+        A source whose changes hold whole rows does not need this: by default it raises TableError.
         """
         raise TableError(
             "its rows cannot be read again by key",
@@ -174,12 +175,12 @@ class Source(ABC):
         )
 
     def status(self) -> SourceStatus:
-        """What the receiving half last said of itself, for people: gear, positions, sizes, last error. Cheap."""
+        """The last status of the receiving half, for people: gear, positions, sizes, last error. Cheap."""
         return SourceStatus("following")
 
     def idle_until(self) -> tuple[str, str] | None:
         """Two positions: after a batch that ended at the first, the follower found nothing up to the second.
 
-        No batch is made for that, and without it an idle table would seem to lag. None where it is not known.
+        Such a range gets no batch, so without this an idle table would seem to lag. None when not known.
         """
         return None

@@ -21,8 +21,8 @@ class Split:
 
     `copies` is set when the split reads rows of one table for its initial copy (every change is `Op.READ`);
     `starts` when it belongs to a batch with the first chunk of that copy, `completes` to one with the last.
-    `weights` says how many bytes of log it holds for which table, so that tables can be spread over tasks; `schemas`
-    holds those tables at the version they have at the end of the batch, which may be one without changes of its own.
+    `weights` is how many bytes of log it holds per table, so that tables can be spread over tasks. `schemas` holds
+    those tables at the version they have at the end of the batch, which may be a version without changes.
     """
 
     copies: TableSchema | None = None
@@ -37,7 +37,7 @@ class Split:
 
 
 def weigh(splits: Iterable[Split]) -> Mapping[str, int]:
-    """How many bytes of log there are for which table. Pure."""
+    """How many bytes of log there are per table. Pure."""
     weights: Counter[str] = Counter()
     for split in splits:
         weights.update(split.weights)
@@ -46,16 +46,16 @@ def weigh(splits: Iterable[Split]) -> Mapping[str, int]:
 
 @dataclass(frozen=True)
 class ScanSplit(Split, ABC):
-    """A split that takes much reading to give few changes, such as the comparison of a stretch of keys.
+    """A split that reads a lot to find few changes, such as a comparison of a range of keys.
 
-    A pipeline runs each in a task of its own, and the task that writes the table reads what all of them found. Reading
-    an errand itself gives the same changes.
+    A pipeline runs each in its own task, and the task that writes the table reads what all of them found. Reading the
+    split itself gives the same changes.
     """
 
     @abstractmethod
     def run(self, read: Callable[[Split], Iterator[Changes]]) -> Split:
-        """The split by which its changes are read from now on; `read` is the source's. Called on executors.
+        """The split from which its changes are read afterwards; `read` is the source's. Called on executors.
 
-        A repeat reads again, and finds what there is then. An error of the table is raised when what comes back is
-        read; every other one is raised here.
+        A repeat reads again, and finds the changes of that time. An error of the table is raised when the returned
+        split is read; every other error is raised here.
         """

@@ -1,4 +1,4 @@
-"""What a batch takes from the log for one table, and by which of its versions the rows are read."""
+"""What a batch reads from the log for one table, and with which of its versions."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tailrace.source.offset import LogRange
 
 @dataclass(frozen=True)
 class TableRange(LogRange[Position]):
-    """The changes in (after, upto], but for `skips`. Sources subclass it; it is pickled with its split.
+    """The changes in (after, upto], except `skips`. Sources subclass it; it is pickled with its split.
 
-    `shown` is the version the destination keeps when it does not follow the newest. `stops` is the position of a schema
-    change that the table's policy does not allow.
+    `shown` is the version the destination keeps when it does not follow the newest. `stops_at` is the position of a
+    schema change that the table's policy does not allow.
     """
 
     history: SchemaHistory
@@ -31,15 +31,15 @@ class TableRange(LogRange[Position]):
 
     @property
     def has_news(self) -> bool:
-        """Whether the destination has something to follow even where there are no rows."""
+        """Whether the destination has a new version to follow, even without rows."""
         return len(self.history) > 1
 
     def require_allowed(self) -> None:
-        """Raises SchemaChangedError where the columns changed and must not."""
+        """Raise SchemaChangedError when the columns changed and the table's policy does not allow it."""
         if self.stops_at is not None:
             table = self.history[0][1].table
             raise SchemaChangedError(
-                "the columns changed upstream, and its policy for schema changes is `stop`",
+                "the columns changed upstream, and the table's policy for schema changes is `stop`",
                 fix=f"tailrace resync FILE {table}, or set schema_changes to evolve and tailrace retry FILE {table}",
                 table=str(self.schema.table),
                 position=str(self.stops_at),
@@ -47,7 +47,7 @@ class TableRange(LogRange[Position]):
 
 
 def first_change(reading: LogRange[Position], history: SchemaHistory, recopy: Position | None) -> Position | None:
-    """Where the columns first change: with a version, or in a way for which the table is copied again."""
+    """The first position at which the columns change: with a new version, or in a way that needs a new copy."""
     changes = [at for at, _ in history[1:]]
     if recopy is not None and reading.after < recopy <= reading.upto:
         changes.append(recopy)

@@ -442,7 +442,7 @@ def test_a_text_without_a_form_in_utf8_is_not_taken_for_a_server_that_is_down(po
     database = PostgresDatabase(postgres, "windows")
     try:
         with (
-            pytest.raises(TailraceError, match="no form in UTF-8") as raised,
+            pytest.raises(TailraceError, match="cannot be converted to UTF-8") as raised,
             session(database.dsn, "reading") as reader,
         ):
             reader.execute("SELECT chr(129)").fetchall()

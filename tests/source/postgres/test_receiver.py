@@ -284,7 +284,7 @@ def test_a_publication_that_was_dropped_and_made_again_is_noticed_where_the_serv
     database.run("CREATE TABLE t (id int PRIMARY KEY)")
     source = make_received(database, tmp_path)
     database.run("DROP PUBLICATION receive", "INSERT INTO t VALUES (1)", "CREATE PUBLICATION receive FOR TABLE t")
-    with pytest.raises(LostError, match="made again"), receiving(source.receiver_options(), fails=True):
+    with pytest.raises(LostError, match="created again"), receiving(source.receiver_options(), fails=True):
         pass
 
 

@@ -268,7 +268,7 @@ def test_a_server_put_back_to_an_earlier_state_is_noticed(tmp_path: Path) -> Non
         subprocess.run(["cp", "-a", saved, server.data_dir], check=True)
         server.start()
         failing = receiving(source.receiver_options(), fails=True)
-        with pytest.raises(LostError, match="put back to an earlier state") as caught, failing:
+        with pytest.raises(LostError, match="restored to an earlier state") as caught, failing:
             pass
         assert caught.value.fix
 

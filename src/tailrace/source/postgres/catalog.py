@@ -1,7 +1,7 @@
-"""What the catalog says of the tables: columns, keys, replica identity, and what the publication shows of them.
+"""Reads tables from the catalog: columns, keys, replica identity, and what the publication shows of them.
 
-Everything here reads the catalog's tables by SELECT, so that a session with an imported snapshot sees them as they
-were then. Server functions know only the newest catalog; where one is called, it prints and decides nothing.
+Everything here reads the catalog's tables by SELECT, so that a session with an imported snapshot sees them as of that
+snapshot. Server functions see only the newest catalog; where one is called, it only formats a value.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PgConnection = psycopg.Connection[tuple[Any, ...]]
 class Published:
     """A table as it is, or would be, published. `identity` is Postgres's letter: default, index, full or nothing.
 
-    `membership` is the OID of what puts the table into the publication: the entry of its schema, its own (always that
-    one where `row_filter` is), that of the table it is a partition of, or the publication itself when it is FOR ALL
-    TABLES. It is another one after the table was taken out and put back, and 0 before there is a publication.
-    `unknown` are the numbers of columns with a default of which older rows hold a value that is not written down.
+    `membership` is the OID of what puts the table into the publication: the entry of its schema, its own entry (always,
+    if there is a `row_filter`), that of the table it is a partition of, or the publication itself when it is FOR ALL
+    TABLES. It changes when the table is removed and added again, and is 0 before there is a publication. `unknown` are
+    the numbers of columns with a default in which older rows hold a value that is not stored.
     """
 
     schema: TableSchema
@@ -55,9 +55,9 @@ class CatalogRelation:
 
 
 class CatalogColumn(NamedTuple):
-    """A column as `COLUMN_FIELDS` reads it. `missing` is the text of what rows older than the column hold in it.
+    """A column as `COLUMN_FIELDS` reads it. `missing` is the text of the value that rows older than the column hold.
 
-    `defaulted` says that the column has a default and that no such value is stored.
+    `defaulted`: the column has a default, and no such value is stored.
     """
 
     number: int
@@ -110,7 +110,7 @@ m.missing, m.missing IS NULL AND (a.atthasdef OR a.attidentity <> '' OR t.typdef
 """
 """The fields of `CatalogColumn`, from `COLUMN_TABLES`."""
 
-# The value of a type that was dropped since cannot be printed.
+# The value of a type that was dropped since cannot be formatted.
 _STORED = "CASE WHEN {0}.atthasmissing AND format_type({0}.atttypid, NULL) <> '???'" + (
     " THEN array_to_string({0}.attmissingval, '') END"
 )
@@ -141,7 +141,7 @@ ORDER BY a.attrelid, a.attnum
 KEY_NUMBERS: Final = """
 ARRAY(SELECT k.attnum::int4 FROM unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, at) ORDER BY k.at)
 """
-"""The columns of index `i`, without those it merely includes."""
+"""The columns of index `i`, without those it only includes."""
 
 _KEYS = f"""
 SELECT i.indrelid::int8, i.indisprimary, i.indisreplident, {KEY_NUMBERS}
@@ -150,7 +150,7 @@ WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisv
   AND i.indimmediate -- under a deferrable key a row may take another's key before that one has left it
 """  # noqa: S608
 
-# The rules of pg_get_publication_tables(), which under an older snapshot would tell of the publication as it is now.
+# The rules of pg_get_publication_tables(), which even under an older snapshot shows the current publication.
 _PUBLISHED = """
 WITH RECURSIVE pub AS (
     SELECT p.oid, p.puballtables, p.pubviaroot, {generated} AS generated FROM pg_publication p WHERE p.pubname = %s
@@ -178,7 +178,7 @@ WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
 
 
 def list_tables(session: PgConnection) -> list[CatalogRelation]:
-    """Every permanent table of the database that is not the system's."""
+    """Every permanent table of the database, without system tables."""
     return [
         CatalogRelation(oid, TableName(schema, name), identity, can_select, partitioned, is_partition)
         for oid, schema, name, identity, can_select, partitioned, is_partition in session.execute(_TABLES).fetchall()
@@ -192,7 +192,7 @@ def list_published(session: PgConnection, publication: str) -> dict[TableName, S
         "SELECT s.oid FROM pg_publication_namespace s WHERE s.pnpubid = pub.oid AND s.pnnspid = c.relnamespace"
     )
     lists = version >= 150000
-    # Beside its whole schema, a table's own entry is in the publication without a filter or a list of its own.
+    # If its whole schema is published too, the row filter and column list of a table's own entry do not apply.
     own = f"NOT EXISTS ({schema_entry})"
     query = _PUBLISHED.format(
         generated="p.pubgencols = 's'" if version >= 180000 else "false",
@@ -238,7 +238,7 @@ def build(
     shown: Shown,
     types: Mapping[int, CatalogType],
 ) -> Published:
-    """A table from what the catalog said of it. A type that is not in `types` was dropped since and is kept as text."""
+    """Build a table from its catalog rows. A type that is not in `types` was dropped since and is kept as text."""
     kept = [column for column in columns if shown.shows(column)]
     numbers = (keys.identity if relation.identity == "i" else keys.primary) or []
     names = {column.number: column.name for column in kept}
@@ -265,7 +265,7 @@ def _build_column(raw: CatalogColumn, types: Mapping[int, CatalogType]) -> Colum
 
 
 def _initial(missing: str | None, type_: pa.DataType) -> pa.Scalar[Any] | None:
-    """The value behind its text; None for one that the type cannot hold, such as infinity."""
+    """The value parsed from its text; None if the type cannot hold it, such as infinity."""
     if missing is None:
         return None
     value = text.parse(pa.array([missing], pa.string()), type_).array[0]

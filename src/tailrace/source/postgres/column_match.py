@@ -1,4 +1,4 @@
-"""Which column is which: the numbers of a Relation message's columns, which the message itself leaves out."""
+"""Finds the column numbers of a Relation message, which the message itself leaves out."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.source.postgres.type_map import agrees, builtin_arrow
 
 
 class _Path(NamedTuple):
-    """A way to give the first columns of a message their numbers: how odd it is, whether there is another as good."""
+    """One numbering of the first columns of a message: its cost, and whether another one has the same cost."""
 
     cost: int
     ambiguous: bool
@@ -30,8 +30,8 @@ _FRESH: Final = 0  # stands for the number of a column that neither side has
 def identify(known: TableSchema, relation: Relation, now: TableSchema | None) -> tuple[Column, ...]:
     """The message's columns with their numbers, which ascend, from the version before it and the catalog after it.
 
-    Exact when the catalog still is as the message says. Otherwise what was known and is there now was there in
-    between, a name counts for more than a place, and SchemaChangedError is raised where that leaves two ways.
+    Exact while the catalog still matches the message. Otherwise a column that is in both was there in between, a name
+    counts for more than a place, and SchemaChangedError is raised when two numberings remain.
     """
     before = {column.number: column for column in known.columns}
     after = {column.number: column for column in now.columns} if now else {}
@@ -44,7 +44,7 @@ def identify(known: TableSchema, relation: Relation, now: TableSchema | None) ->
     if numbers is None:
         names = ", ".join(_unsettled(relation, before, after)) or "its columns"
         raise SchemaChangedError(
-            f"the columns changed upstream and, as the catalog has moved on, it cannot be told what became of {names}",
+            f"the columns changed upstream, and the catalog changed again since: what became of {names} is unknown",
             fix=f"tailrace resync FILE {known.table}; the event trigger, installed before, makes such changes exact",
             table=str(known.table),
         )
@@ -57,18 +57,18 @@ def identify(known: TableSchema, relation: Relation, now: TableSchema | None) ->
 def _align(
     sent: Sequence[RelationColumn], before: Mapping[int, Column], after: Mapping[int, Column]
 ) -> list[int] | None:
-    """The least odd way to number the columns, None when there is no way or another as good."""
+    """The numbering with the lowest cost, None when there is none or another has the same cost."""
     universe = sorted(before.keys() | after.keys())
-    # paths[i]: the best way so far to number the first i columns with the part of the universe that was gone through.
+    # paths[i]: the best numbering so far of the first i columns with the numbers visited so far.
     paths: list[_Path | None] = [_Path(0, False, ())] + [None] * len(sent)
     _extend_fresh(paths, settled=not before)
     for number in universe:
         was, now = before.get(number), after.get(number)
-        # What is on both sides is in the message; any other may have been dropped before it or added after it.
+        # A column on both sides is in the message; any other may have been dropped before it or added after it.
         skipped = paths if was is None or now is None else [None] * len(paths)
         matched: list[_Path | None] = [None]
         for path, column in zip(paths, sent, strict=False):
-            matched.append(None if path is None else _follow(path, _oddness(column, was, now), number))
+            matched.append(None if path is None else _follow(path, _cost(column, was, now), number))
         paths = [_better(one, other) for one, other in zip(skipped, matched, strict=True)]
         _extend_fresh(paths, settled=number >= max(before, default=0))
     best = paths[-1]
@@ -79,7 +79,7 @@ def _align(
 
 
 def _extend_fresh(paths: list[_Path | None], *, settled: bool) -> None:
-    """Columns that neither side has: added since and dropped again. Their numbers are above all that were known."""
+    """Columns that neither side has: added since and dropped again. Their numbers are above all known ones."""
     for at in range(1, len(paths) if settled else 0):
         path = paths[at - 1]
         if path is not None:
@@ -98,8 +98,8 @@ def _better(one: _Path | None, other: _Path | None) -> _Path | None:
     return min(one, other, key=lambda path: path.cost)
 
 
-def _oddness(sent: RelationColumn, was: Column | None, now: Column | None) -> int:
-    """How odd it is for a message's column to be this one."""
+def _cost(sent: RelationColumn, was: Column | None, now: Column | None) -> int:
+    """The cost of matching a message's column with this one."""
     fits_was = was is not None and agrees(sent, was.type, was.upstream_type)
     fits_now = now is not None and agrees(sent, now.type, now.upstream_type)
     if now is not None and now.name == sent.name:
@@ -110,7 +110,7 @@ def _oddness(sent: RelationColumn, was: Column | None, now: Column | None) -> in
 
 
 def _settle(numbers: Sequence[int], before: Mapping[int, Column], after: Mapping[int, Column]) -> list[int]:
-    """The numbers with fresh ones in place of `_FRESH`: free ones, as columns that are gone never come back."""
+    """The numbers with unused ones in place of `_FRESH`, as the numbers of dropped columns are never used again."""
     settled: list[int] = []
     for number in numbers:
         lowest = max([*settled[-1:], *before], default=0) + 1
@@ -135,7 +135,7 @@ def _column(sent: RelationColumn, number: int, was: Column | None, now: Column |
 
 
 def _declared(sent: RelationColumn, type_: pa.DataType | None) -> str:
-    """What the server would call the type, of which the message has but the number."""
+    """The server's name of the type, of which the message has only the OID."""
     info = psycopg.postgres.types.get(sent.type_oid)
     if info is None:
         return ""

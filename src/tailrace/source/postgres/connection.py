@@ -1,4 +1,4 @@
-"""Connections to Postgres: settings that make its text output exact, and errors in our own tree.
+"""Connections to Postgres, with settings that make its text output exact and driver errors as tailrace errors.
 
 Three drivers share one connection string: psycopg for statements, its `pq` layer for the replication
 protocol, ADBC for bulk results as Arrow.
@@ -26,11 +26,11 @@ from tailrace.system.libpq import read_dsn, relief
 
 CONNECT_TIMEOUT_SECONDS = 10
 SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
-"""How long a server that was asked something may be silent before the connection counts as half-open."""
+"""How long a server may leave a request unanswered before the connection counts as half-open."""
 
 
 def connection_string(dsn: str, settings: Mapping[str, str] = SESSION, **extra: str) -> str:
-    """The user's DSN with what tailrace needs of every session: pinned output settings, keepalives, a name."""
+    """The user's DSN with what every tailrace session needs: pinned output settings, keepalives, a name."""
     given = read_dsn(dsn, "source")
     options = " ".join(f"-c {name}={_escape(value)}" for name, value in settings.items())
     defaults = {
@@ -67,10 +67,10 @@ def translated(doing: str) -> Iterator[None]:
 
 
 def translate(error: Exception, doing: str) -> TailraceError:
-    """The one table from a driver's error to what tailrace does about it."""
+    """Map a driver's error to the tailrace error that says what to do about it. The only such mapping."""
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split())
-    # Where there is a state it decides. Without one only the text is left, but never a name that it quotes.
+    # The SQLSTATE decides if there is one. Otherwise the text does, without the names that it quotes.
     signs = "" if state else _QUOTED.sub('""', text)
     if state in {"28P01", "28000"} or any(sign in signs for sign in _REFUSED) or lacks("role", signs):
         return PreflightError(
@@ -87,12 +87,12 @@ def translate(error: Exception, doing: str) -> TailraceError:
     if state == "42501" or "permission denied" in signs or "must be superuser" in signs:
         return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
     if lacks("publication", text):
-        # The log is decoded by the catalog of its time; whether there is one by now is another question.
+        # The log is decoded with the catalog of its time, so the publication may exist by now.
         return UnavailableError(f"there was no publication, while {doing}: {text}", fix="tailrace check FILE")
     if state == "22P05" or "has no equivalent in encoding" in signs:
         return TailraceError(
-            f"a text of the database has no form in UTF-8, while {doing}: {text}",
-            fix="mend the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
+            f"the database holds text that cannot be converted to UTF-8, while {doing}: {text}",
+            fix="fix the value upstream, then tailrace reset FILE, as the log still holds it, and tailrace run FILE",
         )
     if state == "22021":
         return TailraceError(
@@ -115,22 +115,22 @@ def translate(error: Exception, doing: str) -> TailraceError:
 
 _QUOTED = re.compile(r'"[^"]*"')
 _ADBC = "[libpq]"
-"""What breaks off while batches come is an error of Arrow; this in its text shows that the driver is behind it."""
+"""A connection that breaks while batches arrive is an Arrow error. This in its text shows that it is the driver's."""
 _REFUSED = ("authentication failed", "no password supplied", "no pg_hba.conf entry", "not permitted to log in")
 _UNFIT = (
     "does not support SSL",
     "invalid sslmode",
     "root certificate file",
     "unrecognized configuration parameter",
-    "invalid connection option",  # psycopg knows more of them than ADBC, whose libpq is older
+    "invalid connection option",  # psycopg accepts more of them than ADBC, whose libpq is older
 )
 
 _PASSING = ("08", "53", "57", "58")
-"""Classes of states that pass: broken connections, no room or memory, a shutdown or a cancel, the system's errors."""
+"""SQLSTATE classes of temporary errors: broken connection, no disk or memory, shutdown or cancel, system error."""
 
 
 def lacks(what: str, text: str) -> bool:
-    """Whether the server says that there is no such thing."""
+    """Whether the server reports that a thing of this kind does not exist."""
     return f'{what} "' in text and "does not exist" in text
 
 
@@ -149,14 +149,14 @@ def _looks_down(text: str) -> bool:
 
 @contextmanager
 def session(dsn: str, doing: str, *, autocommit: bool = True) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-    """A short-lived psycopg session; everything that fails inside says what was being done."""
+    """A short-lived psycopg session. Errors inside it state what was being done."""
     with translated(doing), psycopg.connect(connection_string(dsn), autocommit=autocommit) as connection:
         yield connection
 
 
 @contextmanager
 def as_of(connection: psycopg.Connection[Any], snapshot: str | None) -> Iterator[None]:
-    """What is asked inside is answered as of an exported snapshot; as of now without one."""
+    """Queries inside see an exported snapshot; without one, the current state."""
     if snapshot is None:
         yield
         return
@@ -172,9 +172,9 @@ def as_of(connection: psycopg.Connection[Any], snapshot: str | None) -> Iterator
 
 
 class BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A session for short questions: one that is not answered in time raises OperationalError instead of waiting on.
+    """A session for short queries: one that is not answered in time raises OperationalError instead of waiting on.
 
-    Keepalives do not find every half-open connection: something in between may go on answering them.
+    Keepalives do not detect every half-open connection: something in between may keep answering them.
     """
 
     def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
@@ -190,13 +190,13 @@ def _bounded(steps: Generator[Any, Any, Any], deadline: float) -> Generator[Any,
             return done.value
         ready = yield wanted
         if not ready and time.monotonic() > deadline:
-            raise psycopg.OperationalError(f"no answer for {SILENCE_SECONDS:g} s, the connection is taken for dead")
+            raise psycopg.OperationalError(f"no answer for {SILENCE_SECONDS:g} s, the connection counts as broken")
 
 
 @cache
 def row_settings(dsn: str) -> Mapping[str, str]:
-    """The settings for sessions that read rows, which depend on the database's encoding. Asked once per process."""
-    with session(dsn, "asking for the encoding") as connection:
+    """The settings for sessions that read rows, which depend on the database's encoding. Queried once per process."""
+    with session(dsn, "reading the encoding") as connection:
         return session_for(connection.info.parameter_status("server_encoding") or "")
 
 
@@ -213,7 +213,7 @@ def bulk(dsn: str, doing: str) -> Iterator[Any]:
 
 def connect_adbc(address: str) -> Any:
     """A new ADBC connection in autocommit; the second one to the same address takes a twentieth of the time."""
-    # Imported here because it loads pandas, which costs whoever does not need it a quarter of a second.
+    # Imported here because it loads pandas, which takes a quarter of a second.
     from adbc_driver_manager import dbapi
 
     database = _types.of(address)
@@ -224,10 +224,10 @@ def connect_adbc(address: str) -> Any:
 
 
 class _Types:
-    """What ADBC knows of the types of one server, the last one asked for. It holds no connection.
+    """ADBC's type catalog of one server, the last one that was used. It holds no connection.
 
-    The driver reads all of them before it connects. Types that people made are unknown to it or known by an old
-    name; no query of ours gives it a value of such a type.
+    The driver reads all types before it connects. It may not know a user-defined type, or only by an old name; no query
+    of ours returns a value of such a type.
     """
 
     def __init__(self) -> None:
@@ -236,7 +236,7 @@ class _Types:
         self._database: Any = None
 
     def of(self, address: str) -> Any:
-        """A share of ADBC's database object, to be closed."""
+        """A shared handle to ADBC's database object. The caller closes it."""
         with self._lock:
             if address != self._address:
                 import adbc_driver_postgresql
@@ -272,7 +272,7 @@ class Replication:
         self.pgconn.finish()
 
     def execute(self, command: str, *, copies: bool = False) -> list[str | None]:
-        """Run a replication command; its first row as text. With `copies` the connection is in copy mode after it."""
+        """Run a replication command; returns its first row as text. `copies` leaves the connection in copy mode."""
         result = self.pgconn.exec_(command.encode())
         expected = pq.ExecStatus.COPY_BOTH if copies else pq.ExecStatus.TUPLES_OK
         if result.status != expected and not (not copies and result.status == pq.ExecStatus.COMMAND_OK):

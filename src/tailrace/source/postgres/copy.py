@@ -1,8 +1,8 @@
-"""The initial copy: rounds, chunks and reading them.
+"""The initial copy: snapshots, chunks and reading them.
 
-A round is one exported snapshot that many tasks share. Its LSN x splits history: what committed before x is in
-the snapshot, everything else is in the log. A restart opens a new round for the chunks that are left; because
-the log is applied from the *first* round's x, every key still ends at its last change.
+Many tasks share one exported snapshot. Its LSN x splits history: what committed before x is in the snapshot,
+everything else is in the log. A restart opens a new snapshot for the remaining chunks; because the log is applied
+from the *first* snapshot's x, every key still ends at its last change.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tailrace.source.split import Split
 READ_BYTES = 16 * 1024 * 1024
 """How much ADBC puts into one Arrow batch."""
 NO_HEAP = "0.0"
-"""What is copied of a table that has no partition: nothing, which leaves no rows of before."""
+"""The heap of a partitioned table without partitions. Its copy has no rows, and so removes those of an earlier copy."""
 
 
 class PostgresSnapshot:
-    """An exported snapshot, held open by a session of its own until `close`."""
+    """An exported snapshot, kept open by its own session until `close`."""
 
     def __init__(self, dsn: str) -> None:
         with Replication(dsn) as replication:
@@ -76,13 +76,13 @@ _FILES = "SELECT oid, relfilenode FROM pg_class WHERE oid = ANY(%s)"
 def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
     """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages.
 
-    None when one was rewritten since the snapshot, which sees none of the rows it has now.
+    None when one was rewritten since the snapshot, which cannot see its current rows.
 
-    A heap is named by its OID and the file it lies in, as in `16385.16390`: rows that were moved to another file (by
-    VACUUM FULL, or an ALTER TABLE that rewrites) are on other pages, and invisible to older snapshots.
+    A heap is named by its OID and its file, as in `16385.16390`: rows that were moved to another file (by VACUUM FULL,
+    or an ALTER TABLE that rewrites) are on other pages, and invisible to older snapshots.
 
-    In a session of its own: the round's would hold every lock it takes until the copy ends, and with it up
-    whoever wants to truncate or alter a table.
+    Uses a separate session: the snapshot's session would hold every lock until the copy ends, and so block anyone who
+    wants to truncate or alter a table.
     """
     with session(dsn, "measuring a table for the copy") as connection:
         rows = connection.execute(_HEAPS, [oid]).fetchall()
@@ -94,14 +94,14 @@ def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
 
 
 class SnapshotOpening:
-    """A round being opened beside the stream: creating a snapshot waits for every open write transaction."""
+    """Opens a snapshot in a thread: creating one waits for every open write transaction."""
 
     def __init__(self, dsn: str) -> None:
-        self._round: PostgresSnapshot | None = None
+        self._snapshot: PostgresSnapshot | None = None
         self._error: Exception | None = None
         self._abandoned = False
         self._lock = threading.Lock()
-        self._thread = threading.Thread(target=self._open, args=[dsn], name="tailrace-round", daemon=True)
+        self._thread = threading.Thread(target=self._open, args=[dsn], name="tailrace-snapshot", daemon=True)
         self._thread.start()
 
     def _open(self, dsn: str) -> None:
@@ -111,30 +111,30 @@ class SnapshotOpening:
                 if self._abandoned:
                     opened.close()
                 else:
-                    self._round = opened
+                    self._snapshot = opened
         except Exception as error:  # noqa: BLE001 - raised again by `wait`
             self._error = error
 
     def wait(self, seconds: float) -> PostgresSnapshot | None:
-        """The round once it is open, None while it is not. Raises what opening it raised."""
+        """The snapshot once it is open, None until then. Raises the error that opening it raised."""
         self._thread.join(seconds)
         if self._error is not None:
             raise self._error
-        return self._round
+        return self._snapshot
 
     def abandon(self) -> None:
-        """Nobody wants the round any more: it is closed, now or once it is open."""
+        """The snapshot is no longer needed: close it, now or once it is open."""
         with self._lock:
             self._abandoned = True
-            if self._round is not None:
-                self._round.close()
+            if self._snapshot is not None:
+                self._snapshot.close()
 
 
 @dataclass(frozen=True)
 class PostgresCopySplit(Split):
     """Some pages of one heap, under one snapshot. The last range of a heap has no end: the heap may have grown.
 
-    `filtered_by` is the OID of the publication's entry whose row filter holds, 0 for none.
+    `filtered_by` is the OID of the publication's entry whose row filter applies, 0 for none.
     """
 
     part: str = ""
@@ -146,7 +146,7 @@ class PostgresCopySplit(Split):
 
 
 def copy_split(
-    table: TableSchema, chunk: Chunk, chunk_pages: int, round_: PostgresSnapshot, x: int, filtered_by: int
+    table: TableSchema, chunk: Chunk, chunk_pages: int, snapshot: PostgresSnapshot, x: int, filtered_by: int
 ) -> PostgresCopySplit:
     last = chunk.ordinal == chunk.of - 1
     return PostgresCopySplit(
@@ -154,7 +154,7 @@ def copy_split(
         part=chunk.part,
         first_page=chunk.ordinal * chunk_pages,
         end_page=None if last else (chunk.ordinal + 1) * chunk_pages,
-        snapshot=round_.snapshot,
+        snapshot=snapshot.snapshot,
         snapshot_position=x,
         filtered_by=filtered_by,
     )
@@ -166,7 +166,7 @@ READ_ATTEMPTS = 3
 def read_chunk(dsn: str, split: PostgresCopySplit) -> Iterator[Changes]:
     """The rows of one chunk as Arrow, a batch at a time, with the columns the table had when its copy began.
 
-    Raises StaleCopyError when the table was changed so much since that its copy must begin again.
+    Raises StaleCopyError when the table changed since in a way that needs a new copy.
     """
     table = split.copies
     assert table is not None
@@ -181,7 +181,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> It
     for attempt in range(1, READ_ATTEMPTS + 1):
         heap = _Heap.find(cursor, split.part, table)
         if heap is None:
-            break  # dropped since the round began: its rows went with it
+            break  # dropped since the snapshot: its rows are gone as well
         row_filter = _find_filter(cursor, table, split.filtered_by) if split.filtered_by else None
         cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         try:
@@ -193,7 +193,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> It
             cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
             cursor.execute(_query(table, heap, split, row_filter).as_string())
         except adbc_driver_manager.ProgrammingError as error:
-            # Renamed or dropped between looking it up and locking it.
+            # Renamed or dropped between the lookup and the lock.
             if error.sqlstate not in _MOVED or attempt == READ_ATTEMPTS:
                 raise
             cursor.execute("ROLLBACK")
@@ -208,7 +208,7 @@ _MOVED = ("42P01", "42703")
 
 @dataclass(frozen=True)
 class _Heap:
-    """A heap as it is named now. `columns` has the name of each column of the copied table, None for a dropped one."""
+    """A heap under its current name. `columns` has the current name of each copied column, None if dropped."""
 
     oid: int
     file: int
@@ -219,7 +219,7 @@ class _Heap:
 
     @classmethod
     def find(cls, cursor: Any, part: str, table: TableSchema) -> _Heap | None:
-        # Not under the snapshot, which would show the names of then; a SELECT wants those of now.
+        # Not under the snapshot, which shows the old names; a SELECT needs the current ones.
         oid, file = map(int, part.split("."))
         cursor.execute(_HEAP_NAME.format(sql.Literal(oid)).as_string())
         found = cursor.fetchone()
@@ -239,7 +239,7 @@ class _Heap:
         return cls(oid, file, (found[0], found[1]), columns, table, found[2])
 
     def lock(self, cursor: Any) -> None:
-        """Keep the heap as it is until the transaction ends. Raises StaleCopyError when it is not where it was."""
+        """Lock the heap until the transaction ends. Raises StaleCopyError when its name or its file changed."""
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
         cursor.execute(_LOCKED.format(sql.Literal(self.oid), sql.Literal(self.identifier.as_string())).as_string())
         if cursor.fetchone() != (self.file, self.oid):
@@ -267,7 +267,7 @@ _FILTER = sql.SQL("SELECT pg_get_expr(prqual, prrelid) FROM pg_publication_rel W
 
 
 def _find_filter(cursor: Any, table: TableSchema, entry: int) -> str:
-    """The row filter by the names that its columns have now. Raises StaleCopyError when there is another one."""
+    """The row filter with the current column names. Raises StaleCopyError when the publication's entry is gone."""
     cursor.execute(_FILTER.format(sql.Literal(entry)).as_string())
     found = cursor.fetchone()
     if found is None:
@@ -297,7 +297,7 @@ FETCH_ROWS = 1000
 
 
 def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now, in the layout of a copy. A log rarely leaves out what this reads.
+    """The current rows of these keys, in the layout of a copy. Rarely needed: for values that the log left out.
 
     Columns that were renamed since are found, dropped ones are null. Raises StaleCopyError when a type changed.
     """
@@ -321,7 +321,7 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
 def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:
     texts = [_key_texts(keys.column(name).combine_chunks()) for name in table.key]
     aliases = [sql.Identifier(f"k{i}") for i in range(len(table.key))]
-    # Tables that inherit from one have rows of their own, under whatever keys.
+    # Tables that inherit from one have their own rows, whose keys may be the same.
     only = sql.SQL("" if now.partitioned else "ONLY ")
     return sql.SQL("SELECT {} FROM {}{} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
         select_list(table, now.columns),
@@ -329,7 +329,7 @@ def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed
         now.identifier,
         sql.SQL(", ").join(sql.Identifier(now.columns[name] or name) for name in table.key),
         sql.SQL(", ").join(
-            # The declared type is the catalog's own spelling of it.
+            # The declared type is spelled as in the catalog.
             sql.SQL("{}::" + table.column(name).upstream_type).format(alias)
             for name, alias in zip(table.key, aliases, strict=True)
         ),
@@ -339,7 +339,7 @@ def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed
 
 
 def _key_texts(values: pa.Array[Any]) -> list[str | None]:
-    """Values as Postgres reads them. Python has no dates before year 1 or after 9999."""
+    """Values as text that Postgres can read. Python has no dates before year 1 or after 9999."""
     kind = values.type
     if pa.types.is_list(kind):
         return ["{" + ",".join(_element(text) for text in _key_texts(each.values)) + "}" for each in values]

@@ -1,7 +1,7 @@
-"""What the event trigger of `ddl` writes into the log, read back.
+"""Reads the messages that the event trigger of `event_trigger` writes to the log.
 
-A message either describes a table as its command left it, or says no more than that the table was dropped or that
-rows of it changed without a log.
+A message either describes a table as its command left it, or only states that the table was dropped or that its rows
+changed without being logged.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from tailrace.source.postgres.pgoutput.message import MalformedError
 from tailrace.source.postgres.type_map import CatalogType
 
 FORMAT: Final = 1
-"""Of the messages; `v` in them."""
+"""The format version of the messages, their `v`."""
 
 
 @dataclass(frozen=True)
 class DdlEvent:
     """One table after one command. `columns` is None in a message that does not describe it.
 
-    `recopy` says that the command changed rows without logging them, `reason` why. `rewritten` says that it changed
-    the type of a column in a way that had every row written anew.
+    `recopy`: the command changed rows without logging them; `reason` is why. `rewritten`: it changed the type of a
+    column in a way that rewrote every row.
     """
 
     oid: int
@@ -44,14 +44,14 @@ class DdlEvent:
 
     @property
     def type_oids(self) -> frozenset[int]:
-        """What `to_published` needs to be told of."""
+        """The types that `to_published` needs."""
         return frozenset(column.type_oid for column in self.columns or ())
 
 
 def parse(content: bytes) -> DdlEvent | None:
-    """The content of a message of the event trigger; None for a format this version does not know.
+    """Parse a message of the event trigger; None for a format that this version does not know.
 
-    Raises MalformedError for content that is damaged. Its text quotes none of it.
+    Raises MalformedError for damaged content. The error's text quotes none of it.
     """
     try:
         raw = json.loads(content)
@@ -86,7 +86,7 @@ def _build(raw: dict[str, Any]) -> DdlEvent:
 
 
 def to_published(described: DdlEvent, publication: str, types: Mapping[int, CatalogType]) -> Published | None:
-    """The table as `catalog.describe` would have given it right after the command; None when not in the publication.
+    """The table as `catalog.describe` would return it right after the command; None when not in the publication.
 
     `types` are those of `described.type_oids` that still exist; a column of any other is kept as text.
     """

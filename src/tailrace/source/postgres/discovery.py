@@ -1,4 +1,4 @@
-"""Which tables there are to follow, looked up now and then while the pipeline runs."""
+"""Which tables there are to follow, checked every few seconds while the pipeline runs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SeenRelations = frozenset[tuple[int, str, int]]
 
 
 class PostgresDiscovery(Discovery):
-    """The wanted tables by OID, as the publication shows them. `refresh` looks again when it is time."""
+    """The tables to follow, by OID, as the publication shows them. `refresh` reads them again when they are too old."""
 
     def __init__(self, source: PostgresSource) -> None:
         super().__init__()
@@ -37,8 +37,8 @@ class PostgresDiscovery(Discovery):
         self.refresh(at_once=True)
 
     def _look(self, *, at_once: bool) -> None:
-        """Two cheap questions when nothing changed. Raises PreflightError when the publication is gone."""
-        with session(self._source.dsn, "looking for new and dropped tables") as connection:
+        """Two cheap queries when nothing changed. Raises PreflightError when the publication is gone."""
+        with session(self._source.dsn, "checking for new and dropped tables") as connection:
             roll = self._select_tables(connection)
             if at_once or roll != self._roll:
                 self.tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
@@ -54,7 +54,7 @@ class PostgresDiscovery(Discovery):
             raise PreflightError(
                 f"the publication {source.options.publication!r} is gone; changes made since then are not sent by the"
                 " server",
-                fix=f"{create};  -- then tailrace reset FILE, and run again: every table is copied anew",
+                fix=f"{create};  -- then tailrace reset FILE, and run again: every table is copied again",
             )
         relations = list_tables(connection)
         shown = list_published(connection, source.options.publication)
@@ -68,7 +68,7 @@ class PostgresDiscovery(Discovery):
     def _extend(
         self, connection: PgConnection, relations: Sequence[CatalogRelation], shown: Mapping[TableName, Shown]
     ) -> bool:
-        """Put tables that are new into a publication that tailrace made; whether there were any."""
+        """Add new tables to a publication that tailrace created. True if there were any."""
         source = self._source
         mark = read_mark(connection, source.options.publication) if source.extends_publication else None
         after = preflight.mark_of(source, relations)

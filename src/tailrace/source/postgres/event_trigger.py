@@ -1,8 +1,8 @@
-"""The event trigger that writes what DDL did to published tables into the log, in order with the rows.
+"""The event trigger that writes the effect of DDL on published tables to the log, in order with the rows.
 
-It is optional. With it, a schema change is known exactly and where it was made; without it, it is derived from the
-Relation message before the next row. Its functions live in the schema `tailrace` and never make a command fail: what
-goes wrong inside them becomes a warning. `ddl_message` reads what they write.
+It is optional. With it, a schema change and its position are known exactly; without it, the change is derived from the
+Relation message before the next row. Its functions are in the schema `tailrace` and never make a command fail: an error
+inside them becomes a warning. `ddl_message` reads what they write.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from tailrace.source.postgres.frame_builder import DDL_PREFIX
 PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 VERSION: Final = 2
-"""Of the functions. A database with another one gets these by `install`."""
+"""The version of the functions. `install` replaces another version."""
 
 LOCK_SECONDS: Final = 2
-"""How long to wait for a partition that somebody is writing to, before it goes without its guard."""
+"""How long to wait for a partition that is being written to, before it is left without its guard."""
 
 _MARK: Final = f"tailrace {VERSION}"
 _TRIGGERS: Final = {
@@ -39,7 +39,7 @@ _TAGS: Final = (
 
 
 class _Sql(Template):
-    """SQL with values put in for `@{NAME}`: the usual `$` quotes the bodies of functions."""
+    """SQL with values for `@{NAME}`, because `$` quotes the bodies of functions."""
 
     delimiter = "@"
 
@@ -100,7 +100,7 @@ def install_sql() -> str:
 
 
 def uninstall_sql() -> str:
-    """The script that takes everything away again that `install_sql` made. It may be run where nothing is installed."""
+    """The script that removes everything that `install_sql` created. It may also run when nothing is installed."""
     dropped = "".join(f"DROP ROUTINE IF EXISTS tailrace.{name} CASCADE;\n" for name in _FUNCTIONS)
     return f"""BEGIN;
 {_DROP_TRIGGERS}DO $tailrace$ BEGIN
@@ -112,10 +112,11 @@ COMMIT;
 
 
 def install(connection: PgConnection) -> None:
-    """Install the trigger in the connection's database, or bring an older one up to date; all of it or nothing.
+    """Install the trigger in the connection's database, or update an older one; all of it or nothing.
 
-    Each leaf of a partitioned table that is published by its root gets a trigger of its own, which waits for whoever
-    writes to that leaf. Raises PreflightError when the role may not do this, UnavailableError when a leaf stays busy.
+    Each leaf of a partitioned table that is published by its root gets its own trigger, which waits for transactions
+    that write to that leaf. Raises PreflightError when the role may not do this, UnavailableError when a leaf stays
+    busy.
     """
     try:
         with connection.transaction():
@@ -123,7 +124,7 @@ def install(connection: PgConnection) -> None:
     except psycopg.errors.InsufficientPrivilege as error:
         raise PreflightError(
             f"the role {connection.info.user!r} may not install the event trigger: {error.diag.message_primary}",
-            fix="let a superuser install it; without it, schema changes are found at the next row of a table",
+            fix="let a superuser install it; without it, a schema change is found at the table's next row",
         ) from error
     except psycopg.errors.LockNotAvailable as error:
         raise UnavailableError(

@@ -1,5 +1,5 @@
--- The functions of the event trigger, in the schema `tailrace`. event_trigger.py puts values in for what stands in braces after
--- an at sign. None of them ever makes a command fail: what goes wrong inside becomes a warning.
+-- The functions of the event trigger, in the schema `tailrace`. event_trigger.py replaces names in braces after an at
+-- sign by values. None of them ever makes a command fail: an error inside becomes a warning.
 
 -- The server puts a message of a subtransaction in order by where it ends in the log, which is where the next row
 -- begins, and so may send that row first. Something after the message sets it apart.
@@ -11,7 +11,7 @@ BEGIN
     PERFORM pg_logical_emit_message(true, 'tailrace', 'ddl');
 END $tailrace$;
 
--- Everything that is said of one table; null when no publication shows it.
+-- The full description of one table; null when it is in no publication.
 CREATE OR REPLACE FUNCTION tailrace.describe(target oid) RETURNS jsonb LANGUAGE plpgsql
 @{SETTINGS} AS $tailrace$
 DECLARE
@@ -46,7 +46,7 @@ BEGIN
         WHERE rel.oid = target AND views IS NOT NULL);
 END $tailrace$;
 
--- A table with all that hangs above and below it: a command may recurse, and a partition is published as its root.
+-- A table with all its ancestors and descendants: a command may recurse, and a partition is published as its root.
 CREATE OR REPLACE FUNCTION tailrace.family(target oid) RETURNS SETOF oid LANGUAGE sql
 SET search_path = pg_catalog AS $tailrace$
     WITH RECURSIVE above AS (
@@ -76,7 +76,7 @@ SET search_path = pg_catalog AS $tailrace$
 $tailrace$;
 
 -- TRUNCATE of a leaf is not published under its root, and neither is its end. Each leaf of a table that is published
--- by its root carries a guard: a trigger whose name tells the root, so that a dropped leaf still says where it was.
+-- by its root carries a guard: a trigger whose name holds the root, so that a dropped leaf still shows where it was.
 CREATE OR REPLACE FUNCTION tailrace.report_truncate() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER
 SET search_path = pg_catalog AS $tailrace$
 BEGIN

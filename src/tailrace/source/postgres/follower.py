@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 PAGE_BYTES = 8192
 GATHER_SECONDS = 5.0
-"""How long the first changes of a backlog wait for a batch to fill up."""
+"""How long the first changes of a backlog wait for a full batch."""
 STILL_SECONDS = 0.5
-"""When no more of them have come for so long, the server decodes the next step, and they need not wait for that."""
+"""If no more of them arrive for this long, the server is decoding the next step, and they do not wait for that."""
 PASS_SECONDS = 0.1
 FOLLOWER = "follower"
 
@@ -58,7 +58,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._receiver = source.receiver(patience_seconds=patience)
         self._snapshot: PostgresSnapshot | None = None
         self._opening: SnapshotOpening | None = None
-        self._waits_for_round = False
+        self._waits_for_snapshot = False
         self._gathers_since: float | None = None
         self._gathered: Position | None = None
         self._still_since = 0.0
@@ -68,22 +68,22 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.context.reader)
         if cursor.position == START:
-            # From now on nothing after the mark goes before this reader has passed it.
+            # From now on the journal keeps everything after the mark until this reader has read it.
             cursor.advance(self._journal.mark())
-        # Spark asks again when it repeats the very first batch, which must begin where it began.
+        # Spark calls this again when it repeats the very first batch, which must begin at the same offset.
         return self._at(cursor.position)
 
     def target(self) -> Offset:
         self._discovery.refresh(at_once=True)
-        with session(self.source.dsn, "asking for the server's position") as connection:
+        with session(self.source.dsn, "reading the server's position") as connection:
             if self.source.options.heartbeat is not None:
-                # What is flushed may end within a record, which no reader gets to the end of before the next commit.
+                # The flushed WAL may end within a record, whose end no reader reaches before the next commit.
                 emit_heartbeat(connection)
             self.goal = before(server_position(connection))
         return self._at(self.goal)
 
     def is_settled(self, now: PostgresOffset) -> bool:
-        return super().is_settled(now) and not self._waits_for_round
+        return super().is_settled(now) and not self._waits_for_snapshot
 
     def is_idle_until(self, now: PostgresOffset, goal: Position) -> bool:
         self._journal.refresh()
@@ -106,22 +106,22 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             return False
         return True
 
-    def _pass_over(self, behind: Position, upto: Position) -> None:
-        """Say that nothing waits up to here, which no batch will: without it an idle table would seem to lag."""
+    def _pass_over(self, after: Position, upto: Position) -> None:
+        """Report that nothing waits in (after, upto]: it gets no batch, and an idle table would seem to lag."""
         since = time.monotonic() - self._passed_at
-        if not self.source.is_pipeline or (behind, upto) == self._passed or since < PASS_SECONDS:
+        if not self.source.is_pipeline or (after, upto) == self._passed or since < PASS_SECONDS:
             return
-        self._passed, self._passed_at = (behind, upto), time.monotonic()
-        with suppress(OSError):  # only people look at it
-            write_status(self.source.journal, FOLLOWER, {"passed": [str(behind), str(upto)]})
+        self._passed, self._passed_at = (after, upto), time.monotonic()
+        with suppress(OSError):  # only shown to people
+            write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
-        """The journal ends before what was applied: a crash took what was seen there and not durable yet.
+        """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.
 
-        Raises UnavailableError, as Postgres sends it again unless it was told to forget it, which the receiver knows;
-        LostError when the server itself ends before it.
+        Raises UnavailableError, as Postgres sends them again unless the slot is confirmed past them, which the receiver
+        checks; LostError when the server itself ends before them.
         """
-        with session(self.source.dsn, "asking for the server's position") as connection:
+        with session(self.source.dsn, "reading the server's position") as connection:
             slot = require(read_slot(connection, self.source.options.slot), self.source.options.slot, RESYNC)
         if before(slot.server) < applied and not slot.is_standby:
             raise LostError("the server and the journal end before what was already applied", fix=RESYNC)
@@ -138,7 +138,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         return self._discovery.tables
 
     def enrol(self, now: PostgresOffset) -> PostgresOffset:
-        """Tables that left the publication go. Those that came, or came back after changes that were not sent, wait."""
+        """Remove tables that left the publication. New ones, and those that left and came back, wait for a copy."""
         tables = self._discovery.tables
         now = now.only(tables)
         changed = {
@@ -157,7 +157,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._schemas.scan(self._journal, now.low_water, end.log)
 
     def recopy(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
-        """Likewise, but for changes that a table has already passed."""
+        """The same, without changes that a table has already read past."""
         due = {
             oid: entry.recopy()
             for oid, entry in end.tables.items()
@@ -178,7 +178,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     # -- the log ------------------------------------------------------------------------------------------
 
     def head(self) -> Position:
-        # Up to the mark the journal is known to be whole, changes or not.
+        # Up to the mark the journal is known to be complete, with or without changes.
         return max(self._journal.head(), self._journal.mark())
 
     def read_log(self, now: PostgresOffset, limit: Limit, directives: TableDirectives) -> PostgresOffset:
@@ -203,7 +203,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         return now - self._still_since < STILL_SECONDS and now - self._gathers_since < GATHER_SECONDS
 
     def _is_worth_batch(self, now: PostgresOffset, end: PostgresOffset) -> bool:
-        """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
+        """Whether the step holds changes of a followed table, or enough other log to be worth advancing past it."""
         if end.log <= now.log:
             return False
         if end.log < self._journal.head():
@@ -212,7 +212,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         return self._has_news(now, frames, end.log) or is_worth_passing(frames, self.source.options.journal.max_bytes)
 
     def _has_news(self, now: PostgresOffset, frames: Sequence[FrameRef], upto: Position) -> bool:
-        """Whether the frames up to a position hold rows, or a new version, of a table that is level with the log."""
+        """Whether the frames up to a position hold rows, or a new version, of a ready table."""
         ready = now.within("ready")
         metas = [FrameMeta.from_bytes(ref.meta) for ref in frames]
         if any(oid in ready for meta in metas for oid in meta.rows):
@@ -228,25 +228,25 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     ) -> PostgresOffset:
         new = end.due(directives)
         copying = {oid: entry for oid, entry in end.within("copy").items() if oid not in new}
-        # One that is copied again by request stays as it is until its copy can begin.
-        self._waits_for_round = bool(new)
+        # A table that is copied again by request stays as it is until its copy can begin.
+        self._waits_for_snapshot = bool(new)
         if not new and not copying:
             self._close_snapshot()
             return end
-        round_ = self._open_snapshot()
-        if round_ is None:
+        snapshot = self._open_snapshot()
+        if snapshot is None:
             return end
-        begun = self._begin(new, round_, now)
+        begun = self._begin(new, snapshot, now)
         if begun is None:
             self._close_snapshot()
             return end
-        self._waits_for_round = False
+        self._waits_for_snapshot = False
         changed: dict[int, PostgresTableOffset] = {}
         budget = limit.bytes
         for oid, entry in sorted({**copying, **begun}.items()):
             keyed = bool(self._copied_schema(oid, entry).key)
-            if not keyed and entry.copy != round_.x:
-                # Without a key a row of a newer snapshot cannot be told from its own insert in the log.
+            if not keyed and entry.copy != snapshot.x:
+                # Without a key, a row of a newer snapshot cannot be matched with its own insert in the log.
                 changed[oid] = entry.recopy()
                 continue
             read = entry.next == entry.chunks
@@ -257,42 +257,42 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             )
             budget -= take * self.source.options.copying.chunk_bytes
             entry = replace(entry, next=entry.next + take)
-            # A keyless table waits for the next batch, which shows that these chunks were read under this round.
+            # A table without key waits for the next batch, which shows that these chunks were read under this snapshot.
             if entry.next == entry.chunks and (keyed or read):
                 entry = replace(entry, phase="catchup", at=entry.snapshot_position)
             changed[oid] = entry
         return end.with_tables(changed)
 
     def _begin(
-        self, new: Mapping[int, PostgresTableOffset], round_: PostgresSnapshot, now: PostgresOffset
+        self, new: Mapping[int, PostgresTableOffset], snapshot: PostgresSnapshot, now: PostgresOffset
     ) -> dict[int, PostgresTableOffset] | None:
-        """The tables as they begin to copy under a round; None when it is too old for one of them.
+        """The tables as they begin to copy under a snapshot; None when it is too old for one of them.
 
-        It must have seen the table in the publication, which sends only what is committed after, and the last change
-        that the log does not show; and the journal must hold the log since.
+        It must include the table's entry in the publication, which sends only later commits, and the last change that
+        the log does not show; and the journal must hold the log since the snapshot.
         """
         if not new:
             return {}
-        shown = self.source.discover(round_.snapshot)
+        shown = self.source.discover(snapshot.snapshot)
         for oid, entry in new.items():
             seen = oid in shown and shown[oid].membership == entry.member
             if (
                 not seen
-                or self._schemas.recopies.get(oid, START) > before(round_.x)
-                or before(round_.x) < now.low_water
+                or self._schemas.recopies.get(oid, START) > before(snapshot.x)
+                or before(snapshot.x) < now.low_water
             ):
                 self._discovery.refresh(at_once=True)
                 return None
         begun: dict[int, PostgresTableOffset] = {}
         pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
         for oid, entry in new.items():
-            heaps = measure_heaps(self.source.dsn, oid, round_.snapshot)
+            heaps = measure_heaps(self.source.dsn, oid, snapshot.snapshot)
             if heaps is None:
                 return None
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
-            self._schemas.put(shown[oid].schema, before(round_.x))
+            self._schemas.put(shown[oid].schema, before(snapshot.x))
             begun[oid] = PostgresTableOffset(
-                "copy", copy=round_.x, parts=parts, request=entry.request, member=entry.member
+                "copy", copy=snapshot.x, parts=parts, request=entry.request, member=entry.member
             )
         return begun
 
@@ -319,18 +319,18 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         earlier: PostgresTableOffset | None,
         numbers: range,
     ) -> list[Split]:
-        round_ = self._wait_for_snapshot()
-        if not table.key and entry.copy != round_.x:
+        snapshot = self._wait_for_snapshot()
+        if not table.key and entry.copy != snapshot.x:
             return []  # `latest` starts this table's copy over under the new snapshot
         pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
         published = self._discovery.tables[oid]
         filtered_by = published.membership if published.row_filter else 0
-        return [copy_split(table, chunk, pages, round_, entry.copy, filtered_by) for chunk in chunks(entry, numbers)]
+        return [copy_split(table, chunk, pages, snapshot, entry.copy, filtered_by) for chunk in chunks(entry, numbers)]
 
     def _wait_for_snapshot(self) -> PostgresSnapshot:
-        while (round_ := self._open_snapshot(1.0)) is None:
+        while (snapshot := self._open_snapshot(1.0)) is None:
             self._receiver.require_alive()
-        return round_
+        return snapshot
 
     def plan_log(self, ranges: Mapping[int, TableRange]) -> list[Split]:
         settings = self.source.context.tables.settings_of

@@ -1,7 +1,7 @@
-"""Raw pgoutput messages as journal frames, each of which can be decoded alone.
+"""Builds journal frames from raw pgoutput messages; each frame can be decoded on its own.
 
-A frame ends at a commit whenever one is near; only a transaction larger than a frame is cut. Its `meta` holds what
-the decoder needs to start in the middle of the stream: the relations its rows use and the open transaction.
+A frame ends at a commit if possible; only a transaction larger than a frame is cut. Its `meta` holds what the decoder
+needs to start in the middle of the stream: the relations its rows use and the open transaction.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tailrace.source.postgres.pgoutput.message import (
 )
 from tailrace.source.postgres.pgoutput.message_batch import ORDINALS_PER_CHANGE, Indexes, MessageBatch, OpenTransaction
 
-# A look at raw messages that does not decode rows: what the receiver needs to cut and to acknowledge.
+# A scan of raw messages that does not decode rows: what the receiver needs to cut frames and to acknowledge.
 
 _COMMIT_BYTES = 26
 
@@ -40,11 +40,11 @@ class Scan:
     """What a frame of messages holds. Indexes count messages from 0.
 
     begins, commits         indexes of the Begin and Commit messages
-    commit_lsn, end_lsn     of each Commit; cutting behind `commits[i]` ends at `end_lsn[i]`
+    commit_lsn, end_lsn     of each Commit; a cut after `commits[i]` ends at `end_lsn[i]`
     rows                    row changes (insert, update, delete) per relation OID
     changes                 all changes, truncates included
     relations               index and raw bytes of each Relation message, for `message.parse`
-    start, end              the transaction open before the first and behind the last message
+    start, end              the transaction open before the first and after the last message
     """
 
     frame: MessageBatch
@@ -83,7 +83,7 @@ class Scan:
 
 
 def scan(frame: MessageBatch, transaction: OpenTransaction | None = None) -> Scan:
-    """Look at messages in stream order; `transaction` is the one they begin in the middle of. Pure.
+    """Scan messages in stream order; `transaction` is the one that is open before the first. Pure.
 
     Raises MalformedError when a message is cut short.
     """
@@ -118,12 +118,12 @@ _LAYOUT = pa.schema([pa.field("message", pa.binary(), False)])
 
 
 DDL_PREFIX = "tailrace.ddl"
-"""The prefix of the logical messages in which the event trigger tells of schema changes."""
+"""The prefix of the logical messages with which the event trigger reports schema changes."""
 
 
 @dataclass(frozen=True)
 class SchemaEvent:
-    """A Relation message, or one of the event trigger's, and the position of the first change it speaks of."""
+    """A Relation message, or one of the event trigger, and the position of the first change it applies to."""
 
     at: Position
     raw: bytes
@@ -131,8 +131,8 @@ class SchemaEvent:
 
 @dataclass(frozen=True)
 class FrameMeta:
-    """What stands beside a frame's messages: changes per relation, relations in force at its start, the open
-    transaction, and in order the messages inside it that may bring a table's next version."""
+    """The metadata of a frame: changes per relation, the relations valid at its start, the open transaction, and in
+    order the messages inside it that may bring a table's next version."""
 
     rows: Mapping[int, int]
     relations: Mapping[int, bytes]
@@ -178,11 +178,11 @@ def messages_of(payload: pa.Buffer | memoryview | bytes) -> pa.Array[Any]:
 
 
 class FrameBuilder:
-    """Cuts a stream of messages into frames. A stream that broke off needs another one, from what is durable."""
+    """Cuts a stream of messages into frames. After a stream broke, create a new one from what is durable."""
 
     def __init__(self, skip_below: int) -> None:
         self.durable_end = skip_below
-        """The end LSN of the last whole transaction handed out; earlier ones that arrive again are skipped."""
+        """The end LSN of the last complete transaction in a frame; earlier ones that arrive again are skipped."""
         self._relations: dict[int, bytes] = {}
         self._transaction: OpenTransaction | None = None
         self._carry: pa.Array[Any] | None = None
@@ -193,27 +193,27 @@ class FrameBuilder:
         return self._transaction is None and self._carry is None
 
     def feed(self, messages: pa.Array[Any]) -> list[journal.Frame]:
-        """Frames for what has arrived; the beginning of an unfinished transaction waits unless it is large."""
+        """Frames for the messages so far; the beginning of an unfinished transaction waits unless it is large."""
         if self._carry is not None:
             messages = pa.concat_arrays([self._carry, messages])
             self._carry = None
-        messages, looked = _ours(messages)
-        commits = looked.places(MessageKind.COMMIT)
+        messages, batch = _ours(messages)
+        commits = batch.places(MessageKind.COMMIT)
         cut = int(commits[-1]) + 1 if len(commits) else 0
-        frames = self._frame(messages.slice(0, cut), looked.head(cut)) if cut else []
+        frames = self._frame(messages.slice(0, cut), batch.head(cut)) if cut else []
         rest = messages.slice(cut)
-        is_open = self._transaction is not None or bool((looked.kinds[cut:] == MessageKind.BEGIN).any())
-        if is_open and len(rest) and looked.ends[-1] - looked.starts[cut] > FRAME_BYTES:
+        is_open = self._transaction is not None or bool((batch.kinds[cut:] == MessageKind.BEGIN).any())
+        if is_open and len(rest) and batch.ends[-1] - batch.starts[cut] > FRAME_BYTES:
             frames += self._frame(rest, MessageBatch.of(rest))
         elif is_open and len(rest):
             self._carry = rest
         return frames
 
-    def _frame(self, messages: pa.Array[Any], looked: MessageBatch) -> list[journal.Frame]:
-        found = scan(looked, self._transaction)
+    def _frame(self, messages: pa.Array[Any], batch: MessageBatch) -> list[journal.Frame]:
+        found = scan(batch, self._transaction)
         known = dict(self._relations)
         self._relations.update((int.from_bytes(raw[1:5], "big"), raw) for _, raw in found.relations)
-        # Commits arrive in order, so what is known already is a prefix. Its relations hold for the rows behind it.
+        # Commits arrive in order, so what is known already is a prefix. Its relations apply to the rows after it.
         known_commits = int(np.searchsorted(found.commit_lsn, self.durable_end))
         is_known = found.end is not None and found.end.commit_lsn < self.durable_end  # and what follows of it
         if is_known or (known_commits == len(found.commits) and found.end is None):
@@ -241,11 +241,11 @@ class FrameBuilder:
 
 
 def _ours(messages: pa.Array[Any]) -> tuple[pa.Array[Any], MessageBatch]:
-    """Without the logical messages of others: nobody reads them, and they may be as large as they like."""
-    looked = MessageBatch.of(messages)
-    foreign = [index for index in looked.places(MessageKind.MESSAGE).tolist() if not _is_ddl(looked.message(index))]
+    """Drop the logical messages of other programs: nothing reads them, and they may be of any size."""
+    batch = MessageBatch.of(messages)
+    foreign = [index for index in batch.places(MessageKind.MESSAGE).tolist() if not _is_ddl(batch.message(index))]
     if not foreign:
-        return messages, looked
+        return messages, batch
     kept = np.ones(len(messages), bool)
     kept[foreign] = False
     messages = messages.filter(pa.array(kept))
@@ -263,7 +263,7 @@ def _position(transaction: OpenTransaction | None) -> Position:
 
 
 def _shapes(found: Scan, known: Mapping[int, bytes]) -> tuple[SchemaEvent, ...]:
-    """What may bring a new version: relations that are not those known before, and what the event trigger says."""
+    """The messages that may bring a new version: relations that differ from the known ones, and the event trigger's."""
     seen = dict(known)
     shapes: list[tuple[int, bytes]] = []
     for index, raw in found.relations:

@@ -1,4 +1,4 @@
-"""Stretches of the log as splits: which frames, for which tables, read by which of their versions."""
+"""Ranges of the log as splits: which frames, for which tables, read with which of their versions."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tailrace.source.split import Split
 from tailrace.source.table_range import TableRange
 
 SPLIT_BYTES = 4 * 1024 * 1024
-"""A task is worth its start from about this much of the log on."""
+"""From about this much log on, a task is worth its start."""
 MOST_SPLIT_BYTES = 12 * 1024 * 1024
-"""What one split holds is decoded at once, so a huge transaction is many of them."""
+"""A split is decoded as a whole, so a huge transaction becomes many splits."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class PgRange(TableRange):
 
 @dataclass(frozen=True)
 class PostgresLogSplit(FrameSplit):
-    """Some journal frames and what is wanted of them, by OID."""
+    """Some journal frames and the ranges to read from them, by OID."""
 
     ranges: Mapping[int, PgRange] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class PostgresLogSplit(FrameSplit):
 
 
 def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, PgRange], parallel: int) -> list[Split]:
-    """The frames that concern the tables, in pieces for `parallel` tasks. Pure."""
+    """Split the frames that hold changes of the tables, for `parallel` tasks. Pure."""
 
     def share(size: int) -> int:
         return min(max(SPLIT_BYTES, math.ceil(size / (2 * parallel))), MOST_SPLIT_BYTES)

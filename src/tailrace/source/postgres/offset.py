@@ -1,9 +1,9 @@
-"""Where a Postgres stream stands: one position in the log, and every table that is not level with it.
+"""How far a Postgres stream has read: one common log position, and the state of every table that is not at it.
 
     {"log": "<position>", "tables": {"16385": {"phase": "copy", "x": 123, "next": 2, "parts": {"16385": 8}}, …}}
 
 A table waits for a snapshot (`init`), then copies in chunks under snapshots whose first is at LSN x; its log changes
-stay in the journal meanwhile. Then it catches up from x, and is ready once it meets the common position. Pure values:
+stay in the journal meanwhile. Then it catches up from x, and is ready once it reaches the common position. Pure values:
 no connection, no clock.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from tailrace.model.change import Position, end_of
 from tailrace.source import offset
 
-# Log sequence numbers: Postgres's place in its WAL, and how they become positions.
+# Log sequence numbers: Postgres's WAL positions, and how they become positions of tailrace.
 
 
 def parse_lsn(text: str) -> int:
@@ -31,7 +31,7 @@ def format_lsn(lsn: int) -> str:
 
 
 def before(lsn: int) -> Position:
-    """The position behind every commit whose record starts before `lsn`, and before all others.
+    """The position after every commit whose record starts before `lsn`, and before all others.
 
     A commit at LSN c ends at e, and the next commit starts at e or later; so `before(e)` is the end of c.
     """
@@ -40,10 +40,10 @@ def before(lsn: int) -> Position:
 
 @dataclass(frozen=True)
 class PostgresTableOffset(offset.TableOffset[Position]):
-    """One table. A copy is told from the next by the LSN of its first snapshot.
+    """One table. The LSN of its first snapshot identifies a copy.
 
-    `parts` maps each heap to copy (partitions have several) to its number of chunks. `member` tells this stay of the
-    table in the publication from another one, between which changes were not sent.
+    `parts` maps each heap to copy (partitioned tables have several) to its number of chunks. `member` changes when the
+    table leaves the publication and comes back: changes in between were not sent.
     """
 
     parts: Mapping[str, int] = field(default_factory=dict)
@@ -61,7 +61,7 @@ class PostgresTableOffset(offset.TableOffset[Position]):
         return self.place(log)
 
     def stop(self, at: Position | None) -> PostgresTableOffset:
-        # Nobody knows yet whether the last chunks of a table without key were read under one snapshot.
+        # It is not known yet whether the last chunks of a table without key were read under one snapshot.
         return super().stop(None if self.phase == "copy" and self.next == self.chunks else at)
 
     def join(self) -> PostgresTableOffset:
@@ -126,5 +126,5 @@ class PostgresOffset(offset.LogOffset[int, PostgresTableOffset, Position]):
 
     @property
     def high_water(self) -> Position:
-        """No table has come further than this position."""
+        """No table has read further than this position."""
         return max((entry.position(self.log) for entry in self.tables.values()), default=self.log)

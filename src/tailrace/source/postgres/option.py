@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, ValidationInfo
 from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size
 from tailrace.source.option import JournalOptions, SourceOptions
 
-_NAME_BYTES = 63  # Postgres cuts longer identifiers short without a word
+_NAME_BYTES = 63  # Postgres silently truncates longer identifiers
 
 
 def _publication(value: str, info: ValidationInfo) -> str:
@@ -25,7 +25,7 @@ def _slot(value: str, info: ValidationInfo) -> str:
     if not value:
         place = OptionContext.find(info)
         if place is None:
-            return value  # until the source is bound to a pipeline
+            return value  # set once the source is bound to a pipeline
         value = "tailrace_" + re.sub(r"[^a-z0-9_]", "_", place.name.lower())
         if len(value) > _NAME_BYTES:
             raise ValueError(f"made of the pipeline's name is longer than {_NAME_BYTES} bytes; set it, or shorten that")
@@ -52,13 +52,13 @@ class PostgresOptions(SourceOptions):
     slot: Annotated[str, AfterValidator(_slot)] = Field(
         default="", validate_default=True, description="default: tailrace_ and the pipeline's name"
     )
-    create_publication: bool = Field(default=True, description="make or extend the publication where it lacks tables")
+    create_publication: bool = Field(default=True, description="create the publication, or add tables that it lacks")
     publish_via_partition_root: bool = Field(default=True, description="a partitioned table arrives as one table")
     heartbeat: DurationOrOff = Field(
-        default=10.0, description="how often a quiet database is nudged so that its slot advances; or off"
+        default=10.0, description="how often an idle database gets a heartbeat, so that its slot advances; or off"
     )
     acknowledge: Literal["journal", "applied"] = Field(
-        default="journal", description="tell Postgres to forget once in the journal, or only once at the destination"
+        default="journal", description="confirm changes to Postgres once in the journal, or once at the destination"
     )
     journal: JournalOptions = Field(default_factory=dict, validate_default=True)
     copying: PostgresCopyOptions = Field(default_factory=PostgresCopyOptions, alias="copy")

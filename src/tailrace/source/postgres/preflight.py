@@ -1,4 +1,4 @@
-"""Is the database ready? Every finding comes with the SQL that mends it. Nothing is changed here."""
+"""Checks whether the database is ready. Every finding comes with the SQL that fixes it. Changes nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ OLDEST_VERSION = 140000
 
 
 def select_published(connection: PgConnection, source: PostgresSource) -> list[Published]:
-    """The tables that `tables` selects of the publication; before there is one, of the whole database."""
+    """The tables that `tables` selects from the publication; before there is one, from the whole database."""
     relations = list_tables(connection)
     if publication_exists(connection, source.options.publication):
         shown = list_published(connection, source.options.publication)
@@ -53,14 +53,14 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
 
 
 def _stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:
-    """Partitions are followed as their root, or each on its own; never both."""
+    """Whether to follow this relation: partitions are followed as their root, or each on its own; never both."""
     return not relation.is_partition if via_root else not relation.partitioned
 
 
 def unpublished(
     source: PostgresSource, relations: Sequence[CatalogRelation], names: Collection[TableName]
 ) -> list[CatalogRelation]:
-    """The tables that `tables` selects and that are not among those published."""
+    """The tables that `tables` selects and that are not published."""
     candidates = [
         one
         for one in relations
@@ -71,23 +71,23 @@ def unpublished(
 
 
 def selection_hash(source: PostgresSource) -> str:
-    """What `tables` selects by, in short."""
+    """A short hash of the patterns in `tables`."""
     patterns = [source.context.tables.include, source.context.tables.exclude]
     return hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:12]
 
 
 def mark_of(source: PostgresSource, relations: Sequence[CatalogRelation]) -> PublicationMark:
-    """What the publication's mark says once these tables were looked at."""
+    """The publication's mark after these tables were considered."""
     return PublicationMark(selection_hash(source), max((one.oid for one in relations), default=0))
 
 
 def new_to(mark: PublicationMark, source: PostgresSource, relation: CatalogRelation) -> bool:
-    """Whether nobody can have left this table out on purpose yet."""
+    """Whether the table is new since the mark, so that no one can have left it out on purpose."""
     return relation.oid > mark.seen or mark.selection != selection_hash(source)
 
 
 def check(source: PostgresSource) -> list[Finding]:
-    """Everything that would stop the pipeline or surprise its user; a refused login is a finding like the others.
+    """Everything that would stop the pipeline or surprise its user. A refused login is a finding like any other.
 
     Raises UnavailableError when the server does not answer.
     """
@@ -138,7 +138,7 @@ def _server(connection: PgConnection) -> list[Finding]:
             Finding(
                 "warning",
                 "max_slot_wal_keep_size",
-                f"is {keep}: a pipeline that is away while more WAL than that is written loses its slot",
+                f"is {keep}: a pipeline that is down while more WAL than that is written loses its slot",
                 "ALTER SYSTEM SET max_slot_wal_keep_size = -1;  -- or large enough for the longest pause",
             )
         )
@@ -210,7 +210,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
 
 
 def _may_publish(connection: PgConnection, oids: list[int]) -> bool:
-    """A publication takes the right to create in the database, and each of its tables an owner."""
+    """Creating a publication needs the CREATE right on the database, and ownership of each table."""
     query = (
         "SELECT has_database_privilege(current_database(), 'CREATE')"
         " AND (SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s))"
@@ -229,13 +229,13 @@ def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
         if status.plugin != "pgoutput":
             message = f"{source.options.slot!r} exists with the plugin {status.plugin}"
             return [Finding("error", "slot", message, "choose another name with source.options.slot")]
-        # Nothing that could be set up: what is lost has its own exit code and its own way out.
+        # Not a finding: no setup can restore a lost slot, and LostError has its own exit code and fix.
         require(status, source.options.slot, RESYNC)
-        return [Finding("ok", "slot", f"{source.options.slot!r} exists, {status.backlog:,} bytes behind")]
+        return [Finding("ok", "slot", f"{source.options.slot!r} exists, {status.backlog:,} bytes of lag")]
     limit = int(_value(connection, "SHOW max_replication_slots"))
     used = int(_value(connection, "SELECT count(*) FROM pg_replication_slots"))
     findings = []
-    # One for the stream, one for a moment whenever a copy's snapshot is taken.
+    # One for the stream, and one briefly whenever a copy's snapshot is taken.
     if used + 2 > limit:
         fix = f"ALTER SYSTEM SET max_replication_slots = {used + 10};  -- then restart the server"
         findings.append(Finding("error", "slot", f"{used} of {limit} replication slots are taken, two are needed", fix))
@@ -260,7 +260,7 @@ def _trigger(connection: PgConnection) -> Finding:
     return Finding("ok", "schema changes", "the event trigger is installed")
 
 
-# Rows are copied from the leaves of a partitioned table, where the policies of its root do not hold.
+# Rows are copied from the leaves of a partitioned table, where the policies of its root do not apply.
 _HIDING = """
 SELECT root.oid::int8 FROM unnest(%s::oid[]) AS root(oid) WHERE EXISTS (
     SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
@@ -281,18 +281,18 @@ WHERE t.isleaf AND t.relid <> root.oid AND c.relreplident IN ('d', 'i')
 
 
 def _leaves(connection: PgConnection, tables: Sequence[Published]) -> list[Finding]:
-    """Partitions whose old rows would lack what tells rows of the root apart."""
+    """Partitions whose old rows would not identify a row of the root."""
     roots = {one.oid: one for one in tables if one.schema.key or one.identity == "f"}
     findings: list[Finding] = []
     for oid, schema, name, identity in connection.execute(_LEAVES, [list(roots)]).fetchall():
         key = roots[oid].schema.key
-        # One without any identity sends no old rows: Postgres refuses UPDATE and DELETE.
+        # A partition without any identity sends no old rows: Postgres refuses UPDATE and DELETE.
         if identity and not (key and set(key) <= set(identity)):
             leaf = sql.Identifier(schema, name).as_string(connection)
             wanted = f"the key ({', '.join(key)})" if key else "whole rows"
             message = f"the replica identity of its partition {leaf} does not send {wanted} of deleted rows"
             fix = f"ALTER TABLE {leaf} REPLICA IDENTITY FULL;"
-            # With a key its changes stop the table; without one they would pass for what they are not.
+            # With a key, its changes stop the table; without one, they would be applied wrongly.
             findings.append(Finding("warning" if key else "error", str(roots[oid].schema.table), message, fix))
     return findings
 

@@ -1,4 +1,4 @@
-"""A table's rows as the database has them now, for `tailrace verify`."""
+"""A table's current rows in the database, for `tailrace verify`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def read_rows(source: PostgresSource, table: TableSchema) -> RowBatches:
     place = sql.Identifier(table.table.schema, table.table.name).as_string()
     with bulk(source.dsn, f"verifying {table.table}") as connection, connection.cursor() as cursor:
         cursor.execute(f"SELECT relkind::text FROM pg_class WHERE oid = {int(table.upstream_id)}")  # noqa: S608
-        # A partitioned table is all its partitions, but tables that inherit from one are published by themselves.
+        # A partitioned table includes its partitions, but tables that inherit from one are published on their own.
         only = "" if cursor.fetchone() == ("p",) else "ONLY "
         columns = select_list(table).as_string()
         cursor.execute(f"SELECT {columns} FROM {only}{place}{where}")  # noqa: S608 - the catalog's own

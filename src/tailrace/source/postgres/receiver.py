@@ -1,12 +1,12 @@
-"""The receiver: a process of its own that moves Postgres's change stream into the journal, undecoded.
+"""The receiver: a separate process that writes Postgres's change stream to the journal, undecoded.
 
-Two gears. *Streaming* reads one replication connection message by message and is what runs when the pipeline is
-near the head of the log. *Backlog* asks an SQL function for the same messages in bulk, several times faster than
-any walsender, and is used far behind the head. Both end in the same journal, and Postgres may forget a change
-only once it is durable there (or, with `acknowledge: applied`, at the destination).
+Two gears. *Streaming* reads one replication connection message by message, and runs while the pipeline is near the
+head of the log. *Backlog* reads the same messages in bulk from an SQL function, several times faster than any
+walsender, and runs while the pipeline lags far. Both write to the same journal, and Postgres may discard a change only
+once it is durable there (or, with `acknowledge: applied`, at the destination).
 
 The follower starts it with its options as JSON on standard input and stops it by closing that pipe, so it never
-outlives its owner and no secret stands in a process list.
+outlives its owner and no secret appears in a process list.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from tailrace.system.child_process import BUSY, serve, write_status
 from tailrace.system.failpoint import reach
 
 BACKLOG_BYTES = 32 * 1024 * 1024
-"""Further behind than this, the backlog gear is worth its start-up."""
+"""From this lag on, the backlog gear is worth its start-up."""
 STEP_BYTES = 512 * 1024 * 1024
 """How much WAL one backlog step decodes; the server keeps a step's messages on disk until they are sent."""
 READ_BYTES = 4 * 1024 * 1024
-LOOK_SECONDS = 1.0
+SLOT_SECONDS = 1.0
 WAIT_SECONDS = 0.05
-"""How often a quiet stream looks up: as long as that, its owner waits for it to end."""
+"""How often an idle stream checks whether to stop; stopping it may take that long."""
 PATIENCE_SECONDS = 75.0
-"""How long a slot may look taken before its reader counts as alive. A server holds a machine that lost its power for a
-reader of the slot for a minute (`wal_sender_timeout`)."""
+"""How long a slot may be in use before its reader counts as alive. If a machine lost power, the server still lists it
+as the slot's reader for a minute (`wal_sender_timeout`)."""
 BACKOFF = Backoff((0.1, 0.2, 0.5, 1.0, 2.0, 5.0))
 
 STATUS = "receiver"
@@ -64,7 +64,7 @@ STATUS = "receiver"
 
 @dataclass(frozen=True)
 class PostgresReceiverOptions:
-    """What the receiver is told on its standard input."""
+    """The options that the receiver reads from standard input."""
 
     dsn: str
     slot: str
@@ -88,27 +88,27 @@ class PostgresReceiver:
         self.writer = Journal.open_writer(
             Path(options.journal), segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
         )
-        # Everything of the log before this LSN is durable in the journal.
+        # The log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
         self.framer = FrameBuilder(self.durable)
         self.mode = "starting"
         self._session: psycopg.Connection[tuple[Any, ...]] | None = None
         self._slot: SlotStatus | None = None
-        self._looked = 0.0
+        self._slot_read_at = 0.0
         self._beat = time.monotonic()
         self._failures = 0
         self._walsender: int | None = None
 
     def run(self) -> None:
-        """Until stopped; what is unavailable is tried again, everything else is raised."""
+        """Run until stopped. UnavailableError is retried, every other error is raised."""
         taken_since: float | None = None
         while not self.stopping():
             try:
                 self.writer.drop_unfinished()
                 status = self._read_slot(fresh=True)
                 if status.active_pid is not None and status.active_pid == self._walsender:
-                    # It ends by wal_sender_timeout, a minute unless somebody set it.
-                    raise UnavailableError("the server still believes in a connection of ours that broke")
+                    # The server drops it after wal_sender_timeout, by default one minute.
+                    raise UnavailableError("the server still shows a broken connection of tailrace as active")
                 if status.active_pid is not None:
                     raise OwnedError(
                         f"the slot {self.options.slot!r} is read by process {status.active_pid}",
@@ -131,24 +131,24 @@ class PostgresReceiver:
                 self._wait(error)
 
     def _require_published(self, error: UnavailableError) -> None:
-        """Raise LostError when the log was written while there was no publication, which is there by now.
+        """Raise LostError when the log was written while there was no publication, and there is one now.
 
-        The server does not decode such a log; from version 18 on it leaves its changes out instead. While there is no
-        publication, the follower says so.
+        The server does not decode such a log; from version 18 on it leaves the changes out instead. While there is no
+        publication, the follower reports that.
         """
         if not lacks("publication", error.message):
             return
-        with suppress(UnavailableError), session(self.options.dsn, "looking for the publication") as connection:
+        with suppress(UnavailableError), session(self.options.dsn, "checking the publication") as connection:
             if publication_exists(connection, self.options.publication):
                 raise LostError(
-                    f"the publication {self.options.publication!r} was dropped and made again;"
+                    f"the publication {self.options.publication!r} was dropped and created again;"
                     " changes made in between are not sent by the server",
                     fix=RESYNC,
                 )
 
     def _wait(self, error: TailraceError) -> None:
         self._close_session()
-        # What the server sent and the journal did not take, it sends again, with its relations.
+        # The server sends what the journal did not store again, with its relations.
         self.framer = FrameBuilder(self.durable)
         self.mode = "waiting"
         self.publish(error)
@@ -161,33 +161,33 @@ class PostgresReceiver:
         if status.server < self.durable:
             raise LostError(
                 f"the server is at {format_lsn(status.server)} and had sent its log up to {format_lsn(self.durable)}:"
-                " it was put back to an earlier state, or a standby that lagged took over",
+                " it was restored to an earlier state, or a standby that lagged took over",
                 fix=RESYNC,
             )
         if self.writer.damage:
             self._repair_slot(status)
         if status.confirmed > self.durable:
             raise LostError(
-                f"Postgres was told to forget the log up to {format_lsn(status.confirmed)},"
-                f" but the journal ends at {format_lsn(self.durable)}: it was lost or replaced",
+                f"the slot is confirmed up to {format_lsn(status.confirmed)}, but the journal ends at"
+                f" {format_lsn(self.durable)}: the journal was lost or replaced",
                 fix=RESYNC,
             )
 
     def _repair_slot(self, status: SlotStatus) -> None:
-        """Damaged frames are received again where Postgres still has them."""
+        """Receive damaged frames again if Postgres still has them."""
         slowest = min(cursors(Path(self.options.journal)).values(), default=START)
         holes = [hole for hole in self.writer.damage if hole.last > slowest or hole.last == hole.after]
         if not holes:
-            return  # every reader has passed it
+            return  # every reader has read past it
         hole = min(holes, key=lambda one: one.after)
         if hole.after.commit + 1 < status.confirmed:
             raise DamagedError(
                 f"journal segment {hole.segment} is damaged at byte {hole.offset},"
-                f" and Postgres was told that it may forget what stood there",
+                " and the slot is already confirmed past it",
                 position=str(hole.after),
                 fix=RESYNC,
             )
-        # A hole within a transaction: all of it is sent again.
+        # A hole within a transaction: the whole transaction is sent again.
         whole = hole.after.ordinal == LAST_ORDINAL or hole.after == START
         self.writer.cut_back(hole.after if whole else before(hole.after.commit))
         self.durable = self.writer.mark.commit + 1
@@ -195,16 +195,16 @@ class PostgresReceiver:
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)
-        # Every step decodes from restart_lsn again, which a long transaction holds back: the rest must be worth it.
+        # Every step decodes again from restart_lsn, which a long transaction holds back: the rest must be worth that.
         worth = max(BACKLOG_BYTES, (ahead - status.restart) // 2)
         return self.options.acknowledge == "journal" and status.server - ahead > worth
 
     def _drain(self, status: SlotStatus) -> None:
-        """One backlog step: bounded WAL, in bulk, then the slot moves on."""
+        """One backlog step: read a bounded part of the WAL in bulk, then advance the slot."""
         self.mode = "backlog"
         self.publish(None)
         ahead = max(status.confirmed, self.durable)
-        # Steps grow with what each decodes again, and none is made for a small rest.
+        # A step grows with what it decodes again, and includes a small rest instead of leaving it to another step.
         step = max(STEP_BYTES, 2 * (ahead - status.restart))
         upto = status.server if status.server - ahead < step * 3 // 2 else ahead + step
         head = self.writer.head
@@ -222,14 +222,14 @@ class PostgresReceiver:
             self.durable = upto
         reach("receiver.before_advance")
         if status.server - upto > BACKLOG_BYTES and self.writer.head > head:
-            # A session of its own, because this may take long without anything being wrong.
-            with session(self.options.dsn, "moving the slot on") as connection:
+            # A separate session, because this may take long without anything being wrong.
+            with session(self.options.dsn, "advancing the slot") as connection:
                 connection.execute(
                     "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
                 )
 
     def _receive_all(self, reader: pa.RecordBatchReader) -> bool:
-        """Receive what a step sends: one piece comes in while the next one is looked at and the one before it stored.
+        """Receive the result of a step: one piece arrives while the one before it is cut into frames and stored.
 
         False when stopped meanwhile.
         """
@@ -242,7 +242,7 @@ class PostgresReceiver:
                 end = self.framer.durable_end
                 if storing is not None:
                     storing.result()
-                # From here on nobody else uses the journal.
+                # From here on no other thread uses the journal.
                 if self.stopping() or not self._make_room():
                     return False
                 self._read_slot()
@@ -252,7 +252,7 @@ class PostgresReceiver:
         return True
 
     def _stream(self) -> None:
-        """The replication protocol, until stopped or so far behind that the other gear is better."""
+        """Read the replication protocol until stopped, or until the lag is large enough for the other gear."""
         self.mode = "streaming"
         self.publish(None)
         with Replication(self.options.dsn) as replication:
@@ -263,29 +263,29 @@ class PostgresReceiver:
                 if arrived is not None:
                     self.receive(arrived)
                 elif stream.position > self.durable and self.framer.idle:
-                    # Nothing of ours up to here: the slot may move on although no table of ours changed.
+                    # No change of a published table up to here: the slot may still advance.
                     self.writer.note(before(stream.position))
                     self.durable = stream.position
                 stream.acknowledge(self._acknowledged())
                 status = self._read_slot()
                 self._heartbeat()
                 waited = self._make_room(lambda: stream.acknowledge(self._acknowledged(), force=True))
-                if not waited or (self.framer.idle and self._falls_behind(status)):
+                if not waited or (self.framer.idle and self._lags(status)):
                     return
 
-    def _falls_behind(self, status: SlotStatus) -> bool:
-        # Compared with twice the bound, so that the gears do not alternate.
+    def _lags(self, status: SlotStatus) -> bool:
+        # Twice the bound, so that the gears do not alternate.
         return self.options.acknowledge == "journal" and status.server - self.durable > max(
             2 * BACKLOG_BYTES, self.durable - status.restart
         )
 
     def receive(self, messages: pa.Array[Any]) -> None:
-        """Put messages into the journal: whole transactions when they fit, pieces of very large ones."""
+        """Write messages to the journal: whole transactions if they fit, very large ones in pieces."""
         frames = self.framer.feed(messages)
         self._store(frames, self.framer.durable_end)
 
     def _store(self, frames: Sequence[Frame], end: int) -> None:
-        """Make frames durable; `end` is the LSN up to which they are whole."""
+        """Make frames durable; `end` is the LSN up to which they are complete."""
         if end > self.durable and not any(frame.complete for frame in frames):
             self.writer.note(before(end))
         if frames:
@@ -299,13 +299,13 @@ class PostgresReceiver:
         if self.options.acknowledge == "journal":
             return self.durable
         slowest = min(cursors(Path(self.options.journal)).values(), default=START)
-        # Level with the journal means that whatever else the server logged does not concern us.
+        # When every reader has reached the journal's head, the log after it holds no change of a published table.
         return self.durable if slowest >= self.writer.head else slowest.commit + 1
 
     def _make_room(self, while_waiting: Callable[[], None] = lambda: None) -> bool:
-        """Wait while the journal is at its bound, so that Postgres keeps the rest. False when stopped meanwhile.
+        """Wait while the journal is full, so that Postgres keeps the rest. False when stopped meanwhile.
 
-        Not within a transaction that is larger than a frame: nobody can read it, and so make room, before its end.
+        Not within a transaction that is larger than a frame: no reader can read it, and so make room, before its end.
         """
         gear = self.mode
         while not self.writer.within_transaction and not self.writer.room():
@@ -331,15 +331,15 @@ class PostgresReceiver:
             self._session = None
 
     def _read_slot(self, *, fresh: bool = False) -> SlotStatus:
-        """The slot's status, at most a second old unless `fresh`; also the moment for housekeeping."""
+        """The slot's status, at most a second old, or just read if `fresh`. Reading it also runs the housekeeping."""
         now = time.monotonic()
-        if self._slot is None or fresh or now - self._looked > LOOK_SECONDS:
+        if self._slot is None or fresh or now - self._slot_read_at > SLOT_SECONDS:
             try:
                 self._slot = require(read_slot(self.session(), self.options.slot), self.options.slot, RESYNC)
             except psycopg.Error as error:
                 self._close_session()
-                raise translate(error, "looking at the slot") from error
-            self._looked = now
+                raise translate(error, "reading the slot") from error
+            self._slot_read_at = now
             self.writer.retain()
             self.publish(None)
         return self._slot
@@ -357,7 +357,7 @@ class PostgresReceiver:
     def publish(self, error: TailraceError | None) -> None:
         """Leave a status file for the follower and `tailrace status`."""
         slot = self._slot
-        with suppress(OSError):  # a full disk refuses it as well; the journal's own error is the one to hear of
+        with suppress(OSError):  # a full disk fails here too; the journal reports that error itself
             write_status(
                 Path(self.options.journal),
                 STATUS,
@@ -375,19 +375,19 @@ class PostgresReceiver:
 
 
 def main() -> int:
-    """The process, with the exit code that says how it ended."""
+    """Run the receiver process and return its exit code."""
     return serve(_run)
 
 
 def _run(options: str, stopping: Callable[[], bool]) -> int:
-    told = PostgresReceiverOptions(**json.loads(options))
+    parsed = PostgresReceiverOptions(**json.loads(options))
     try:
-        receiver = PostgresReceiver(told, stopping)
+        receiver = PostgresReceiver(parsed, stopping)
     except OwnedError:
         return BUSY
     except TailraceError as error:
         with suppress(OSError):
-            write_status(Path(told.journal), STATUS, {"at": time.time(), "error": error.describe()})
+            write_status(Path(parsed.journal), STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         receiver.run()

@@ -1,4 +1,4 @@
-"""One START_REPLICATION connection: messages in, acknowledgements out. Knows nothing of journals or tables."""
+"""One START_REPLICATION connection: messages in, acknowledgements out. Independent of journals and tables."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tailrace.source.postgres.pgoutput.message import EPOCH_US
 
 GROUP_BYTES = 4 * 1024 * 1024
 LINGER_SECONDS = 0.005
-"""How long a first message waits for company: one fsync serves them all."""
+"""How long a first message waits for more: one fsync then serves them all."""
 STATUS_SECONDS = 1.0
 
 _DATA, _KEEPALIVE = ord("w"), ord("k")
@@ -25,7 +25,7 @@ _HEADER_BYTES = 25
 
 
 class ReplicationStream:
-    """Reads one slot. `position` is how far the server has read its WAL for us; `receive` returns groups."""
+    """Reads one slot. `position` is how far the server has read its WAL for this slot; `receive` returns groups."""
 
     def __init__(self, replication: Replication, slot: str, publication: str, start: int) -> None:
         self._conn = replication.pgconn
@@ -38,17 +38,17 @@ class ReplicationStream:
         self.position = start
         self._acknowledged = 0
         self._sent_at = 0.0
-        self._heard_at = time.monotonic()
+        self._received_at = time.monotonic()
 
     def receive(self, wait_seconds: float) -> pa.Array[Any] | None:
-        """What came within a few milliseconds of the first message, at most a few MB; None when nothing came."""
+        """The messages that arrive within a few milliseconds of the first, at most a few MB; None if none arrived."""
         messages: list[bytes] = []
         size = 0
         deadline = time.monotonic() + wait_seconds
         while size < GROUP_BYTES:
             length, data = self._next()
             if length > 0:
-                self._heard_at = time.monotonic()
+                self._received_at = time.monotonic()
                 kind = data[0]
                 if kind == _DATA:
                     if not messages:
@@ -68,8 +68,8 @@ class ReplicationStream:
             if remaining <= 0:
                 break
             self._wait(remaining)
-            # Every acknowledgement asks for an answer, so a live server is never silent for long.
-            if time.monotonic() - self._heard_at > SILENCE_SECONDS:
+            # Every acknowledgement requests a reply, so a live server is never silent for long.
+            if time.monotonic() - self._received_at > SILENCE_SECONDS:
                 raise UnavailableError(f"the replication connection was silent for {SILENCE_SECONDS:g} s")
         return pa.array(messages, pa.binary()) if messages else None
 
@@ -92,7 +92,7 @@ class ReplicationStream:
                 raise translate(error, "streaming") from error
 
     def acknowledge(self, lsn: int, *, force: bool = False) -> None:
-        """Tell the server what is durable: at once when it moved, else once a second, which also asks for an answer."""
+        """Report what is durable to the server: at once when it advanced, else every second, which requests a reply."""
         now = time.monotonic()
         if lsn <= self._acknowledged and not force and now - self._sent_at < STATUS_SECONDS:
             return
@@ -100,8 +100,8 @@ class ReplicationStream:
             return
         self._acknowledged = max(lsn, self._acknowledged)
         micros = time.time_ns() // 1000 - EPOCH_US
-        asks = 0 if force else 1
-        message = struct.pack("!cQQQQB", b"r", self._acknowledged, self._acknowledged, self._acknowledged, micros, asks)
+        ping = 0 if force else 1
+        message = struct.pack("!cQQQQB", b"r", self._acknowledged, self._acknowledged, self._acknowledged, micros, ping)
         try:
             self._conn.put_copy_data(message)
             while self._conn.flush():

@@ -1,4 +1,4 @@
-"""Which version of a table's schema a Relation message describes, and what a new version means for its rows."""
+"""Which version of a table a Relation message describes, and whether a new version needs a new copy."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from tailrace.source.postgres.type_map import agrees
 
 
 def differences(table: TableSchema, relation: Relation) -> list[str]:
-    """What keeps rows of `relation` from being read as `table`, in words; empty when nothing does.
+    """The differences that prevent reading rows of `relation` as `table`, in words; empty when there are none.
 
-    Columns are matched by name. A change of type that leaves the Arrow type as it is makes no difference.
+    Columns are matched by name. A type change that keeps the Arrow type is no difference.
     """
     known = {column.name: column for column in table.columns}
     sent = {column.name: column for column in relation.columns}
@@ -39,7 +39,7 @@ def require_fit(table: TableSchema, relation: Relation) -> None:
     if found := differences(table, relation):
         raise SchemaChangedError(
             f"the columns changed upstream: {'; '.join(found)}",
-            fix=f"tailrace resync FILE {table.table} copies the table again with its columns of now",
+            fix=f"tailrace resync FILE {table.table} copies the table again with its current columns",
             table=str(table.table),
         )
 
@@ -47,8 +47,8 @@ def require_fit(table: TableSchema, relation: Relation) -> None:
 def check_identity(table: TableSchema, relation: Relation, *, images_lack_key: bool = False) -> None:
     """Raise SchemaChangedError unless old images of `relation` identify a row of `table`.
 
-    `images_lack_key` says that they do not, whatever the message promises: it speaks of a partitioned table, and they
-    are made by the identity of the partition.
+    `images_lack_key`: they do not, whatever the message states. It describes a partitioned table, but old images follow
+    the identity of the partition.
     """
     identity = {column.name for column in relation.columns if column.identifies}
     if table.key and set(table.key) <= identity and not images_lack_key:
@@ -56,19 +56,19 @@ def check_identity(table: TableSchema, relation: Relation, *, images_lack_key: b
     if not table.key and relation.replica_identity == "f":
         return
     wanted = f"the key ({', '.join(table.key)})" if table.key else "the whole row"
-    mend = f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}"
+    remedy = f"ALTER TABLE {table.table} REPLICA IDENTITY {'DEFAULT' if table.key else 'FULL'}"
     if images_lack_key:
-        mend = "ALTER TABLE … REPLICA IDENTITY FULL for the partition that tailrace check FILE names"
+        remedy = "ALTER TABLE … REPLICA IDENTITY FULL for the partition that tailrace check FILE names"
     raise SchemaChangedError(
-        f"the replica identity no longer covers {wanted}, so updates and deletes cannot be told apart",
-        fix=f"{mend}, then tailrace resync FILE {table.table}",
+        f"the replica identity no longer covers {wanted}, so an update or delete does not identify its row",
+        fix=f"{remedy}, then tailrace resync FILE {table.table}",
         table=str(table.table),
     )
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What a new version changes, in words, and why only a new copy can follow it (None: the log can)."""
+    """What a new version changes, in words, and why it needs a new copy (None: the log is enough)."""
 
     changes: tuple[str, ...]
     recopy: str | None
@@ -76,7 +76,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class PostgresDerivedSchema:
-    """The version a Relation message describes; the known one itself when nothing changed."""
+    """The version that a Relation message describes; the known version itself when nothing changed."""
 
     schema: TableSchema
     changes: tuple[str, ...]
@@ -86,12 +86,11 @@ class PostgresDerivedSchema:
 def compare(
     old: TableSchema, new: TableSchema, *, unknown: Collection[int] = (), rewritten: bool | None = None
 ) -> Compared:
-    """What became of `old`. Columns are the same when their numbers are.
+    """What changed from `old` to `new`. Columns are the same when their numbers are.
 
-    `unknown` are numbers of columns of which older rows hold a value that nobody wrote down (`Published.unknown`).
-    `rewritten` says whether a changed type had the rows written anew; None when that is not known.
-    A type that changed to another Arrow type is a reason to copy only where values were rounded: whether it will do is
-    the destination's to say.
+    `unknown` are numbers of columns in which older rows hold a value that is not stored (`Published.unknown`).
+    `rewritten` is whether a type change rewrote the rows; None when that is not known. A change to another Arrow type
+    is a reason to copy only if values were rounded: the destination decides whether it can follow the change.
     """
     before = {column.number: column for column in old.columns}
     after = {column.number: column for column in new.columns}
@@ -110,11 +109,11 @@ def compare(
             changes.append(f"column {was.name} was dropped")
         elif was is None:
             changes.append(f"column {now.name} was added")
-            # Numbers only grow, so a lower one is a column that was there and not published.
+            # Numbers only grow, so a lower one is a column that existed but was not published.
             if number < highest:
                 reasons.append(f"column {now.name} was not published before")
             elif number in unknown:
-                reasons.append(f"older rows hold a value in the new column {now.name} that the log does not tell")
+                reasons.append(f"older rows hold a value in the new column {now.name} that the log does not contain")
         else:
             changes += _altered(was, now)
             if was.type == now.type and rewritten is not False and not _keeps_values(was, now):
@@ -127,9 +126,9 @@ def compare(
 
 
 def with_initial(old: TableSchema, new: TableSchema) -> TableSchema:
-    """`new` with what older rows hold in columns of `old`: Postgres forgets it when it writes the rows anew.
+    """`new` with the initial values of the columns of `old`, which Postgres drops when it rewrites the rows.
 
-    A destination may not have seen `old`. Where numbers became another kind of value, nothing is said.
+    A destination may not have seen `old`. An initial value that cannot be converted to the new type is left out.
     """
     known = {column.number: column.initial for column in old.columns if column.initial is not None}
     return replace(
@@ -173,7 +172,7 @@ _UNBOUNDED: Final = {"character varying", "text", "timestamp without time zone",
 
 
 def _keeps_values(was: Column, now: Column) -> bool:
-    """Whether a declared type became one that prints every value of it the same."""
+    """Whether the new declared type prints every value of the old one the same."""
     (old, old_bound), (new, new_bound) = _bound(was.upstream_type), _bound(now.upstream_type)
     if old == new and old_bound == new_bound:
         return True
@@ -183,7 +182,7 @@ def _keeps_values(was: Column, now: Column) -> bool:
 
 
 def _rounds(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether a change of type alters values where it does not refuse them."""
+    """Whether a type change rounds values instead of refusing them."""
     if pa.types.is_floating(old):
         narrower = pa.types.is_floating(new) and new.bit_width < old.bit_width
         return bool(narrower or pa.types.is_integer(new) or pa.types.is_decimal(new))
@@ -209,7 +208,7 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
     """The version that a Relation message describes, for databases without the event trigger.
 
     `known` is the table's last version before the message, `now` the catalog at any time after it (None: the table is
-    gone). Raises SchemaChangedError when these leave it open which column is which.
+    gone). Raises SchemaChangedError when these do not settle which column is which.
     """
     columns = identify(known, relation, now.schema if now else None)
     schema = TableSchema(
@@ -220,7 +219,7 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
         known.upstream_id,
     )
     compared = compare(known, schema, unknown=_unknown(known, schema, now))
-    # The message cannot tell whether a column went and came back before it or after it.
+    # The message does not show whether a column was dropped and added again before it or after it.
     lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
     replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
     reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
@@ -230,25 +229,25 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
 
 
 def _unknown(known: TableSchema, schema: TableSchema, now: Published | None) -> set[int]:
-    """Added columns of which nobody can say any more what older rows held: they are gone, or were never told."""
+    """Added columns whose value in older rows is not known: the column is gone, or the value was never stored."""
     before = {column.number for column in known.columns}
     after = {column.number: column for column in now.schema.columns} if now else {}
     return {
         column.number
         for column in schema.columns
         if column.number not in before
-        # An initial value of now is in the type of now, which the message's need not be.
+        # The current initial value has the current type, which may not be the message's.
         and (column.number not in after or (column.initial is None and after[column.number].initial is not None))
     } | (now.unknown - before if now else set())
 
 
 def _key(known: TableSchema, relation: Relation, columns: Sequence[Column], now: TableSchema | None) -> tuple[str, ...]:
-    """The key's columns, in the order of the index where the catalog or the known version still tell it."""
+    """The key's columns, in the order of the index if the catalog or the known version still has it."""
     names = {column.number: column.name for column in columns}
     marked = {c.number for c, sent in zip(columns, relation.columns, strict=True) if sent.identifies}
     for table in (now, known):
         numbers = _key_numbers(table) if table is not None else []
-        # Under FULL every column is marked and under NOTHING none, so that the message says nothing of the key.
+        # Under FULL every column is marked and under NOTHING none, so the message does not show the key.
         if numbers and (set(numbers) == marked or (relation.replica_identity in "fn" and names.keys() >= set(numbers))):
             return tuple(names[number] for number in numbers)
     return () if relation.replica_identity in "fn" else tuple(names[number] for number in sorted(marked))

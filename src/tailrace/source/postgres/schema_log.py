@@ -1,7 +1,7 @@
-"""Follows the tables' versions through the journal: what its frames say becomes versions, stored by position.
+"""Follows the tables' versions through the journal: messages in its frames become versions, stored by position.
 
-Two messages bring a version: the event trigger's, which says everything and comes where the change was made, and the
-Relation message before the first row of another shape, which the catalog completes.
+Two kinds of message bring a version: the event trigger's, which is complete and comes where the change was made, and
+the Relation message before the first row with other columns, which the catalog completes.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ class PostgresSchemaLog(SchemaLog[int]):
         self._publication = publication
         self._now = now
         self._types: dict[int, CatalogType] = {}
-        self._told: set[tuple[int, Position]] = set()
+        self._described: set[tuple[int, Position]] = set()
 
     def scan(self, journal: JournalReader, after: Position, upto: Position) -> None:
-        """Store the versions that the log up to `upto` brings; `after` is where the first call begins to look."""
+        """Store the versions that the log up to `upto` holds; the first call begins to scan at `after`."""
 
         def read(begin: Position, end: Position) -> None:
             for ref in journal.frames(begin, end):
@@ -58,8 +58,8 @@ class PostgresSchemaLog(SchemaLog[int]):
         known = self._versions.schema_at(str(relation.oid), at)
         if known is None:
             return
-        if (relation.oid, at) not in self._told:
-            # What stands at this very place was derived from this message, by a process that may have died since.
+        if (relation.oid, at) not in self._described:
+            # The version at this very position was derived from this message, by a process that may have crashed since.
             known = self._versions.schema_at(str(relation.oid), just_before(at)) or known
         if not (differences(known, relation) or _is_another(known, relation) or self._has_lost_key(known, relation)):
             return
@@ -71,7 +71,7 @@ class PostgresSchemaLog(SchemaLog[int]):
         self._put(derived.schema, at, derived.recopy)
 
     def _has_lost_key(self, known: TableSchema, relation: Relation) -> bool:
-        """Whether the table has no key any more; as a deferrable one marks no columns either, the catalog decides."""
+        """Whether the table no longer has a key. The catalog decides, as a deferrable key marks no columns either."""
         if not known.key or relation.replica_identity != "d" or any(column.identifies for column in relation.columns):
             return False
         now = self._now(relation.oid)
@@ -81,10 +81,10 @@ class PostgresSchemaLog(SchemaLog[int]):
         try:
             described = ddl_message.parse(content)
         except MalformedError:
-            return  # not the trigger's: anybody may write such a message, and Relation messages are looked at as well
+            return  # not the trigger's: anyone may write such a message, and Relation messages are read as well
         if described is None or described.dropped or self._versions.schema_at(str(described.oid), at) is None:
             return
-        self._told.add((described.oid, at))
+        self._described.add((described.oid, at))
         if described.columns is None:
             self._mark(described.oid, at)
             return
@@ -111,7 +111,7 @@ class PostgresSchemaLog(SchemaLog[int]):
 
 
 def _is_another(known: TableSchema, relation: Relation) -> bool:
-    """Whether the table has another name or another key, which a change of its columns alone would not show."""
+    """Whether the table has another name or another key, which a comparison of columns does not show."""
     if (relation.schema, relation.name) != (known.table.schema, known.table.name):
         return True
     identity = {column.name for column in relation.columns if column.identifies}

@@ -1,4 +1,4 @@
-"""The replication slot and the publication: made once, looked at often."""
+"""The replication slot and the publication: created once, read often."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 STOP_CHECK_SECONDS = 0.1
 PATIENCE_SECONDS = 3.0
-"""How long a new slot may take before people hear what it waits for."""
+"""How long a new slot may take before the log names what it waits for."""
 REMINDER_SECONDS = 60.0
 
 WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
@@ -29,7 +29,7 @@ WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE
 
 @dataclass(frozen=True)
 class SlotStatus:
-    """A slot as the server sees it now, and the server's own place in its WAL."""
+    """A slot as the server sees it now, and the server's own WAL position."""
 
     confirmed: int
     restart: int
@@ -84,32 +84,32 @@ def server_position(session: PgConnection) -> int:
 
 
 def emit_heartbeat(session: PgConnection) -> None:
-    """Write a message of ours to the log, and flush all that is before it. On a standby this does nothing."""
-    with suppress(psycopg.errors.ReadOnlySqlTransaction):  # there the primary's WAL moves the slot
+    """Write a tailrace message to the log, and flush everything before it. On a standby this does nothing."""
+    with suppress(psycopg.errors.ReadOnlySqlTransaction):  # a standby's slot advances with the primary's WAL
         session.execute("SELECT pg_logical_emit_message(true, 'tailrace', 'heartbeat')")
 
 
 def create_slot(session: PgConnection, slot: str, should_stop: Callable[[], bool], on_wait: Callable[[], None]) -> None:
-    """Create the pipeline's slot. Waits for write transactions that are open now, and says so again and again.
+    """Create the pipeline's slot. Waits for open write transactions, and calls `on_wait` repeatedly meanwhile.
 
-    Raises QueryCanceled, and there is no slot, when `should_stop` is true meanwhile.
+    Raises QueryCanceled, without a slot, when `should_stop` returns true meanwhile.
     """
-    say_at = time.monotonic() + PATIENCE_SECONDS
+    remind_at = time.monotonic() + PATIENCE_SECONDS
 
-    def heed() -> None:
-        nonlocal say_at
+    def check() -> None:
+        nonlocal remind_at
         if should_stop():
             session.cancel_safe()
-        elif time.monotonic() >= say_at:
+        elif time.monotonic() >= remind_at:
             on_wait()
-            say_at = time.monotonic() + REMINDER_SECONDS
+            remind_at = time.monotonic() + REMINDER_SECONDS
 
-    with Ticker(heed, STOP_CHECK_SECONDS):
+    with Ticker(check, STOP_CHECK_SECONDS):
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
 
 
 def drop_slot(session: PgConnection, slot: str) -> None:
-    """Drop the pipeline's slot, with the WAL it held. One that is not there is no error."""
+    """Drop the pipeline's slot, with the WAL it held. A missing slot is no error."""
     session.execute(
         "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots"
         " WHERE slot_name = %s AND database = current_database()",
@@ -142,9 +142,9 @@ def publication_exists(session: PgConnection, publication: str) -> bool:
 def create_publication(
     session: PgConnection, publication: str, tables: Sequence[TableName], *, via_root: bool, mark: PublicationMark
 ) -> None:
-    """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace made it.
+    """Publish exactly these tables; partitions appear as their root. The mark shows that tailrace created it.
 
-    Does nothing when another process made it a moment ago.
+    Does nothing when another process created it in the meantime.
     """
     with _alone(session, publication):
         if publication_exists(session, publication):
@@ -155,10 +155,10 @@ def create_publication(
 
 @dataclass(frozen=True)
 class PublicationMark:
-    """The comment on a publication that tailrace made, so that it adds to no other.
+    """The comment on a publication that tailrace created, so that it adds tables to no other.
 
-    Tables up to OID `seen` were there when the pattern `selection` was last compared with the database: one of them
-    that is not in the publication was left or taken out of it by somebody.
+    Tables up to OID `seen` existed when the pattern `selection` was last compared with the database: if one of them is
+    not in the publication, someone left it out or removed it.
     """
 
     selection: str
@@ -173,7 +173,7 @@ _MARK = re.compile(r"tailrace made this .*: (\w+) (\d+)")
 
 
 def read_mark(session: PgConnection, publication: str) -> PublicationMark | None:
-    """The mark of a publication; None for one that somebody else made."""
+    """The mark of a publication; None if tailrace did not create it."""
     row = session.execute(
         "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [publication]
     ).fetchone()
@@ -184,7 +184,7 @@ def read_mark(session: PgConnection, publication: str) -> PublicationMark | None
 def extend_publication(
     session: PgConnection, publication: str, tables: Sequence[TableName], mark: PublicationMark
 ) -> None:
-    """Add tables, and remember what was looked at. Tables that another process added a moment ago are in already."""
+    """Add tables, and update the mark. Tables that another process added in the meantime are skipped."""
     with _alone(session, publication):
         members = session.execute(_MEMBERS, [publication]).fetchall()
         new = [table for table in tables if (table.schema, table.name) not in members]
@@ -201,14 +201,14 @@ _MEMBERS = (
 
 @contextmanager
 def _alone(session: PgConnection, publication: str) -> Iterator[None]:
-    """A transaction in which no other process of ours makes or extends the publication."""
+    """A transaction in which no other tailrace process creates or extends the publication."""
     with session.transaction():
         session.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", [f"tailrace {publication}"])
         yield
 
 
 def addition_sql(publication: str, tables: Sequence[TableName]) -> sql.Composed:
-    # Without ONLY the tables that inherit from one come with it, and those that are in already fail the command.
+    # Without ONLY, tables that inherit from one are added too, and the command fails if one of them is already in.
     only = sql.SQL(", ").join(sql.SQL("ONLY {}").format(sql.Identifier(table.schema, table.name)) for table in tables)
     return sql.SQL("ALTER PUBLICATION {} ADD TABLE {}").format(sql.Identifier(publication), only)
 

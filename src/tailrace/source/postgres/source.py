@@ -1,4 +1,4 @@
-"""`PostgresSource`: the database, the tables wanted of it, and the two halves that read it."""
+"""`PostgresSource`: the database, the tables to follow, and the two halves that read it."""
 
 from __future__ import annotations
 
@@ -52,14 +52,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PostgresSource(Source):
-    """A database and the tables wanted of it. Frozen and picklable; the DSN never shows in its repr."""
+    """A database and the tables to follow. Frozen and picklable; its repr never shows the DSN."""
 
     Options = PostgresOptions
 
     options: PostgresOptions
 
     tables_published: TableOptions | None = None
-    """What the pipeline wants, where a reader wants less of it."""
+    """The tables of the pipeline, when this reader follows fewer."""
 
     @property
     def dsn(self) -> str:
@@ -89,7 +89,7 @@ class PostgresSource(Source):
 
     @property
     def extends_publication(self) -> bool:
-        """Whether tables that are new may be added to a publication of ours: the pipeline's affair, not a reader's."""
+        """Whether new tables may be added to tailrace's publication: the pipeline does this, other readers do not."""
         return self.options.create_publication and self.is_pipeline
 
     def check(self) -> list[Finding]:
@@ -101,21 +101,21 @@ class PostgresSource(Source):
     def discover(self, snapshot: str | None = None) -> dict[int, Published]:
         """The tables to follow, by OID, as they are published (or would be, before the publication exists).
 
-        With the name of an exported snapshot, as they were then.
+        With the name of an exported snapshot, as that snapshot shows them.
         """
-        with session(self.dsn, "looking at the tables") as connection, as_of(connection, snapshot):
+        with session(self.dsn, "reading the tables") as connection, as_of(connection, snapshot):
             return {published.oid: published for published in preflight.select_published(connection, self)}
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Make the publication and the slot where they are missing. Repeating it changes nothing.
+        """Create the publication and the slot if they are missing. A repeat changes nothing.
 
-        Raises PreflightError with every finding that stands in the way, before anything was made. A new slot waits for
-        open transactions, unless it `should_stop`: UnavailableError.
+        Raises PreflightError with every finding that blocks this, before it creates anything. A new slot waits for open
+        transactions; UnavailableError once `should_stop` returns true.
         """
         errors.require(self.check())
         with closing(JournalReader(self.journal)) as journal, session(self.dsn, "preparing the source") as connection:
             if not publication_exists(connection, self.options.publication):
-                # One serves every reader, whoever comes first.
+                # One publication serves every reader, so the first reader creates it for all.
                 whole = self
                 if self.tables_published is not None:
                     whole = replace(self, context=replace(self.context, tables=self.tables_published))
@@ -137,14 +137,14 @@ class PostgresSource(Source):
                         fix=RESYNC,
                     )
                 reach("postgres.before_slot")
-                create_slot(connection, self.options.slot, should_stop, self._tell_of_wait)
+                create_slot(connection, self.options.slot, should_stop, self._log_wait)
             if journal.mark() == START:
-                # A new journal adopts the slot where it stands; every table is copied at a later position.
+                # A new journal begins at the slot's position; every table is copied at a later one.
                 status = require(read_slot(connection, self.options.slot), self.options.slot, RESYNC)
                 Journal.open_writer(self.journal, origin=before(status.confirmed)).close()
 
-    def _tell_of_wait(self) -> None:
-        with suppress(TailraceError), session(self.dsn, "looking for open transactions") as connection:
+    def _log_wait(self) -> None:
+        with suppress(TailraceError), session(self.dsn, "reading the open transactions") as connection:
             for finding in waiting_for(connection):
                 _log.warning("%s %r: %s. Fix: %s", finding.subject, self.options.slot, finding.message, finding.fix)
 
@@ -155,14 +155,15 @@ class PostgresSource(Source):
         with session(self.dsn, "installing the event trigger") as connection:
             if remove:
                 connection.execute(sql.SQL(event_trigger.uninstall_sql()))
-                return "the event trigger is gone; schema changes are derived from the log"
+                return "the event trigger is removed; schema changes are derived from the log"
             event_trigger.install(connection)
             return "the event trigger is installed; schema changes arrive in order with the rows"
 
     def reset(self) -> None:
-        """Drop the slot and the journal. Raises OwnedError while another process reads one or writes the other.
+        """Drop the slot and the journal.
 
-        UnavailableError when the journal cannot be removed.
+        Raises OwnedError while another process reads the slot or writes the journal, UnavailableError when the journal
+        cannot be removed.
         """
         with Journal.removing(self.journal), session(self.dsn, "dropping the slot") as connection:
             drop_slot(connection, self.options.slot)
@@ -218,7 +219,7 @@ class PostgresSource(Source):
         return (passed[0], passed[1]) if passed else None
 
     def receiver(self, *, patience_seconds: float = 0.0) -> Child:
-        """The process that receives. One serves every reader of a journal."""
+        """The receiver process. One serves every reader of a journal."""
         return Child(
             "tailrace.source.postgres",
             self.receiver_options().to_json(),

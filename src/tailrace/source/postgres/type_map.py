@@ -1,6 +1,6 @@
-"""Postgres types as the catalog describes them, and the Arrow type each one is kept as.
+"""Postgres types as the catalog describes them, and the Arrow type of each.
 
-`docs/types.md` is the same table for people. Whatever is not listed here is kept as its exact text.
+`docs/types.md` is the same table for people. Any type that is not listed here is kept as its exact text.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ class CatalogType:
         return pa.list_(self.element.arrow(typmod)) if self.element.is_listable(self.delimiter) else pa.string()
 
     def is_listable(self, delimiter: str) -> bool:
-        # An array of domains over arrays would be a list of lists, which no text of ours can tell from two dimensions.
+        # An array of domains over arrays would be a list of lists. Its text looks like an array of two dimensions.
         return delimiter == "," and (self.base.is_listable(delimiter) if self.base else self.element is None)
 
 
 def builtin_arrow(type_oid: int, typmod: int) -> pa.DataType | None:
-    """The Arrow type of a type that every server has under the same OID; None for any other, as users make them."""
+    """The Arrow type of a type that has the same OID on every server; None for any other, such as user-defined ones."""
     if type_oid in _ARRAYS:
         return pa.list_(_scalar(_ARRAYS[type_oid], typmod))
     return _scalar(type_oid, typmod) if type_oid in _ELEMENTS else None
@@ -84,8 +84,8 @@ def builtin_arrow(type_oid: int, typmod: int) -> pa.DataType | None:
 def agrees(column: RelationColumn, type_: pa.DataType, upstream_type: str) -> bool:
     """Whether values of a Relation message's column may be read as `type_`.
 
-    The message has no more than an OID for a type that users made; any text fits a string, and a column whose
-    declared type was a user's own (a domain) is taken to have kept it.
+    Of a user-defined type the message has only an OID. Any text fits a string, and a column whose declared type was
+    user-defined (a domain) is assumed to have kept it.
     """
     builtin = builtin_arrow(column.type_oid, column.typmod)
     if builtin is not None:
@@ -103,7 +103,7 @@ _BUILTIN_NAMES: Final = frozenset(
 def _scalar(oid: int, typmod: int) -> pa.DataType:
     if oid == NUMERIC and typmod >= 4:
         digits = (typmod - 4) >> 16
-        # Eleven bits, signed, since scales may be negative.
+        # Eleven bits, signed, because scales may be negative.
         scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024
         if digits <= MAX_DIGITS and 0 <= scale <= digits:
             return pa.decimal128(digits, scale)

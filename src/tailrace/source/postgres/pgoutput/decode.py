@@ -1,6 +1,6 @@
-"""Raw pgoutput messages (protocol version 1, text format) to `Changes`, many rows at a time.
+"""Decode raw pgoutput messages (protocol version 1, text format) to `Changes`, many rows at a time.
 
-The messages of one relation are walked column by column for all rows at once; texts become Arrow strings over the
+The messages of one relation are read column by column for all rows at once; texts become Arrow strings over the
 message buffer, and Arrow casts do the rest. There is no Python loop over rows.
 """
 
@@ -45,20 +45,20 @@ def decode(
     """The changes in `messages`, a binary array in stream order that may begin and end within a transaction.
 
     `relations` are those known before the first message, `transaction` the one open there. `tables` holds, by
-    relation OID, the versions of each wanted table: a row is read by the one that holds at its position. Other tables
-    are passed over, and so are changes outside a table's `bounds` (after, upto] and those at the positions in `skips`.
-    Pure: a repeat gives the same.
+    relation OID, the versions of each table to read: a row is read with the version of its position. Other tables
+    are skipped, and so are changes outside a table's `bounds` (after, upto] and those at the positions in
+    `skips`. Pure: a repeat gives the same.
 
-    Yields at least once per wanted table with changes, each table's changes in stream order. Ordinals are even and
-    count every change of the transaction, wanted or not. An update that moves a row to another key, and any
-    update of a table without key, is a delete (even ordinal) directly followed by an insert (the odd one after
-    it). If the upstream sent only the old key, such an insert may have `unchanged` columns: their value is that
-    of the row under the key that the delete before it names, and whoever applies the two must carry it over.
+    Yields at least once per table with changes, each table's changes in stream order. Ordinals are even and count
+    every change of the transaction, also of tables that are not read. An update that moves a row to another key, and
+    any update of a table without key, is a delete (even ordinal) directly followed by an insert (the odd one after it).
+    If the upstream sent only the old key, such an insert may have `unchanged` columns: their value is that of the row
+    under the key that the delete before it names, and applying the two must carry it over.
 
-    `exact` speaks of `row`; a value of `before` that its type cannot hold is null there.
+    `exact` is about `row`; a value of `before` that its type cannot hold is null.
 
     A table whose rows cannot be read raises SchemaChangedError or UnfitError with the position and the bytes of the
-    first such row, after every change of the other tables and some of its own before that were yielded. Raises
+    first such row, after all changes of the other tables, and some of its own before that row, were yielded. Raises
     DamagedError for bytes that are not pgoutput.
     """
     try:
@@ -66,7 +66,7 @@ def decode(
     except (MalformedError, IndexError) as error:
         raise DamagedError(
             f"messages that are not pgoutput of version 1 in text format: {error}",
-            fix="tailrace resync of the tables concerned, or replay the journal from the upstream",
+            fix="tailrace resync of the affected tables, or replay the journal from the upstream",
         ) from error
 
 
@@ -104,7 +104,7 @@ def _decode(
 
 
 def _by_version(piece: _Piece, placement: Placement, history: SchemaHistory) -> Iterator[tuple[TableSchema, _Piece]]:
-    """The piece cut where a version of its table begins, each part with the version that holds for it."""
+    """The piece split where a version of its table begins, each part with its version."""
     if len(history) == 1:
         yield history[0][1], piece
         return
@@ -116,14 +116,14 @@ def _by_version(piece: _Piece, placement: Placement, history: SchemaHistory) -> 
 
 
 def _found(placement: Placement, positions: Collection[Position]) -> Indexes:
-    """The changes at these positions; the second half of a changed key stands for the whole."""
+    """The changes at these positions; the second half of a key change selects both halves."""
     whole = [Position(at.commit, at.ordinal & ~1) for at in positions]
-    # None for one that lies before or behind these messages.
+    # Nothing for a position before or after these messages.
     return np.array([each for at in whole for each in range(placement.before(at), placement.upto(at))], np.int64)
 
 
 def _locate(error: TableError, frame: MessageBatch, placement: Placement, piece: _Piece, table: TableSchema) -> None:
-    """Put the position of the first unreadable row into the error, found by halving, and its bytes beside it."""
+    """Set the position and the bytes of the first unreadable row in the error. Finds that row by bisection."""
     while piece.size > 1:
         middle = int(np.sort(np.concatenate([piece.rows, piece.truncates]))[piece.size // 2])
         first = piece.between(0, middle)
@@ -139,7 +139,7 @@ def _locate(error: TableError, frame: MessageBatch, placement: Placement, piece:
 
 @dataclass(frozen=True)
 class _Piece:
-    """Changes of one table under one Relation message; `rows` and `truncates` are indexes into `Frame.changes`."""
+    """Changes of one table under one Relation message. `rows` and `truncates`: indexes into `MessageBatch.changes`."""
 
     oid: int
     relation: Relation | None
@@ -155,7 +155,7 @@ class _Piece:
         return len(self.rows) + len(self.truncates)
 
     def between(self, begin: int, end: int) -> _Piece:
-        """Its changes from `begin` up to `end`, without it."""
+        """Its changes from `begin` up to, but not including, `end`."""
         rows, truncates = (each[(each >= begin) & (each < end)] for each in (self.rows, self.truncates))
         return _Piece(self.oid, self.relation if len(rows) else None, rows, truncates)
 
@@ -194,7 +194,7 @@ def _group(rows: Indexes, oids: Indexes) -> dict[int, Indexes]:
 
 
 def _shapes(frame: MessageBatch, relations: Mapping[int, Relation]) -> dict[int, list[tuple[int, Relation]]]:
-    """By OID, the Relations that hold and the change from which each one does; repeats of the same are left out."""
+    """By OID, the Relations and the change from which each one is valid; repeats of the same one are left out."""
     shapes = {oid: [(0, relation)] for oid, relation in relations.items()}
     for index in frame.places(MessageKind.RELATION).tolist():
         relation = message.parse(frame.message(index))
@@ -210,7 +210,7 @@ def _cut(
 ) -> Iterator[_Piece]:
     if len(rows) and (not shapes or rows[0] < shapes[0][0]):
         raise MalformedError(f"rows of relation {oid} come before its Relation message")
-    # What comes before the first Relation can only be truncates, which need none.
+    # Only truncates can come before the first Relation; they need none.
     bounds = [0, *(begin for begin, _ in shapes[1:]), len(frame.changes)]
     held: list[Relation | None] = [shape for _, shape in shapes]
     for (begin, end), relation in zip(pairwise(bounds), held or [None], strict=True):
@@ -257,7 +257,7 @@ def _weave(
 ) -> Changes:
     """Changes where some updates become two, or truncates come between rows, or old images are kept.
 
-    `moved` counts within `images.old_rows`. Images are numbered: first the new ones, then the old ones; -1 is none.
+    `moved` are indexes into `images.old_rows`. Images are numbered: first the new ones, then the old ones; -1 is none.
     """
     count, old_count, truncated = len(piece.rows), len(images.old_rows), len(piece.truncates)
     splits = images.old_rows[moved]

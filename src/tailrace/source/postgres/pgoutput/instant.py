@@ -1,7 +1,7 @@
-"""Dates and timestamps beyond what Arrow's own parser reads: BC, years past 9999, infinity.
+"""Dates and timestamps that Arrow's own parser cannot read: BC, years past 9999, infinity.
 
 Postgres writes them in ISO style (`0044-03-15 BC`, `12026-01-01 00:00:00+00`, `-infinity`). They are rare, so
-plain Python reads each distinct text once.
+plain Python parses each distinct text once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The pgoutput messages that are read one by one: relations, truncates and logical messages.
 
-They are few, so plain Python reads them. Rows are read many at a time by `pgoutput.decode`, and what begins and ends
-transactions by `scan`.
+They are few, so plain Python parses them. `pgoutput.decode` reads rows, many at a time, and `scan` the messages that
+begin and end transactions.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from enum import IntEnum
 from typing import Any
 
 EPOCH_US = 946_684_800_000_000
-"""Postgres counts microseconds from 2000-01-01; Arrow and everything after it from 1970-01-01."""
+"""Postgres counts microseconds from 2000-01-01, Arrow from 1970-01-01."""
 
 
 class MalformedError(ValueError):
-    """Bytes that are not messages of pgoutput version 1 in text format. The text quotes none of them."""
+    """Bytes that are not messages of pgoutput version 1 in text format. The error's text quotes none of them."""
 
 
 class MessageKind(IntEnum):
@@ -46,7 +46,7 @@ class RelationColumn:
 
 @dataclass(frozen=True)
 class Relation:
-    """The shape of the rows that follow for one table, until the next Relation of the same OID.
+    """The columns of the rows that follow for one table, until the next Relation of the same OID.
 
     `replica_identity` is `d`, `n`, `f` or `i` as in `pg_class.relreplident`.
     """
@@ -67,7 +67,7 @@ class Truncate:
 
 @dataclass(frozen=True)
 class LogicalMessage:
-    """What somebody passed to `pg_logical_emit_message`."""
+    """A message written with `pg_logical_emit_message`."""
 
     transactional: bool
     prefix: str
@@ -78,7 +78,7 @@ Control = Relation | Truncate | LogicalMessage
 
 
 def parse(raw: bytes) -> Control:
-    """One whole message as its value. Raises MalformedError for a row message and for bytes that are none."""
+    """Parse one message. Raises MalformedError for a row message and for bytes that are no message."""
     try:
         return _parse(raw)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
@@ -102,7 +102,7 @@ def _parse(raw: bytes) -> Control:
             prefix = body.text()
             (length,) = body.take("I")
             return LogicalMessage(bool(flags & 1), prefix, body.bytes(length))
-    raise MalformedError(f"a message of kind {chr(kind)!r} is not one that is read by itself")
+    raise MalformedError(f"a message of kind {chr(kind)!r} cannot be parsed on its own")
 
 
 def _relation_column(body: _Reader) -> RelationColumn:

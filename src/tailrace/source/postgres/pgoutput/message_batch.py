@@ -21,12 +21,12 @@ Indexes = npt.NDArray[np.int64]
 _MAX_BYTES = 2**31 - 1  # strings over the buffer have 32-bit bounds
 
 ORDINALS_PER_CHANGE = 2
-"""A change of a key is a delete and an insert, so every change has room for two, whatever it turns out to be."""
+"""A key change becomes a delete and an insert, so every change reserves two ordinals."""
 
 
 @dataclass(frozen=True)
 class OpenTransaction:
-    """The transaction that a run of messages begins, or ends, in the middle of.
+    """The transaction that is open where a batch of messages begins or ends.
 
     `next_ordinal` is the ordinal of the next row change in it.
     """
@@ -39,7 +39,7 @@ class OpenTransaction:
 
 @dataclass(frozen=True, eq=False)
 class MessageBatch:
-    """An Arrow array of messages, looked at in place. No message is null.
+    """An Arrow array of messages, read in place. No message is null.
 
     `data` begins at the first message, so a slice of a large array costs no more than its own bytes.
     """
@@ -51,7 +51,7 @@ class MessageBatch:
 
     @classmethod
     def of(cls, messages: pa.Array[Any]) -> MessageBatch:
-        """Raises MalformedError for bytes that are no messages of pgoutput version 1."""
+        """Raises MalformedError for bytes that are not messages of pgoutput version 1."""
         width = np.int64 if pa.types.is_large_binary(messages.type) else np.int32
         _, bounds, data = messages.buffers()
         count = len(messages)
@@ -66,14 +66,14 @@ class MessageBatch:
                 raise ValueError(f"a frame of {int(edges[-1])} bytes; cut it below {_MAX_BYTES}")
         starts, ends = edges[:-1], edges[1:]
         if (starts == ends).any():
-            raise MalformedError("an empty message is not of pgoutput")
+            raise MalformedError("an empty message is not a pgoutput message")
         kinds = np.frombuffer(content, np.uint8)[starts]
         if not _IS_KIND[kinds].all():
             raise MalformedError("a message of a kind that pgoutput version 1 does not have")
         return cls(content, starts, ends, kinds)
 
     def head(self, count: int) -> MessageBatch:
-        """The first so many messages, without another look at them."""
+        """The first `count` messages, without checking them again."""
         end = int(self.ends[count - 1]) if count else 0
         return MessageBatch(self.data.slice(0, end), self.starts[:count], self.ends[:count], self.kinds[:count])
 
@@ -93,7 +93,7 @@ class MessageBatch:
 
     @cached_property
     def words(self) -> npt.NDArray[np.uint64]:
-        """The eight bytes from every byte on, least significant first; overlapping, so `words[at]` reads anywhere."""
+        """The eight bytes at every offset, least significant first; they overlap, so `words[at]` reads anywhere."""
         return np.ndarray((max(len(self.bytes) - 7, 0),), "<u8", self.data, strides=(1,))
 
     def uint32(self, at: Indexes) -> Indexes:

@@ -1,4 +1,4 @@
-"""Tuples inside row messages: where every column is in many messages at once, and the rows they make."""
+"""Tuples inside row messages: finds every column in many messages at once, and builds the rows."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class TupleCells:
         return found if found.any() else None
 
     def fill(self, rows: Indexes, source: TupleCells) -> None:
-        """Put the cells of `source` in the place of those at `rows`."""
+        """Replace the cells at `rows` with those of `source`."""
         if self.kinds is None:
             self.kinds = np.full(len(self.starts), TEXT, np.uint8)
         self.starts[rows] = source.starts
@@ -96,13 +96,13 @@ def _step(frame: MessageBatch, at: Indexes) -> tuple[TupleCells, Indexes]:
 
 
 def _read(frame: MessageBatch, at: Indexes) -> npt.NDArray[np.uint64]:
-    """The kind and the length at each place. Only the last row can be so near the end that the word would not fit."""
+    """The kind and the length at each place. Only the last row can be so close to the end that a word does not fit."""
     last = len(frame.words) - 1
     over = int(at[-1]) - last
     if over <= 0:
         return frame.words[at]
     if over > 7:
-        raise MalformedError("a row goes on behind the end of its message")
+        raise MalformedError("a row is longer than its message")
     at = at.copy()
     at[-1] = last
     words = frame.words[at]
@@ -115,7 +115,7 @@ def _read(frame: MessageBatch, at: Indexes) -> npt.NDArray[np.uint64]:
 Mask = npt.NDArray[np.bool_]
 
 _NEW, _KEY, _OLD = ord("N"), ord("K"), ord("O")
-_MARKER = 5  # behind the kind and the relation's OID
+_MARKER = 5  # after the kind and the relation's OID
 _TUPLE = 6
 
 
@@ -149,10 +149,10 @@ class Images:
         at = starts + _TUPLE
         self._old: list[TupleCells] = []
         if len(self.old_rows):
-            cells, behind = walk(frame, at[self.old_rows], len(order))
-            if (frame.bytes[behind] != _NEW).any():
+            cells, ends = walk(frame, at[self.old_rows], len(order))
+            if (frame.bytes[ends] != _NEW).any():
                 raise MalformedError("an update without its new row")
-            at[self.old_rows] = behind + 1
+            at[self.old_rows] = ends + 1
             self._old = [cells[index] for index in order]
         cells, ends = walk(frame, at, len(order))
         if (ends != frame.ends[rows]).any():
@@ -167,8 +167,8 @@ class Images:
             if (unchanged := cells.are(UNCHANGED)) is None:
                 continue
             if self._old:
-                # A value that was not sent is not null: where the old image is, it does not hold that column. The log
-                # of a partition may also call an old image whole that is but a key, by the identity of its root.
+                # A value that was not sent is not null, so an old image that is null there does not hold the column.
+                # The log of a partition, by its root's identity, may also call an old image whole that is only a key.
                 filled = np.flatnonzero(unchanged[self.old_rows] & self._old[index].present)
                 cells.fill(self.old_rows[filled], self._old[index].take(filled))
             if (left := cells.are(UNCHANGED)) is not None:
@@ -180,7 +180,7 @@ class Images:
                 self.unchanged[:, index] = left
 
     def has_lost_key(self) -> bool:
-        """Whether an old image is null in a column of the key, and so tells of no row."""
+        """Whether an old image is null in a key column, and so identifies no row."""
         deleted = self.kinds == MessageKind.DELETE
         return any(
             not self._new[index].present[deleted].all() or (self._old and not self._old[index].present.all())
@@ -189,7 +189,7 @@ class Images:
         )
 
     def key_changed(self) -> Mask:
-        """For each of `old_rows`, whether the key is another one than before."""
+        """For each of `old_rows`, whether the key changed."""
         changed = np.zeros(len(self.old_rows), bool)
         for index, column in enumerate(self._table.columns):
             if column.name in self._table.key:

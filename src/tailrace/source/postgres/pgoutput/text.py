@@ -1,8 +1,8 @@
-"""Postgres's text output as typed Arrow arrays.
+"""Parses Postgres's text output into typed Arrow arrays.
 
-One parser serves the log (pgoutput sends text) and the copy (types that have no Arrow form are cast to text),
-so that a value is the same whichever way it came. The Arrow type alone decides how a text is read.
-The texts must come from a session with the settings of `mapping.SESSION`.
+The log (pgoutput sends text) and the copy (types without an Arrow form are cast to text) share one parser, so that a
+value is the same from either. The Arrow type alone decides how a text is parsed. The texts must come from a session
+with the settings of `copy_query.SESSION`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tailrace.source.postgres.pgoutput import instant
 # Array literals (`{1,NULL,"a b"}`) as Arrow lists of their elements' text.
 #
 # Literals without quotes, which is most arrays of numbers, dates and plain words, are split natively; the others
-# are read one by one. What a list cannot hold becomes null: several dimensions, a lower bound other than 1.
+# are read one by one. An array that a list cannot hold becomes null: several dimensions, a lower bound other than 1.
 
 _TOKEN = re.compile(r'(?:"((?:[^"\\]|\\.)*)"|([^,"]*))(,|$)', re.DOTALL)
 _ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -47,7 +47,7 @@ def split(literals: pa.Array[Any]) -> pa.ListArray:
 
 def _split_plain(literals: pa.Array[Any]) -> pa.ListArray:
     inner = pc.utf8_slice_codeunits(literals, 1, -1)
-    # Splitting the text of an empty array would give one empty element, so it is set aside.
+    # Splitting the text of an empty array would give one empty element, so empty arrays are left out.
     empty = pc.equal(inner, "")
     lists = pc.split_pattern(pc.if_else(empty, None, inner), ",")
     items = lists.flatten()
@@ -92,13 +92,13 @@ class Parsed(NamedTuple):
 def slice_texts(
     data: pa.Buffer, starts: Indexes, lengths: Indexes, present: npt.NDArray[np.bool_] | None
 ) -> pa.Array[Any]:
-    """The strings at `starts` of `data` as one Arrow string array; null where not `present`, whose length must be 0.
+    """The strings at `starts` of `data` as one Arrow string array; null, and of length 0, where not `present`.
 
     `starts` ascend and strings do not overlap. Nothing checks that they are UTF-8.
     """
     count = len(starts)
-    # Strings and the gaps between them are, by turns, the values of one array over the untouched buffer:
-    # taking every other one is a single native pass.
+    # One array over the unchanged buffer holds the strings and the gaps between them in turn: taking every other
+    # value is a single native pass.
     bounds = np.empty(2 * count, np.int32)
     bounds[0::2] = starts
     np.add(starts, lengths, out=bounds[1::2], casting="unsafe")
@@ -119,7 +119,7 @@ def pack(present: npt.NDArray[np.bool_]) -> pa.Buffer:
 
 
 def parse(texts: pa.Array[Any], type_: pa.DataType) -> Parsed:
-    """`texts` as `type_`; values that `type_` cannot hold come back beside it.
+    """`texts` as `type_`. Values that `type_` cannot hold are returned in `unfit`.
 
     Raises ValueError (pyarrow's ArrowInvalid is one) for text that is not of this type at all, and
     UnicodeDecodeError for text that is not UTF-8.
@@ -190,7 +190,7 @@ def _parse_hex(texts: pa.Array[Any]) -> pa.Array[Any]:
 
 
 def _parse_odd(texts: pa.Array[Any], type_: pa.DataType) -> Parsed:
-    """A column of which Arrow's own cast refused some text: those are read one by one, each distinct text once."""
+    """A column with texts that Arrow's own cast refused: those are parsed one by one, each distinct text once."""
     regular, read = _reading(type_)
     odd = pc.invert(pc.match_substring_regex(texts, regular))
     distinct = pc.if_else(odd, texts, None).dictionary_encode()
@@ -206,7 +206,7 @@ def _parse_odd(texts: pa.Array[Any], type_: pa.DataType) -> Parsed:
 
 
 def _reading(type_: pa.DataType) -> tuple[str, Callable[[str], int | None]]:
-    """What a text looks like that Arrow reads by itself, and how to read the others."""
+    """The pattern of texts that Arrow's own cast can read, and a parser for the others."""
     if pa.types.is_date32(type_):
         return r"^\d{4}-\d\d-\d\d$", instant.parse_day
     if pa.types.is_timestamp(type_):
