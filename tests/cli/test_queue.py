@@ -137,7 +137,7 @@ def test_a_file_that_lost_its_header_shows_in_the_status_and_is_passed_by_purge(
     oldest.write_bytes(data)
     code, status = run("status", str(file))
     assert (code, status["pending"]) == (0, None)
-    assert "was not delivered" in status["error"]
+    assert "were not delivered" in status["error"]
     assert "queue purge" in status["fix"]
     assert run("drain", str(file))[0] == DamagedError.exit_code
     assert run("purge", str(file), "--yes") == (0, {"given_up": None})

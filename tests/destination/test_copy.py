@@ -137,7 +137,7 @@ def test_a_table_that_earlier_batches_wrote_is_not_made_again() -> None:
 
 def test_a_table_is_waited_for_where_the_folder_of_all_tables_is_away(tmp_path: Path) -> None:
     batch = TableBatch(ITEMS, Batch("p", 1), is_known=True)
-    with pytest.raises(UnavailableError, match="is not there"):
+    with pytest.raises(UnavailableError, match="is missing"):
         require_unknown(batch, "/lake/shop/items", root=tmp_path / "lake")
     with pytest.raises(TableError, match="missing from"):
         require_unknown(batch, "/lake/shop/items", root=tmp_path)

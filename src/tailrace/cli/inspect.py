@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import socket
 import sys
@@ -39,13 +38,12 @@ _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
     from tailrace.config.registry import check, open_destination, open_source
-    from tailrace.option.value import nearest
+    from tailrace.destination.preflight import check_folder
 
     findings = check(open_source(config), open_destination(config))
-    if not os.access(folder := nearest(config.state), os.W_OK | os.X_OK):
-        fix = "let this user write there, or set `state` to another folder"
-        findings.append(Finding("error", "state", f"{folder} is not writable", fix))
-    return findings
+    fix = "let this user write there, or set `state` to another folder"
+    state = check_folder(config.state, "state", access_fix=fix)
+    return [*findings, state] if state.level == "error" else findings
 
 
 def print_findings(findings: list[Finding], file: Path, *, as_json: bool) -> None:

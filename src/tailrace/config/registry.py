@@ -58,7 +58,7 @@ class Registry:
         model = found if is_model else getattr(found, self.attribute, None)
         if not (isinstance(model, type) and issubclass(model, TypedOptions)):
             raise ConfigError(
-                f"the {self.kind} type {name} does not say which keys it takes",
+                f"the {self.kind} type {name} does not declare its keys",
                 fix=f"its class must derive from tailrace.option.value.TypedOptions, or have one as `{self.attribute}`",
             )
         return model
@@ -163,18 +163,18 @@ def load(reference: str) -> Any:
 
 
 def suggest(word: str, known: list[str]) -> str:
-    """`; did you mean x?` for a near miss, else the words that would do."""
+    """`; did you mean x?` for a near miss, else the list of valid words."""
     if near := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
         return f"; did you mean {near[0]}?"
     return f"; it can be {', '.join(known)}" if known else ""
 
 
-# Is everything ready for a pipeline? What `tailrace check` prints and `tailrace run` looks at first.
+# Is everything ready for a pipeline? `tailrace check` prints these findings, and `tailrace run` begins with them.
 
 
 def check(source: Source, destination: Destination) -> list[Finding]:
-    """Everything the source and the destination find. Nothing is changed there."""
+    """All findings of the source and the destination. Changes nothing in either."""
     findings = source.check()
-    # The tables of a source that is not ready cannot be asked for; where they would go can be looked at all the same.
+    # A source that is not ready cannot list its tables; the destination itself can still be checked.
     ready = not any(finding.level == "error" for finding in findings)
     return findings + destination.check(source.tables() if ready else None)

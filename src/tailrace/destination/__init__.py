@@ -1,4 +1,4 @@
-"""The seam of destinations: one method, `write_changes`.
+"""The interface of destinations: one method, `write_changes`.
 
 A destination is configuration only: a frozen model whose fields are the keys of `destination:` in the pipeline's file.
 It is pickled to the tasks that write; handles open inside methods. Two promises make effects happen once: a write is
@@ -47,13 +47,13 @@ class Batch:
     id: int
 
     def is_repeat(self, last: int | None) -> bool:
-        """Whether this batch is there already, `last` being the last one of its pipeline that is; None: none is."""
+        """Whether this batch was written already. `last` is the last batch of its pipeline that was; None: none was."""
         return last is not None and self.id <= last
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one write did. `repeated` says that the batch was there already and nothing was done."""
+    """What one write did. `repeated`: the batch was written earlier, and this call changed nothing."""
 
     changes: int = 0
     upserts: int = 0
@@ -77,7 +77,7 @@ class Written:
 class RowPart:
     """Complete rows, each key once. Parts are applied in their order: clear the table, delete keys, insert rows.
 
-    clear      every row that is there goes
+    clear      delete every row of the table
     deletes    the keys of deleted rows (key columns only); disjoint from those of `upserts`
     upserts    rows with the columns of `TableBatch.row_schema`, in place of those that have their keys
     """
@@ -89,7 +89,7 @@ class RowPart:
 
     @property
     def keys(self) -> pa.Table:
-        """The keys of deletes and upserts: rows that have one of them go before the upserts are inserted."""
+        """The keys of deletes and upserts: rows with one of these keys are deleted before the upserts are inserted."""
         return pa.concat_tables([self.deletes, self.upserts.select(self.deletes.column_names)])
 
     @property
@@ -108,10 +108,10 @@ class TableBatch:
     staged           copied rows, which come before the log
     begins_copy      the first batch of a copy
     completes_copy   the last batch of a copy
-    replaces         all rows of before go in this commit (only with `copy_mode = "whole"`)
-    is_known         earlier batches wrote rows of this table: where it is gone from the destination, its rows are, and
-                     a batch that made it again would hide that
-    log_bytes        how many bytes of log the changes are, as far as that is known
+    replaces         this commit deletes all earlier rows (only with `copy_mode = "whole"`)
+    is_known         earlier batches wrote rows of this table: if it is missing at the destination, its rows are lost,
+                     and a batch that created it again would hide that
+    log_bytes        the size of the changes in the log, as far as it is known
     refetch          asks the upstream for rows as they are now
     stage            where copied rows are staged, unless the destination stages them by itself
     """
@@ -134,7 +134,7 @@ class TableBatch:
 
     @property
     def pipeline(self) -> str:
-        """The name of the pipeline and the number of its life: one that was reset counts its batches from 0 again."""
+        """The name of the pipeline and its epoch: after a reset, a pipeline counts its batches from 0 again."""
         return self.batch.pipeline
 
     @property
@@ -143,12 +143,12 @@ class TableBatch:
         return self.begins_copy or self.completes_copy or bool(self.staged)
 
     def is_repeat(self, last: int | None) -> bool:
-        """Whether the table holds this batch already, `last` being the last one of the pipeline that it holds."""
+        """Whether the table holds this batch already. `last` is the last batch of the pipeline that it holds."""
         return self.batch.is_repeat(last)
 
     @cached_property
     def row_schema(self) -> pa.Schema:
-        """The columns of the rows in `parts`. Rows of a table without a key are its changes and say which."""
+        """The columns of the rows in `parts`. Rows of a table without a key are its changes, with their operation."""
         return row_schema(self.table)
 
     def copied(self) -> Iterator[Changes]:
@@ -190,7 +190,7 @@ class TableBatch:
 
     def _collapsed(self, chunks: list[Changes], is_log: int, clear: bool, lookup: Lookup | None) -> RowPart:
         collapsed = collapse(chunks, self.table)
-        # Rows that this part clears are of before it, and have nothing to give.
+        # This part clears the earlier rows, so no value may be taken from them.
         old, at = look_up(collapsed, None if clear else lookup)
         columns, _, _ = complete(collapsed, old, at, self.refetch)
         rows = pa.table(columns, schema=self.table.arrow)
@@ -207,33 +207,33 @@ class Committer:
     def batch(self, batch: Batch) -> AbstractContextManager[None]:
         """Runs around the writes of one batch. The batch counts once the block ends without an error.
 
-        Entered again for the same batch after a crash. Raises UnavailableError when nothing more can be taken now.
+        Entered again for the same batch after a crash. Raises UnavailableError when it cannot accept a batch now.
         """
         return nullcontext()
 
     def poll(self) -> None:
-        """Look after what runs next to the pipeline. Called a few times a second; raises what only people can fix."""
+        """Supervise what runs next to the pipeline. Called a few times a second; raises what only people can fix."""
 
     def settled(self, position: Position | None) -> None:
-        """Spark has logged a batch: all tables are level with the log up to here. None: some are not.
+        """Spark has logged a batch: all tables have every change up to this position. None: some have not.
 
         Called from another thread than `batch`.
         """
 
     def drain(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Wait, at the end of a run with `--once`, until all that was taken has gone on, or the run `should_stop`.
+        """At the end of a run with `--once`, wait until everything accepted is delivered, or until `should_stop`.
 
         Raises UnavailableError when it does not; nothing is lost then.
         """
 
 
 class Destination(TypedOptions, ABC):
-    """Where tables go. Its fields are the keys of `destination:`; `write_changes` is all it must have.
+    """Where tables are written. Its fields are the keys of `destination:`; only `write_changes` is required.
 
-    copy_mode    how the rows of a copy come:
-                 `whole`: all at once, in the batch that completes the copy, and in place of all rows there were
+    copy_mode    how the rows of a copy arrive:
+                 `whole`: all at once, in the batch that completes the copy; they replace all earlier rows
                  `stream`: batch by batch, after `drop_table_for_copy`
-                 `own`: batch by batch; the destination keeps those of before until the copy is complete
+                 `own`: batch by batch; the destination keeps the earlier rows until the copy is complete
     lanes        how many tasks write at the same time; 1 for a destination with one writer; None: as many as there are
     """
 
@@ -242,7 +242,7 @@ class Destination(TypedOptions, ABC):
 
     @property
     def name(self) -> str:
-        """What people call it in logs and status, e.g. `delta ./lake`. The checkpoint keeps it, to notice another."""
+        """Its name in logs and status, e.g. `delta ./lake`. The checkpoint stores it, to notice a new destination."""
         return self.type
 
     @abstractmethod
@@ -262,14 +262,14 @@ class Destination(TypedOptions, ABC):
         """With `copy_mode = "stream"`: forget a table and its batches before it is copied. A repeat does nothing."""
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
-        """Look, without changing anything, whether these tables can be kept there.
+        """Check, without changing anything, whether these tables can be kept there.
 
-        None: which tables there are is not known, since the source is not ready. The place alone is looked at.
+        None: the source is not ready, so the tables are not known. Then only the place itself is checked.
         """
         return []
 
     def maintain(self, table: TableName) -> str | None:
-        """Housekeeping between batches (compaction, vacuum). Says what it did, None if nothing was due."""
+        """Housekeeping between batches (compaction, vacuum). Returns what it did, None if nothing was due."""
         return None
 
     def committer(self, pipeline: str) -> AbstractContextManager[Committer]:
@@ -319,7 +319,7 @@ class EventDestination(Destination):
     def write_events(self, events: Iterator[Event], batch: Batch) -> Written:
         """Store the events of a batch durably. Called again for the same batch after a crash.
 
-        What it raises concerns the stream: no single table is stopped.
+        An error concerns the whole stream: no single table is stopped.
         """
 
     def write_changes(self, batch: TableBatch) -> Written:

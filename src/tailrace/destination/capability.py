@@ -9,19 +9,19 @@ from typing import Protocol, runtime_checkable
 
 @dataclass(frozen=True)
 class QueueStatus:
-    """How a queue stands. None: not known.
+    """The status of a queue. None: not known.
 
     queue       where it is
     running     a sender runs on this node
-    leader      and it is the one of all nodes that sends
+    leader      this node is the leader, the only node that sends
     node        the name of the node
     pending     events that are not delivered
     oldest      when the oldest of them was committed
     bytes       the size of the queue on disk
     delivered   events, since the sender started
-    dropped     events that were given up, since the sender started
+    dropped     events that were given up, since the queue was created
     failures    failed requests in a row
-    error, fix  what went wrong last, and what helps
+    error, fix  the last error, and how to fix it
     """
 
     queue: str
@@ -47,13 +47,13 @@ class QueueView(Protocol):
         ...
 
     def status(self) -> QueueStatus:
-        """How it stands, by its files alone: nothing is connected. Damage is part of the status."""
+        """The status, read from the queue's files: nothing is connected. Damage is part of the status."""
         ...
 
     def drain(self, should_stop: Callable[[], bool]) -> int:
-        """Send until nothing waits or it `should_stop`, and return how many events wait then.
+        """Send until the queue is empty or `should_stop`, and return how many events still wait.
 
-        Where a pipeline runs, its sender does it. Raises DamagedError when events cannot be read.
+        If the pipeline runs, its sender does the work. Raises DamagedError when events cannot be read.
         """
         ...
 

@@ -15,7 +15,7 @@ PART_BYTES = 64 << 20
 """How much of a batch is collapsed and written at a time. Most batches are smaller; a huge transaction is not."""
 
 ROW_BYTES = 8 << 10
-"""What a row is taken to hold whose change left values out: upstreams leave out only large ones."""
+"""The assumed size of a row whose change left values out: upstreams leave out only large values."""
 
 
 @dataclass(frozen=True)
@@ -34,11 +34,11 @@ def parts(
     row_bytes: Callable[[], int],
     keep_deleted: bool = False,
 ) -> Iterator[ChangePart]:
-    """The changes, as those of `table`, in pieces that fit into memory together with what is made of them.
+    """The changes, as those of `table`, in pieces that fit into memory together with what is built from them.
 
-    A table with a key is written once for every piece, so what it does not need is left out before it is weighed. A row
-    whose change left values out is weighed with the row at the destination that has them: `row_bytes` on the average,
-    asked for when it is needed.
+    A table with a key is written once for every piece, so what it does not need is left out before sizes are counted. A
+    row whose change left values out counts with the size of the row at the destination that has them: `row_bytes` on
+    average, computed only when it is needed.
     """
     mean = cache(row_bytes)
     part: list[Changes] = []
@@ -63,13 +63,13 @@ def parts(
 
 
 def _partial(chunk: Changes, keep_deleted: bool) -> int:
-    """How many changes lack values that only the row of before has. With `keep_deleted` a delete is such a change."""
+    """How many changes lack values that only the earlier row has. With `keep_deleted` a delete is such a change."""
     left_out: int = len(chunk) - chunk.batch.column("unchanged").null_count
     return left_out + (int((chunk.numpy("op") == Op.DELETE).sum()) if keep_deleted else 0)
 
 
 def belong_together(before: Changes, after: Changes) -> bool:
-    """Whether a changed key lies between them: its delete, and the insert that needs values of the deleted row."""
+    """Whether a cut here splits a changed key: its delete, and the insert that needs values of the deleted row."""
     last = before.last
     if before.batch.column("op")[-1].as_py() != Op.DELETE or after.batch.column("op")[0].as_py() != Op.INSERT:
         return False

@@ -96,36 +96,36 @@ def copy_notes(notes: Notes, batch: Batch) -> list[CopyNote]:
 
 
 def give_up(notes: Notes, batch: Batch) -> list[CopyNote]:
-    """Forget what was held before this batch, for a copy that it replaces or completes. Says what that was."""
-    # Not those of later batches: they are not this runner's if there are any, but those of one that replaced it.
+    """Delete the notes from before this batch, for a copy that it replaces or completes. Returns what they named."""
+    # Keep the notes of later batches: if there are any, a runner that replaced this one wrote them.
     given_up = [note for note in _all(notes) if note.batch.pipeline != batch.pipeline or note.batch.id < batch.id]
     notes.forget([_name(note.batch) for note in given_up])
     return given_up
 
 
 def last_held(notes: Notes) -> float | None:
-    """When something was held last, in seconds since 1970; None when nothing is."""
+    """When the newest note was written, in seconds since 1970; None when there is none."""
     return max((note.at for note in _all(notes)), default=None)
 
 
 def require_unknown(batch: TableBatch, place: str, *, root: Path | None = None) -> None:
-    """Raises TableError when a table that is not at the destination should be: its disk may just not be mounted.
+    """Raises TableError when a table is missing that earlier batches wrote: its disk may just not be mounted.
 
-    UnavailableError where not even the folder of all tables, `root`, is there.
+    Raises UnavailableError when even the folder of all tables, `root`, is missing.
     """
     if batch.is_known:
         table = batch.table.table
         if root is not None and not root.is_dir():
-            raise UnavailableError(f"{root} is not there", table=str(table), fix="put it back; it is tried again")
+            raise UnavailableError(f"{root} is missing", table=str(table), fix="restore it; tailrace retries by itself")
         raise TableError(
             f"earlier batches wrote this table, but it is missing from {place}",
             table=str(table),
-            fix=f"put it back, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
+            fix=f"restore it, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
         )
 
 
 def early_changes_error(table: TableName) -> TableError:
-    """Changes came while the rows they change are still out of sight: a fault in the source."""
+    """The error for changes that came while the rows they change are not visible yet: a bug in the source."""
     return TableError(
         "the source sent changes for this table before its copy was complete (a bug in the source)",
         table=str(table),

@@ -15,8 +15,8 @@ from tailrace.model.schema import TableSchema
 def event_stream(copied: Iterable[Changes], log: Sequence[Changes]) -> Iterator[Event]:
     """Copied rows first, then the log: its transactions one after the other, and their changes in order.
 
-    The log is held as a whole. A relation comes before the first changes of a table, and again when its columns are
-    other ones.
+    The whole log is held in memory. A relation comes before the first changes of a table, and again whenever the
+    table's columns change.
     """
     known: dict[str, TableSchema] = {}
 

@@ -15,7 +15,7 @@ from tailrace.model.schema import TableSchema
 
 
 class ColumnKey(NamedTuple):
-    """What a column is known by: its number decides where both have one, so that a renamed one is known again."""
+    """What identifies a column: its number if both columns have one, so that a renamed column is recognized."""
 
     name: str
     number: int
@@ -23,7 +23,7 @@ class ColumnKey(NamedTuple):
 
 
 class ColumnMatch(NamedTuple):
-    """Which of the columns there are a wanted one is (None: it is new), and the type it has from now on."""
+    """The existing column that a wanted column is (None: it is new), and the type it has from now on."""
 
     at: int | None
     type: pa.DataType
@@ -32,7 +32,7 @@ class ColumnMatch(NamedTuple):
 def match_columns(
     before: Sequence[ColumnKey], after: Sequence[ColumnKey], *, table: str, place: str
 ) -> list[ColumnMatch]:
-    """For each wanted column which one it is. Raises SchemaChangedError where a value might be lost."""
+    """Match each wanted column with an existing one. Raises SchemaChangedError where a value might be lost."""
     matches: list[ColumnMatch] = []
     found = origins([(key.name, key.number) for key in before], [(key.name, key.number) for key in after])
     for wanted, at in zip(after, found, strict=True):
@@ -52,7 +52,7 @@ def match_columns(
 
 
 def require_same_kind(before: TableSchema, after: TableSchema) -> None:
-    """Raises SchemaChangedError when the key came or went: rows of a table without one are its changes."""
+    """Raises SchemaChangedError when a key was added or dropped: the rows of a table without a key are its changes."""
     if bool(before.key) != bool(after.key):
         raise SchemaChangedError(
             "the table is kept as a log of changes, and now has a key"
@@ -69,11 +69,11 @@ def column_keys(table: TableSchema) -> list[ColumnKey]:
 
 @dataclass(frozen=True)
 class ColumnPlan:
-    """How a destination that makes its tables again gets from some columns to others.
+    """How a destination that rebuilds its tables gets from the old columns to the new ones.
 
     table      the columns afterwards: those of the version, but none narrower than it was
     sources    for each column of `schema` the name it had before; None for a new one
-    initial    one row: what rows of before hold in new columns
+    initial    one row: what earlier rows hold in new columns
     changes    whether there is anything to do
     """
 

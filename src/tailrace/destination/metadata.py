@@ -26,7 +26,7 @@ METADATA = {
 
 
 def metadata_fields(*, keyed: bool, wanted: bool, keeps_deleted: bool) -> list[pa.Field[Any]]:
-    """The columns that every row of a table has besides the upstream's.
+    """The columns that every row of a table has in addition to the upstream's.
 
     Rows of a table without a key are its changes, so they always have their position and operation.
     """

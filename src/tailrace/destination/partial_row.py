@@ -1,7 +1,7 @@
-"""Rows whose change left values out, completed from the rows there are, or from upstream.
+"""Rows whose change left values out, completed from the rows at the destination, or from upstream.
 
-A row that the destination lacks is asked for upstream, as it is there now. If it is gone there, too, its delete is on
-the way, and the row is left out.
+A row that the destination lacks is read upstream, as it is there now. If it is gone there too, its delete will follow,
+and the row is left out.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def left_out_columns(collapsed: Collapsed) -> list[str]:
 
 
 def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Indexes]:
-    """The rows that have what changes left out; for each incomplete row which of them, or -1."""
+    """The rows that have the values changes left out, and for each incomplete row the index of its row, or -1."""
     table = collapsed.table
     none = np.full(len(collapsed.incomplete), -1, np.int64)
     known = np.asarray(pc.is_valid(collapsed.lookup.column(0)).to_numpy(zero_copy_only=False), bool)
@@ -58,7 +58,7 @@ def look_up(collapsed: Collapsed, lookup: Lookup | None) -> tuple[pa.Table, Inde
 
 
 def refetch_rows(collapsed: Collapsed, rows: Indexes, refetch: Refetch | None) -> tuple[pa.Table, Indexes]:
-    """Rows as they are upstream now; for each of the collapsed `rows` which of them, or -1 where it is gone.
+    """Rows as they are upstream now, and for each of the collapsed `rows` the index of its row, or -1 if it is gone.
 
     Raises TableError when there is no way to ask the upstream.
     """
@@ -77,7 +77,7 @@ def refetch_rows(collapsed: Collapsed, rows: Indexes, refetch: Refetch | None) -
 
 
 def split_lost(collapsed: Collapsed, lost: Indexes) -> tuple[Indexes, Indexes]:
-    """Of the incomplete rows that the destination lacks: those to ask for upstream, and deletes, which need nothing."""
+    """Of the incomplete rows that the destination lacks: those to read upstream, and deletes, which need nothing."""
     deleted = collapsed.marks.op[lost] == Op.DELETE
     return lost[~deleted], lost[deleted]
 
@@ -93,9 +93,9 @@ def complete(
 ) -> tuple[list[pa.ChunkedArray[Any]], Marks, Indexes]:
     """The rows to upsert with every column. Returns the columns, their marks, and which of the collapsed rows they are.
 
-    old       the values of before the batch, with the columns that were left out, and `_tailrace_exact` where the
+    old       the values from before the batch, with the columns that were left out, and `_tailrace_exact` where the
               destination has that column
-    at        for each incomplete row which row of `old` it takes them from, or -1
+    at        for each incomplete row the row of `old` that has its values, or -1
     schema    the types of the result, where they are not those of the table
     """
     table, every = collapsed.table, np.arange(collapsed.rows.num_rows)
@@ -140,7 +140,7 @@ def complete(
 
 
 def merged_exact(new: str | None, old: str | None, unchanged: Iterable[str]) -> str | None:
-    """The unfit values of a row of which some columns stayed: those of the change, and the row's own of these."""
+    """The unfit values of a row: those of the change, and in columns that did not change those of the old row."""
     if old is None:
         return new
     names = set(unchanged)

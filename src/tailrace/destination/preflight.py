@@ -1,4 +1,4 @@
-"""What destinations that keep tables can find out before anything is written: the folder, its space, the columns."""
+"""What destinations that keep tables check before anything is written: the folder, its space, the columns."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tailrace.model.schema import TableSchema
 from tailrace.option.value import nearest
 
 LEAVE_OUT = "let the source leave it out (column list of a publication, `columns` of a polled table)"
-"""The second half of a fix for a column that cannot be kept: `tables.exclude` knows tables only."""
+"""The second half of a fix for a column that cannot be kept: `tables.exclude` only excludes whole tables."""
 
 LITTLE_SPACE = 1 << 30
 
@@ -22,13 +22,16 @@ ColumnProblem = tuple[str, str]
 """What is wrong, and how to fix it."""
 
 
-def check_folder(folder: Path, subject: str) -> Finding:
-    """Whether files can be written to a folder, which may not be there yet. Creates nothing."""
+def check_folder(folder: Path, subject: str, *, access_fix: str | None = None) -> Finding:
+    """Whether files can be written to a folder, which may not exist yet. Creates nothing.
+
+    `access_fix` replaces the fix for a folder that this user may not write to.
+    """
     found = nearest(folder)
     if not found.is_dir():
         return Finding("error", subject, f"{found} is a file, not a directory", f"choose another path, or move {found}")
     if not os.access(found, os.W_OK | os.X_OK):
-        return Finding("error", subject, f"{found} is not writable", f"chown or chmod u+rwx {found}")
+        return Finding("error", subject, f"{found} is not writable", access_fix or f"chown or chmod u+rwx {found}")
     free = shutil.disk_usage(found).free
     if free < LITTLE_SPACE:
         return Finding("warning", subject, f"only {free >> 20} MiB are free on {found}", "free some space")

@@ -1,7 +1,7 @@
-"""Copied rows on their way, from the task that copies them to the batch that names them: each call's in a file.
+"""Copied rows on their way from the task that copies them to the batch that names them: one file per call.
 
-They are Arrow files, written in parallel and without a lock at the destination. A file goes when its batch is written;
-one whose batch never came, after a crash, goes once it is a day old.
+They are Arrow files, written in parallel and without a lock at the destination. A file is deleted when its batch is
+written; one whose batch never came, after a crash, is deleted once it is a day old.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _HELD = "held"
 
 @dataclass(frozen=True)
 class Staged:
-    """Copied rows that are durable but not visible yet. `receipt` is a text of whoever stored them."""
+    """Copied rows that are durable but not visible yet. The code that stored them chooses the text of `receipt`."""
 
     receipt: str
     rows: int
@@ -95,7 +95,7 @@ class Stage:
                 file.unlink(missing_ok=True)
 
     def discard_abandoned(self) -> int:
-        """Delete files whose batch will not come any more; says how many. Those of held receipts stay."""
+        """Delete files whose batch will never come, and return how many. Files of held receipts stay."""
         oldest = time.time() - ABANDONED_SECONDS
         held: set[str] | None = None
         gone = 0
@@ -113,7 +113,7 @@ class Stage:
 
     def notes(self, table: TableName) -> NoteFolder:
         """Where the receipts of a table's copy wait for its end."""
-        # Not the table's name, which may be longer than that of a file.
+        # Not the table's name: it may be longer than a file name can be.
         return NoteFolder(self.folder / _HELD / hashlib.sha256(str(table).encode()).hexdigest())
 
     def _file(self, staged: Staged) -> Path | None:
@@ -157,9 +157,9 @@ class NoteFolder:
 
 
 def write_arrow(file: Path, batches: Iterable[pa.RecordBatch]) -> int:
-    """Store batches in a new file, durable when this returns; says how many rows. Without a row there is no file.
+    """Store batches in a new file, durable when this returns. Returns the number of rows; without any, makes no file.
 
-    Raises UnavailableError when the disk is full or fails, and leaves nothing then.
+    Raises UnavailableError when the disk is full or fails, and then leaves no file.
     """
     count = 0
     opened: BinaryIO | None = None
@@ -193,7 +193,7 @@ def write_arrow(file: Path, batches: Iterable[pa.RecordBatch]) -> int:
 
 @contextmanager
 def writing_to(folder: Path) -> Iterator[None]:
-    """Surrounds what is written to a folder: a full or failing disk raises UnavailableError."""
+    """Runs around writes to a folder: a full or failing disk raises UnavailableError."""
     try:
         yield
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Blocks, the rows that cross Spark. Each stands for many changes and holds none of them.
+"""Blocks, the rows that cross Spark. Each refers to many changes and contains none of them.
 
-A block says where the changes of some tables are to be read (the journal keeps the bytes), is the receipt of copied
-rows that are staged at the destination, or carries the error that stopped a table. docs/decisions/0004-references.md
-says why.
+A block names the place where the changes of some tables are read (the journal keeps the bytes), is the receipt of
+copied rows that are staged at the destination, or carries the error that stopped a table.
+docs/decisions/0004-references.md explains why.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Pickled(Generic[T]):
-    """A value on its way to a task. Processes that only pass it on are spared its imports, which take them longer and
-    more memory than all else they do."""
+    """A value on its way to a task. Processes that only pass it on need not import its modules, which would take more
+    time and memory than the rest of their work."""
 
     content: bytes
 
@@ -38,12 +38,12 @@ class Pickled(Generic[T]):
         return cls(cloudpickle.dumps(value))  # type: ignore[no-untyped-call]
 
     def open(self) -> T:
-        """The value; each call gives another copy."""
+        """Unpickle the value; each call returns a new copy."""
         value: T = pickle.loads(self.content)  # noqa: S301 - sealed by the same pipeline
         return value
 
 
-# The order is that in which a table's rows must be looked at.
+# In the order in which a table's rows must be processed.
 ERROR, STAGED, LOG = 0, 1, 2
 
 LAYOUT = pa.schema(
@@ -70,7 +70,7 @@ class CopyReceipt:
 
 @dataclass(frozen=True)
 class BlockRow:
-    """One row on the executor that applies it. `payload` stays where Spark put it until it is decoded."""
+    """One row on the executor that applies it. `payload` stays in Spark's buffer until it is decoded."""
 
     table: str
     kind: int

@@ -59,7 +59,7 @@ class BlockPartition(InputPartition):
 
 @dataclass
 class ScanPartition(InputPartition):
-    """An errand, run by a task of its own; the lane of its table reads what it found. `number` keeps their order."""
+    """An errand, run by its own task; the lane of its table reads the result. `number` keeps their order."""
 
     scan: ScanSplit
     number: int
@@ -91,7 +91,7 @@ class LogPartition(InputPartition):
 
 @dataclass(frozen=True)
 class _Idle:
-    """A look for changes that found none: where the stream stood, and the directives it went by."""
+    """A search for changes that found none: the stream's offset, and the directives that applied."""
 
     offset: Offset
     directives: TableDirectives
@@ -115,7 +115,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def follower(self) -> Follower:
         if self._follower is None:
             source, store = self.feed.source, self._open_store()
-            # A store is that of a pipeline, which has prepared the source and receives.
+            # With a store this is the stream of a pipeline, which has prepared the source and receives changes.
             self._follower = follow_alone(source) if store is None else source.follow(store, is_receiving=True)
         return self._follower
 
@@ -129,7 +129,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.follower.start()
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot say.
+        # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot express.
         return ReadAllAvailable()
 
     @portable_errors()
@@ -150,10 +150,10 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             time.sleep(POLL_SECONDS)
 
     def _directives(self, start: Offset) -> tuple[TableDirectives, float]:
-        """What errors and operators ask for, and when that was read.
+        """The directives that follow from errors and operators, and when they were read.
 
-        Directives of a moment ago serve only while the stream stands where it stood: an error is recorded by a batch,
-        and after a batch it stands elsewhere. A table that has just failed must never be read on.
+        Directives read a moment ago are reused only while the offset has not changed: a batch records an error, and
+        after a batch the offset is another one. A table that has just failed must never be read further.
         """
         idle = self._idle
         if idle is not None and idle.offset == start and time.monotonic() - idle.read_at < IDLE_SECONDS:
@@ -224,7 +224,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def drain_file(state_dir: Path) -> Path:
-    """While this file exists no new batch is begun. The pipeline makes it to drain and removes it when it starts."""
+    """While this file exists no new batch begins. The pipeline creates it to drain, and deletes it when it starts."""
     return state_dir / "drain"
 
 
@@ -235,7 +235,7 @@ def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:
     chosen = {}
     for table in sorted(weights, key=lambda name: (-weights[name], name)):
         lane = load.index(min(load))
-        # Even an empty table costs its commit, so many of them are spread as well.
+        # Even an empty table costs a commit, so empty tables are spread over the lanes as well.
         load[lane] += weights[table] + 1
         chosen[table] = lane
     return chosen
@@ -258,6 +258,6 @@ class BlockSource(DataSource):
 
 
 def bound(feed: Feed, name: str) -> type[BlockSource]:
-    """A data source class that carries its feed: pickled by value, because its module is `__main__`."""
+    """A data source class that contains its feed: pickled by value, because its module is `__main__`."""
     body = {"feed": feed, "name": classmethod(lambda cls: name), "__module__": "__main__"}
     return type("BoundBlockSource", (BlockSource,), body)

@@ -1,4 +1,4 @@
-"""One micro-batch: the log and the receipts to their tables' lanes, each table committed once, one Spark job."""
+"""One micro-batch is one Spark job: log and receipts go to their tables' lanes, and each table is committed once."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _log = logging.getLogger(__name__)
 TOGETHER_BYTES = 128 * 1024 * 1024
 """How much of the log is decoded for several tables at once."""
 UPKEEP_BATCHES = 20
-"""How often a table's housekeeping is looked at; it is cheap when nothing is due."""
+"""How often a table's housekeeping is called, in batches; it is cheap when nothing is due."""
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
@@ -106,7 +106,7 @@ class Applier:
     def run(
         self, batches: Iterator[pa.RecordBatch], batch: Batch, known: Set[str] = frozenset()
     ) -> Iterator[pa.RecordBatch]:
-        """One lane: its tables one after the other. An error of one table leaves the others going."""
+        """One lane: its tables one after the other. An error of one table does not stop the others."""
         freeze_imports()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
         copies = {
@@ -153,7 +153,7 @@ class Applier:
             yield _row(result)
 
     def _read(self, splits: Sequence[Split]) -> Read:
-        """The splits one after the other, the next ones being decoded meanwhile: native code for the most part."""
+        """The splits one after the other, while threads decode the next ones: that is mostly native code."""
         workers = os.cpu_count() or 1
         with ThreadPoolExecutor(workers) as pool:
             ahead: deque[Future[tuple[list[Changes], list[TableError]]]] = deque()
@@ -187,7 +187,7 @@ class Applier:
             table = work.require_table()
             written = self._write(work.of_batch(table, batch, known))
             if _due(name, batch):
-                # The batch is committed: what goes wrong now must neither stop the table nor have it done again.
+                # The batch is committed: an error now must neither stop the table nor repeat the batch.
                 try:
                     self.destination.maintain(table.table)
                     self.stage.discard_abandoned()
@@ -221,12 +221,12 @@ class Applier:
 
 
 def _due(table: str, batch: Batch) -> bool:
-    """Every so many batches, and not for all tables in the same one."""
+    """Whether housekeeping is due: once in some batches, and for different tables in different ones."""
     return (batch.id + zlib.crc32(table.encode())) % UPKEEP_BATCHES == 0
 
 
 def group_tables(weights: Mapping[str, int]) -> list[frozenset[str]]:
-    """Tables to be read together: the small ones in one go, a large one alone, so that it can flow. Pure."""
+    """Tables to be read together: small ones together, a large one alone, so that it can be streamed. Pure."""
     found: list[frozenset[str]] = []
     together: list[str] = []
     for table in sorted(weights, key=lambda name: (weights[name], name)):
@@ -241,7 +241,7 @@ Read = Iterator[tuple[list[Changes], list[TableError]]]
 
 
 def _flows(tables: frozenset[str], read: Read) -> Iterator[tuple[str, Iterator[Changes]]]:
-    """What was read, by table. A single table is passed on as it is read; several are gathered first."""
+    """The changes read, by table. A single table is passed on while it is read; several are gathered first."""
     if len(tables) == 1:
         [table] = tables
         yield table, _flow(read)
@@ -258,7 +258,7 @@ def _flows(tables: frozenset[str], read: Read) -> Iterator[tuple[str, Iterator[C
 
 
 def _flow(read: Read) -> Iterator[Changes]:
-    """The changes, each given away as it is asked for. Raises the table's error where it comes."""
+    """The changes, each released from memory when it is requested. Raises the table's error at its place among them."""
     for changes, errors in read:
         if errors:
             raise errors[0]
@@ -324,7 +324,7 @@ class _Work:
             yield chunk
 
     def note(self, chunk: Changes) -> None:
-        """Count changes that are used."""
+        """Count the changes that are consumed."""
         self.count += len(chunk)
         at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
         self.committed_at = at if at is not None else self.committed_at

@@ -1,4 +1,4 @@
-"""A pipeline: one source, some tables, one destination, a state store, and the life of a service."""
+"""A pipeline: one source, some tables, one destination, a state store, and its life as a service."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ BACKOFF = Backoff((0.5, 1.0, 2.0, 5.0, 10.0, 30.0))
 ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
 QUIET_SECONDS = 0.5
-"""Between two signs of a batch in hand lies less than this."""
+"""Two signs of the current batch are less than this apart."""
 
 _log = logging.getLogger(__name__)
 
@@ -70,14 +70,14 @@ class PipelineRun:
             self.on_progress(self.recorder.status())
 
     def poll(self) -> None:
-        """Between batches: look after the tables, say how things stand."""
+        """Between batches: supervise the tables and report the status."""
         self.committer.poll()
         gear = self.recorder.note_source()
         self.supervisor.poll(is_full=gear == "full")
         self.show()
 
     def is_done(self) -> bool:
-        """Whether the query's end is the run's. A single one goes on for a table that may, and was left out at last."""
+        """Whether the run ends with the query. With `once` it goes on for a left-out table that may go on now."""
         if not self.once:
             return True
         self.poll()
@@ -135,23 +135,23 @@ class Pipeline:
     # -- for people ---------------------------------------------------------------------------------------
 
     def check(self) -> list[Finding]:
-        """Everything that stands in the way, without changing anything."""
+        """Everything that would prevent a run. Changes nothing."""
         return check(self.source, self.destination)
 
     def status(self) -> PipelineStatus:
-        """What the state store says; needs neither Spark nor the upstream."""
+        """The status in the state store; needs neither Spark nor the upstream."""
         with self.store.open_reading() as store:
             return PipelineStatus.read(store)
 
     def drain(self) -> None:
-        """Finish the batch in hand, then end `run`, or the next one when none is under way.
+        """Finish the current batch, then end `run`, or the next run when none is under way.
 
         Returns at once; a repeat changes nothing.
         """
         self._draining.set()
 
     def stop(self) -> None:
-        """End `run` without waiting for the batch: it is done again at the next start."""
+        """End `run` without waiting for the batch: the next start repeats it."""
         self._draining.set()
         if (query := self._query) is not None:
             query.stop()
@@ -159,10 +159,10 @@ class Pipeline:
     def run(self, once: bool = False, on_progress: OnProgress | None = None) -> None:
         """Copy what is missing and follow the changes: with `once` up to the source's position now, else until drained.
 
-        What is unavailable is tried again with backoff. Everything else is raised, with the fix in it.
+        Unavailable systems are retried with backoff. Every other error is raised and names its fix.
         """
         with trace.kept(Path(self.config.state)), ExitStack() as stack:
-            # Who told this run to end has not told the next one.
+            # A drain request ends this run only.
             stack.callback(self._draining.clear)
             require(self.check())
             stack.enter_context(RunnerLock(self.config.state))
@@ -171,7 +171,7 @@ class Pipeline:
             lease = self.config.store.lease
             number = store.claim_run(seconds=lease, takes_over=not store.shared)
             stack.callback(_quietly, store.release_lease)
-            # When a later run has begun the ticking ends: the runner hears of it from its own next write.
+            # The ticker stops once a later run has begun; this run then fails with its next write to the store.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
             self._checkpoint.require(store)
             self._note_destination(store)
@@ -207,19 +207,19 @@ class Pipeline:
         return Checkpoint(Path(self.config.state) / "checkpoint")
 
     def _note_destination(self, store: StateStore) -> None:
-        """A table that is not at a new destination stops with its next change; people hear of it before."""
+        """Warn about a new destination: a table that is missing there stops with its next change."""
         name = self.destination.name
         before = self._checkpoint.note_destination(name)
         if before is not None and store.last_batch() is not None:
             _log.warning(
-                "batches went to %s so far, and go to %s from now on. Unless what was there is moved, set `destination`"
-                " back, or begin again: tailrace reset FILE, then tailrace run FILE",
+                "earlier batches were written to %s; from now on they are written to %s. Unless you moved the tables,"
+                " set `destination` back, or begin again: tailrace reset FILE, then tailrace run FILE",
                 before,
                 name,
             )
 
     def _record_last_batch(self, recorder: ProgressRecorder) -> None:
-        """Record the last batch in Spark's log if nobody was there to hear of it."""
+        """Record the last batch of Spark's log if a crash kept it from being recorded."""
         last = self._checkpoint.last_commit()
         if last is not None and last[0] > recorder.last_batch:
             self._checkpoint.sync("commits", last[0])
@@ -236,18 +236,18 @@ class Pipeline:
                 if run.is_done():
                     return
             except UnavailableError as error:
-                # A batch that went through shows that things were well in between.
+                # A batch that was committed shows that everything was available in between.
                 attempt = 0 if run.recorder.last_batch != applied else attempt + 1
                 if run.once and attempt >= ONCE_ATTEMPTS:
                     raise
                 self._wait(run, error, BACKOFF.delay(attempt + 1))
 
     def _wait(self, run: PipelineRun, error: UnavailableError, seconds: float) -> None:
-        """Before the next attempt: say what it waits for, and look after the rest."""
+        """Wait before the next attempt: report the error, and keep supervising the rest."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self._draining.is_set():
             run.committer.poll()
-            # What is out of reach may be the store itself.
+            # The store itself may be what is unavailable.
             with suppress(UnavailableError):
                 run.recorder.waiting(error)
                 run.show()
@@ -259,12 +259,12 @@ class Pipeline:
         lanes = self.destination.lanes or max(2, session.sparkContext.defaultParallelism)
         stage = Stage(Path(config.state) / "staged", config.name)
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
-        # A name that was registered in one session cannot be in the next.
+        # A name that was registered in one session cannot be registered in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes, stage)
-        # Another life of the same pipeline counts its batches anew.
+        # After a reset the same pipeline counts its batches from 0 again, under a new epoch.
         life = f"{config.name}/{run.store.pipeline().epoch}"
 
         @portable_errors()
@@ -307,7 +307,7 @@ class Pipeline:
             run.show()
 
     def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
-        """Until the query ends by itself, fails, or is drained."""
+        """Wait until the query ends by itself, fails, or is drained."""
         shown = 0.0
         while query.isActive and not self._draining.wait(0.05):
             run.listener.raise_failure()
@@ -335,7 +335,7 @@ class Pipeline:
         reach("pipeline.released")
 
     def _settle(self, query: StreamingQuery, run: PipelineRun) -> None:
-        """Let the batch in hand end and be committed. Stopping within one is safe, but then it is done again."""
+        """Let the current batch finish and be committed. Stopping within a batch is safe, but the batch is repeated."""
         flag = drain_file(Path(self.config.state))
         flag.touch()
         quiet_since = time.monotonic()
@@ -347,13 +347,13 @@ class Pipeline:
 
 
 def _is_planning(query: StreamingQuery) -> bool:
-    """Stopped as early as this, Spark breaks connections within PySpark, which prints a traceback of each."""
+    """Whether Spark plans. If it is stopped then, it breaks connections within PySpark, which prints tracebacks."""
     status = query.status
     is_starting = status["message"] == "Initializing sources"
     return bool(is_starting or (status["isTriggerActive"] and status["isDataAvailable"]))
 
 
 def _quietly(act: Callable[[], None]) -> None:
-    # A lease that cannot be renewed now is renewed the next time; one that cannot be given back runs out.
+    # A lease that cannot be renewed now is renewed the next time; one that cannot be released expires.
     with suppress(UnavailableError):
         act()

@@ -125,7 +125,7 @@ class ChangeContract:
 
         Of a table without a key also `_tailrace_op` and `_tailrace_position`.
         """
-        raise AssertionError("a contract suite says how its destination is read")
+        raise AssertionError("a contract suite must define how its destination is read")
 
     def rows(self, destination: Destination, table: TableSchema = ITEMS) -> list[RowDict]:
         names = table.arrow.names

@@ -3,7 +3,7 @@
     faulty = FaultyDestination(inner=inner, directory=tmp_path)
     faulty.plan(Reject(), FailAfterWrite())        # the next two writes; all later ones go well
 
-The plan lies in a directory, so it also holds in the processes that a pickled copy of the destination travels to.
+The plan is stored in a directory, so it also applies in processes that receive a pickled copy of the destination.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class FailAfterWrite:
 
 @dataclass(frozen=True)
 class HoldResponse:
-    """Everything is stored, and the caller hears nothing until `release`."""
+    """Everything is stored, and the caller gets no answer until `release`."""
 
     method: Method = "write_changes"
 

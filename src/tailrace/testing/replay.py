@@ -1,7 +1,7 @@
 """A pipeline without Spark: the source's two halves, a destination in memory, crashes wherever a test wants one.
 
 It keeps what Spark, a state store and a destination keep (offsets, versions, batches, rows), so that a test can drop
-everything else at any moment and go on. Rows are replayed one by one, the plainest reading of what changes mean.
+everything else at any moment and go on. Rows are applied one by one, the simplest interpretation of changes.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class SourceReplay:
         return self._follower
 
     def crash(self) -> None:
-        """Everything that is not durable is gone."""
+        """Drop everything that is not durable."""
         if self._follower is not None:
             self._follower.stop()
             self._follower = None
@@ -206,12 +206,12 @@ class SourceReplay:
     def commit(self) -> None:
         assert self.planned is not None
         self.offset, self.planned = self.planned, None
-        self.stale = {upstream_id: False for upstream_id, heeded in self.stale.items() if not heeded}
+        self.stale = {upstream_id: False for upstream_id, applied in self.stale.items() if not applied}
         self.batch += 1
         self.source.release(self.offset)
 
     def fail(self) -> None:
-        """The logged batch counts as done, though nothing of it is written, as when every table in it fails."""
+        """Count the logged batch as done without writing anything of it, as when every table in it fails."""
         assert self.planned is not None
         self.offset, self.planned = self.planned, None
         self.batch += 1
@@ -225,7 +225,7 @@ class SourceReplay:
         return True
 
     def live(self, crash_at: str) -> None:
-        """One batch, with a crash behind one of its steps (`plan`, `half` the writing, `write`, `commit`) or none."""
+        """One batch, with a crash after one of its steps (`plan`, `half` the writing, `write`, `commit`) or none."""
         if self.plan():
             if crash_at == "plan":
                 return self.crash()

@@ -6,8 +6,8 @@
 
 `tests/contract/test_custom_source.py` runs it against `examples/custom_source.py`.
 
-A source that reads a log inherits `LogContract`, and one whose log tells transactions apart `TransactionContract`: they
-ask for more. Chunks and pages of about ten rows let the tests see more than one of each.
+A source that reads a log inherits `LogContract`, and one whose log contains transactions `TransactionContract`: they
+require more. Configure chunks and pages of about ten rows, so that the tests see more than one of each.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Upstream(Protocol):
         ...
 
     def rows(self) -> dict[int, str]:
-        """Every row, as the upstream itself tells."""
+        """Every row, read from the upstream itself."""
         ...
 
 
@@ -252,7 +252,7 @@ class SourceContract:
         assert read(replay.source, [split.only([name]) for split in log]) == read(replay.source, log)
 
     def is_placed(self, replay: SourceReplay, splits: list[Split]) -> None:
-        """Copied rows are reads. Other changes come in their order, behind where the table stands now."""
+        """Copied rows are reads. Other changes come in order, after the table's current position."""
         assert replay.planned is not None
         reads = read(replay.source, [split for split in splits if split.copies is not None])
         assert {change["op"] for _, changes in reads for change in changes} <= {Op.READ}
@@ -277,7 +277,7 @@ class SourceContract:
                 upstream.remove(39 - number)
                 wait_until(replay.plan)
                 replay.live(place)
-                # What is read again by who comes next may have changed since.
+                # Rows that are read again after a restart may have changed since.
                 upstream.put({number: "changed again", 200 + number: "newer"})
                 upstream.remove(100 + number)
                 replay.step()
@@ -302,7 +302,7 @@ class SourceContract:
                 upstream.remove(10 + number)
                 wait_until(replay.plan)
                 assert replay.offset is not None
-                # The pipeline hears of the end of a batch when the next one may have begun.
+                # The next batch may have begun before the end of this one is reported to the pipeline.
                 replay.source.release(replay.offset)
                 replay.write(0)
                 replay.source.release(replay.offset)
@@ -394,7 +394,7 @@ class SourceContract:
             assert upstream.source.status().gear
 
     def stop(self, replay: SourceReplay, upstream: Upstream) -> TableProgress:
-        """Some changes that fail. Where the table stood before, and is told to stand until it may go on."""
+        """Let some changes fail and stop the table. Returns its progress before them, where it waits to resume."""
         before = table_progress(replay)
         upstream.put({1: "fails", 50: "fails too"})
         upstream.remove(2)
@@ -472,7 +472,7 @@ class SourceContract:
 
 
 class LogContract(SourceContract):
-    """And with a log, which keeps what was."""
+    """In addition, for a source with a log, which keeps past changes."""
 
     def test_what_is_planned_reads_the_same_after_its_rows_have_changed_again(self, upstream: Upstream) -> None:
         upstream.put(texts(range(10), "copied"))
@@ -496,7 +496,7 @@ class LogContract(SourceContract):
 
 
 class TransactionContract(LogContract):
-    """And with transactions in it."""
+    """In addition, for a log that contains transactions."""
 
     def test_a_transaction_comes_whole_whatever_its_size(self, upstream: Upstream) -> None:
         with self.following(upstream, LITTLE) as replay:

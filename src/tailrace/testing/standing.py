@@ -62,7 +62,7 @@ class Stores:
             yield opened
 
     def reread(self, address: StoreAddress, upstream_id: str = "1") -> TableRecord:
-        """What another process sees of a table."""
+        """A table as another process sees it."""
         with address.open_reading() as reader:
             return known(reader, upstream_id)
 
@@ -93,7 +93,7 @@ class TableContract(Stores):
 
     def test_a_table_nobody_added_cannot_move(self, store: StateStore) -> None:
         with pytest.raises(TransitionError, match="not known"):
-            move(store, "nobody", TableState.DATA_SYNC)
+            move(store, "unknown", TableState.DATA_SYNC)
 
     def test_states_that_only_pass_are_shown_by_the_store_that_saw_them_and_never_stored(
         self, store: StateStore, address: StoreAddress
@@ -130,10 +130,10 @@ class TableContract(Stores):
         assert (failed.state, failed.reason, failed.retry) == (TableState.ERRORED, "still\ufffdno key", "timed")
         assert (failed.failed_in, failed.attempts, failed.next_try) == (TableState.DATA_SYNC, 2, AT)
         store.recover_table("1")
-        mended = known(store)
-        assert mended.state is TableState.DATA_SYNC
-        assert (mended.reason, mended.fix, mended.retry, mended.resume, mended.failed_in) == (None,) * 5
-        assert mended.next_try is None
+        fixed = known(store)
+        assert fixed.state is TableState.DATA_SYNC
+        assert (fixed.reason, fixed.fix, fixed.retry, fixed.resume, fixed.failed_in) == (None,) * 5
+        assert fixed.next_try is None
 
     def test_attempts_count_until_a_copy_is_complete(self, store: StateStore) -> None:
         store.fail_table("1", "no", attempts=3)
@@ -234,7 +234,7 @@ class VersionContract(Stores):
         assert store.schemas_between("16400", Position(200, 0), Position(299, 0)) == places[1:2]
         assert store.schemas_between("16400", START, Position(200, 0)) == places[:2]
         assert store.schemas_between("16400", START, Position(99, 0)) == []
-        assert store.schemas_between("nobody", START, Position(99, 0)) == []
+        assert store.schemas_between("unknown", START, Position(99, 0)) == []
 
     def test_pruning_keeps_every_version_that_a_later_position_needs(self, store: StateStore) -> None:
         for schema, commit in ((orders(), 100), (orders("a"), 200), (orders("a", "b"), 300)):

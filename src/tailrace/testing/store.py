@@ -54,7 +54,7 @@ class ProgressContract(Stores):
 
     def test_a_batch_with_one_bad_update_leaves_no_trace(self, store: StateStore) -> None:
         with pytest.raises(TransitionError):
-            store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", changes_applied=1), TableUpdate("nobody")])
+            store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", changes_applied=1), TableUpdate("unknown")])
         assert known(store).changes_applied == 0
         assert store.last_batch() is None
 
@@ -149,7 +149,7 @@ class ProgressContract(Stores):
 
 
 class RunContract(Stores):
-    """Who may write, who reads, and what is remembered."""
+    """Writers, readers, and what a store remembers."""
 
     def test_a_new_store_knows_its_pipeline_and_keeps_its_epoch(self, address: StoreAddress) -> None:
         with address.open() as store:

@@ -109,7 +109,7 @@ def test_only_the_tables_that_are_named_keep_their_history(lake: Path) -> None:
         {"id": 1, "name": "b", "price": 1}
     ]
     [*_, finding] = destination.check([ITEMS])
-    assert (finding.level, finding.message) == ("warning", "history names audit.*, and no table is called so")
+    assert (finding.level, finding.message) == ("warning", "history names audit.*, but no table matches it")
 
 
 def test_no_pattern_of_a_history_is_taken_for_wrong_while_the_tables_are_not_known(lake: Path) -> None:

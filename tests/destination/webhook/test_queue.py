@@ -311,7 +311,7 @@ def test_a_file_that_lost_its_header_stops_the_queue_until_it_is_given_up(tmp_pa
     head = QueueReader(tmp_path).head
     _spoil_header(_segments(tmp_path)[which])
     if which == 0:
-        with pytest.raises(DamagedError, match="was not delivered"):
+        with pytest.raises(DamagedError, match="were not delivered"):
             ids(tmp_path)
     for _ in range(3):
         with pytest.raises(DamagedError, match="quarantine"):

@@ -251,7 +251,7 @@ def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
     with WebhookEndpoint() as endpoint:
         url = f"http://hook.example:{endpoint.port}/"
-        with pytest.raises(PreflightError, match=r"hook\.example is at 127\.0\.0\.1"):
+        with pytest.raises(PreflightError, match=r"hook\.example resolves to 127\.0\.0\.1"):
             post(HttpTransport(to(url, allow_private=False)))
         looked_up.clear()
         assert post(HttpTransport(to(url))).status == 200

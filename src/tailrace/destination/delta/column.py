@@ -27,7 +27,7 @@ from tailrace.model.collapse import Marks
 from tailrace.model.schema import TableSchema
 
 NUMBER = b"tailrace.number"
-"""Field metadata: the upstream's number of the column, by which a renamed one is known again."""
+"""Field metadata: the upstream's number of the column, by which a renamed column is recognized."""
 
 
 def number_of(field: pa.Field[Any]) -> int:
@@ -75,7 +75,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType:
 
 
 def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
-    """An array or chunked array as the type Delta keeps it in; never silently altered."""
+    """Cast an array or chunked array to the type Delta keeps it in; never alters a value silently."""
     if values.type == kind:
         return values
     try:
@@ -92,7 +92,7 @@ def to_delta(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 class DeltaLayout:
     """How one table is kept. `exact` adds the column for values that their own column cannot hold.
 
-    `history` keeps a row for each change: the table is one without a key then, whatever it is upstream.
+    `history` keeps a row for each change: the Delta table then has no key, even if the upstream's has one.
     """
 
     table: TableSchema
@@ -149,5 +149,5 @@ class DeltaLayout:
 
 
 def _times(marks: Marks, now: pa.TimestampScalar) -> pa.ChunkedArray[Any]:
-    """When the changes of a history were committed. Each has a time: that of now, where the source gives none."""
+    """When the changes of a history were committed; the current time where the source gives none."""
     return pc.if_else(pa.array(marks.op == Op.READ), marks.committed_at, pc.fill_null(marks.committed_at, now))

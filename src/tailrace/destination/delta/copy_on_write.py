@@ -1,4 +1,4 @@
-"""Copy on write: find the files that hold a batch's keys, write those again, leave all others alone.
+"""Copy on write: find the files that hold a batch's keys, rewrite them, leave all others alone.
 
 An updated row goes into the new copy of the file that held it, so files keep their range of keys and their number;
 only rows that are new go into a file of their own, or join the smallest file there is.
@@ -57,7 +57,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
     finder = Finder(target, kinds)
     for file, reading in staged:
         entry = Candidate(file, reading, staged=True)
-        # A row may be copied twice, when it moved within the table between two rounds; the later copy counts.
+        # A row may be copied twice if it moved within the table between two snapshots; the later copy counts.
         if rivals := [one for one in candidates if one.file.may_share_keys(file)]:
             finder.bury_all(rivals, KeyProbe(finder.keys(entry).comparable()))
         candidates.append(entry)
@@ -116,7 +116,7 @@ def _old_values(
     candidates: Sequence[Candidate],
     kinds: Mapping[str, pa.DataType],
 ) -> tuple[pa.Table, Indexes]:
-    """What changes left out, from the rows of before the batch; for each incomplete row which of these, or -1."""
+    """The rows from before the batch with what changes left out; for each incomplete row its index there, or -1."""
     has_exact = EXACT in target.schema.names
     columns = [*left_out_columns(collapsed), *([EXACT] if has_exact else [])]
     schema = pa.schema([target.schema.field(column) for column in columns])
@@ -145,7 +145,7 @@ def _cast_of(layout: DeltaLayout) -> Cast:
 
 
 def _in_threads(job: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
-    """What each item gives, in their order: the work is native code for the most part."""
+    """The result for each item, in order. Threads help: most of the work is native code."""
     if len(items) < 2:
         return [job(item) for item in items]
     with ThreadPoolExecutor(min(len(items), os.cpu_count() or 1)) as pool:
@@ -174,7 +174,7 @@ def _wanted_keys(collapsed: Collapsed, kinds: Mapping[str, pa.DataType]) -> keys
 
 
 def _join_smallest(candidates: Sequence[Candidate], fresh: Indexes, limit: int, layout: DeltaLayout) -> Indexes:
-    """Few new rows go into the smallest file, if that is small, so that a trickle of inserts makes no heap of files."""
+    """A few new rows join the smallest file, if it is small, so that a trickle of inserts does not make many files."""
     if layout.partition_by or not len(fresh) or len(fresh) > limit // 2:
         return fresh
     small = [entry for entry in candidates if entry.file.rows <= limit // 2]
@@ -196,7 +196,7 @@ class _Wipe:
         return cls(truncate_values(collapsed.truncate_marks, now))
 
     def stamp(self, rows: pa.Table) -> pa.Table:
-        """Rows that were alive are deleted now; those deleted before stay as they were."""
+        """Mark the remaining rows as deleted; those that were marked before stay as they are."""
         alive = pc.is_null(rows.column(DELETED_AT))
         for name, value in self.values.items():
             if name in rows.schema.names:
@@ -233,11 +233,11 @@ def _write(
 def _rewrite(
     target: DeltaTarget, entry: Candidate, upsert: pa.Table | None, joining: Indexes, wipe: _Wipe | None, limit: int
 ) -> list[DataFile]:
-    """A file without its dead rows and with the rows that join it."""
+    """Rewrite a file without its deleted rows and with the rows that join it."""
     alive = np.ones(entry.file.rows, bool)
     for dead in entry.dead:
         alive[dead] = False
-    # Halves rather than a full file and a crumb, once a file has grown past its size.
+    # Once a file has grown past its size, split it in halves, not into a full file and a tiny one.
     after = int(alive.sum()) + len(joining)
     most = limit if after > 2 * limit else 2 * limit
     with FileWriter(target.place, target.schema, target.layout.partition_by, most) as writer:
@@ -254,7 +254,7 @@ def _rewrite(
 
 
 def _picked(rows: pa.Table, at: Indexes) -> pa.Table:
-    """The rows `at`, ascending. Chunk by chunk, as Arrow would first join the chunks of the whole table."""
+    """The rows `at`, ascending. Taken chunk by chunk: Arrow would first join the chunks of the whole table."""
     at = np.sort(at)
     batches = rows.to_batches()
     if len(batches) <= 1:

@@ -1,4 +1,4 @@
-"""The Parquet files of a Delta table: written once, never changed, described by what the log says of them."""
+"""The Parquet files of a Delta table: written once, never changed, and described by the log."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MOST_BYTES = 128 << 20  # of Arrow data, roughly three times the file's
 _GROUP_ROWS = 131_072
 _FEW_VALUES = 0.1
 _FOOTER_BYTES = 4096
-"""Parquet's footer has no bounds of texts longer than that."""
+"""Parquet's footer has no bounds for longer texts."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*=[A-Za-z0-9_.-]+")
 _STAT_CHARS = 32
@@ -84,7 +84,7 @@ class DataFile:
         )
 
     def may_share_keys(self, other: DataFile) -> bool:
-        """Whether two files can hold the same key, as far as their bounds tell."""
+        """Whether two files can hold the same key, judged by their bounds."""
         if None in (self.low, self.high, other.low, other.high):
             return True
         return bool(self.low <= other.high and other.low <= self.high)
@@ -106,7 +106,7 @@ class DataFile:
 class FileWriter:
     """Writes rows to new files of one table, rolled at `rows` rows; with `partition_by`, apart for each partition.
 
-    Used as a context: files are durable, but not visible, when it ends. After an error nothing of the open ones stays.
+    Used as a context: when it ends, files are durable but not visible. After an error the open files are deleted.
     """
 
     def __init__(self, place: TablePath, schema: pa.Schema, partition_by: Sequence[str], rows: int) -> None:
@@ -199,7 +199,7 @@ class _OpenFile:
         self._writer.write_table(group, row_group_size=_GROUP_ROWS)
 
     def _look_at(self, group: pa.Table) -> None:
-        """Note what the footer does not tell: the bounds of long texts, and which columns hold NaN."""
+        """Note what the footer lacks: the bounds of long texts, and which columns hold NaN."""
         for name, values in zip(group.schema.names, group.columns, strict=True):
             if pa.types.is_string(values.type) and (pc.max(pc.binary_length(values)).as_py() or 0) > _FOOTER_BYTES:
                 low, high = pc.min_max(values).as_py().values()
@@ -240,7 +240,7 @@ def _folder(partition: Mapping[str, str | None]) -> str:
 
 
 def _worth_dictionary(rows: pa.Table) -> list[str] | bool:
-    """The text columns with few values: only there a dictionary is smaller, and it is the dearest part of writing."""
+    """The text columns with few values: a dictionary saves space only there, and is the costliest part of writing."""
     sample = rows.slice(0, 4096)
     worth = [
         name
@@ -293,8 +293,8 @@ def partition_value(text: str | None, kind: pa.DataType) -> Any:
 def stats_of(footer: pq.FileMetaData, texts: Mapping[str, tuple[str, str]], with_nan: Collection[str]) -> str:
     """Delta's statistics of a file, from its Parquet footer, the bounds of long texts and the columns that hold NaN.
 
-    Bounds stand there for every column or for none: delta-rs takes one that is missing among others for null, and its
-    datasets then leave out the file's rows whatever the filter on that column asks for.
+    There are bounds for every column or for none: delta-rs treats a bound that is missing among others as null, and its
+    datasets then leave out the file's rows for every filter on that column.
     """
     low: dict[str, Any] = {name: pair[0] for name, pair in texts.items()}
     high: dict[str, Any] = {name: pair[1] for name, pair in texts.items()}
@@ -342,7 +342,7 @@ def _object(values: Mapping[str, str | None]) -> str:
 
 
 def _stat(value: Any, is_high: bool) -> str | None:
-    """A bound as JSON; None where there is none that every reader takes for one."""
+    """A bound as JSON; None if not every reader would understand it as a bound."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, bool | int | float):
@@ -394,7 +394,7 @@ def read_columns(
 
 
 def mean_row_bytes(files: Sequence[DataFile]) -> int:
-    """What a row of these files takes in memory, roughly."""
+    """The approximate memory that one row of these files takes."""
     return 3 * sum(file.size for file in files) // max(total_rows(files), 1)
 
 

@@ -36,10 +36,10 @@ from tailrace.system import failpoint
 
 _TRIES = 5
 PART_BYTES = 256 << 20
-"""How much of a batch is collapsed and written at a time: all of it as a rule, since every part writes the files
-again that hold its keys."""
+"""How much of a batch is collapsed and written at a time: usually all of it, because every part rewrites the files
+that hold its keys."""
 HUGE_PART_BYTES = 96 << 20
-"""The same for a batch that grew past that for a huge transaction, which is to take less memory."""
+"""The same for a batch that a huge transaction made larger than that, to limit its memory."""
 
 
 class DeltaDestination(DeltaOptions, Destination):
@@ -59,13 +59,13 @@ class DeltaDestination(DeltaOptions, Destination):
         return f"delta {self.path}"
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
-        """Look whether these tables can be kept here. Creates nothing."""
+        """Check whether these tables can be kept here. Creates nothing."""
         known = [(table, self.place(table.table), self._layout(table)) for table in tables or ()]
         unused = [] if tables is None else idle(self.history, (table.table for table in tables))
         return [
             *preflight.check(self.path, known),
             *(
-                Finding("warning", self.path, f"history names {pattern}, and no table is called so", "correct it")
+                Finding("warning", self.path, f"history names {pattern}, but no table matches it", "correct it")
                 for pattern in unused
             ),
         ]
@@ -75,9 +75,9 @@ class DeltaDestination(DeltaOptions, Destination):
         return bool(table.key) and matches(table.table, self.history)
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage | None = None) -> Staged:
-        """Write copied rows to files that no version of the table knows yet; the stage is not used.
+        """Write copied rows to files that no version of the table lists yet; the stage is not used.
 
-        The receipt names them. Each call writes files of its own; those that are never committed go at a vacuum.
+        The receipt names them. Each call writes files of its own; a vacuum deletes those that are never committed.
         """
         place = self.place(table.table)
         layout = self._layout(table)
@@ -107,12 +107,12 @@ class DeltaDestination(DeltaOptions, Destination):
         return Staged(json.dumps(receipt, ensure_ascii=False), total_rows(files), sum(file.size for file in files))
 
     def write_changes(self, batch: TableBatch) -> Written:
-        """Make the batch visible in one commit. A batch that is there already is left alone.
+        """Make the batch visible in one commit. A batch that the table holds already changes nothing.
 
-        What a batch copies into a table that holds rows is held back until the batch that completes the copy, and is
-        held once however often the batch is repeated. Nothing is committed when there is nothing to write and the table
-        has the columns of `batch.table` already. Raises OwnedError when another runner of the pipeline committed
-        meanwhile, UnavailableError when the storage does not answer, TableError when this table cannot go on.
+        Rows copied into a table that already holds rows are held back until the batch that completes the copy; a
+        repeated batch is held only once. Nothing is committed when there is nothing to write and the table already
+        has the columns of `batch.table`. Raises OwnedError when another runner of the pipeline committed meanwhile,
+        UnavailableError when the storage does not answer, TableError when this table cannot go on.
         """
         table, changes, begins = batch.table, batch.log, batch.begins_copy
         name = str(table.table)
@@ -160,7 +160,7 @@ class DeltaDestination(DeltaOptions, Destination):
             works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
             tries = _TRIES
             if part is not None and not part.is_last:
-                # Each part is gone once it is written, so the batch cannot be tried again from here.
+                # Each part is discarded once it is written, so the batch cannot be retried from here.
                 works = chain(_given_away(list(works)), (self._work(part.chunks, kept) for part in pieces))
                 tries = 1
             del part
@@ -180,7 +180,7 @@ class DeltaDestination(DeltaOptions, Destination):
         raise TableError(message, table=name, fix=f"stop the other writer of {place.uri}")
 
     def _hold(self, place: TablePath, batch: TableBatch, receipts: Sequence[copy.HeldReceipt]) -> None:
-        """Keep what a batch staged for the end of its copy. One that begins gives up a copy that did not end."""
+        """Hold what a batch staged until its copy ends. A batch that begins a copy gives up an unfinished one."""
         failpoint.reach("delta.before_hold")
         copy.hold(place, batch, receipts)
         failpoint.reach("delta.held")
@@ -252,13 +252,13 @@ class DeltaDestination(DeltaOptions, Destination):
         return None if self.keeps_history(table) else read_rows(self.place(table.table), table)
 
     def maintain(self, table: TableName) -> str | None:
-        """Merge small files and delete unneeded ones, when that is due; reads only the table's log otherwise."""
+        """Merge small files and delete unneeded ones if that is due; otherwise only read the table's log."""
         place = self.place(table)
         with reaching(place, str(table)):
             return maintenance.maintain(place, str(table), self.compact, self.vacuum)
 
     def place(self, table: TableName) -> TablePath:
-        """Where a table lies, with all that it takes to open it."""
+        """The location of a table, with everything needed to open it."""
         return TablePath.of(self.path, table, {name: value.reveal() for name, value in self.storage_options.items()})
 
     def _layout(self, table: TableSchema, *, exact: bool = False) -> DeltaLayout:
@@ -269,7 +269,7 @@ class DeltaDestination(DeltaOptions, Destination):
 
 
 def _require_files(place: TablePath, table: str, notes: Sequence[copy.CopyNote]) -> None:
-    """Raises TableError when a file that is held is gone, as after a vacuum by another program."""
+    """Raises TableError when a held file is gone, for example after a vacuum by another program."""
     paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
     if missing := place.missing(paths):
         raise TableError(
@@ -280,7 +280,7 @@ def _require_files(place: TablePath, table: str, notes: Sequence[copy.CopyNote])
 
 
 def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLayout, Evolution]:
-    """The columns the table has after the batch: those of the layout alone when there is no table to go on with."""
+    """The columns the table has after the batch: only those of the layout if there is no table yet to evolve."""
     if before is None:
         require_partition(layout)
         return layout, Evolution(layout.schema)
@@ -292,7 +292,7 @@ def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLay
 
 
 def _require_kind(found: pa.Schema, layout: DeltaLayout) -> None:
-    """Raises SchemaChangedError where rows of before are current ones and a history is wanted, or the reverse."""
+    """Raises SchemaChangedError when the table holds current rows and a history is wanted, or the reverse."""
     if layout.history == (UNCHANGED in found.names):
         return
     holds = "current rows, not their history" if layout.history else "the history of its rows, not the current ones"
@@ -310,7 +310,7 @@ def _schema_of(receipt: copy.HeldReceipt) -> pa.Schema:
 def _staged(
     receipts: Iterable[copy.HeldReceipt], schema: pa.Schema, layout: DeltaLayout
 ) -> list[tuple[DataFile, ColumnReading]]:
-    """The files of the receipts, each with how it reads: it may have been written before a schema change."""
+    """The files of the receipts, each with its projection: it may have been written before a schema change."""
     found: list[tuple[DataFile, ColumnReading]] = []
     for receipt in receipts:
         if layout.history:

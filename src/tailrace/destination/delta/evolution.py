@@ -25,7 +25,7 @@ class Evolution:
 
     schema     the columns afterwards
     added      those that were not there before
-    reading    how files of before read afterwards
+    reading    how earlier files are read afterwards
     """
 
     schema: pa.Schema
@@ -38,7 +38,7 @@ class Evolution:
 
 
 def evolve(now: pa.Schema, layout: DeltaLayout) -> Evolution:
-    """From a Delta table's columns to those of a layout. Raises SchemaChangedError where there is no way."""
+    """From a Delta table's columns to those of a layout. Raises SchemaChangedError where that is impossible."""
     wanted = layout.schema
     added: list[pa.Field[Any]] = []
     kept: dict[int, pa.Field[Any]] = {}
@@ -55,9 +55,9 @@ def evolve(now: pa.Schema, layout: DeltaLayout) -> Evolution:
 
 
 def reading_of(now: pa.Schema, schema: pa.Schema, layout: DeltaLayout) -> ColumnReading:
-    """How files with the columns `now` read as rows of a table that has the columns `schema`.
+    """How files with the columns `now` are read as rows of a table that has the columns `schema`.
 
-    Raises SchemaChangedError for a column whose type is another one and not a wider or a narrower one.
+    Raises SchemaChangedError for a column whose type changed to one that is neither wider nor narrower.
     """
     name = str(layout.table.table)
     if now.equals(schema, check_metadata=True):
@@ -79,12 +79,12 @@ def reading_of(now: pa.Schema, schema: pa.Schema, layout: DeltaLayout) -> Column
 
 
 def _folded(schema: pa.Schema) -> set[str]:
-    """The names as Delta tells them apart: without regard to case."""
+    """The names as Delta compares them: without regard to case."""
     return {name.lower() for name in schema.names}
 
 
 def require_partition(layout: DeltaLayout, partition_by: tuple[str, ...] | None = None) -> None:
-    """Raises TableError when the table lacks a column it is to be partitioned by, or is partitioned otherwise now."""
+    """Raises TableError when the table lacks a column of its `partition_by`, or is partitioned by other columns."""
     table = layout.table
     if missing := [name for name in layout.partition_by if name not in table.arrow.names]:
         raise TableError(

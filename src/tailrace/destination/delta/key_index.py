@@ -1,6 +1,7 @@
-"""Which rows of a table have which key: what its files say, and what a batch looks for in them.
+"""Which rows of a table have which key: the keys in its files, and the search for a batch's keys among them.
 
-A worker process serves many batches: a trickle of small ones finds its keys here without touching a file.
+The index stays in memory, because a worker process serves many batches: small ones find their keys without reading a
+file.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tailrace.model import key as keys
 Indexes = npt.NDArray[np.int64]
 _Name = tuple[str, str, str]
 MOST_BYTES = 256 << 20
-"""What a process keeps of all tables' keys."""
+"""How much memory a process uses for the keys of all tables."""
 
 
 class FileKeys:
@@ -47,7 +48,7 @@ class FileKeys:
         return self.key
 
     def match(self, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
-        """The rows of the file whose key is wanted, and which of the wanted ones each is."""
+        """The rows of the file whose key is wanted, and for each of them the index of its key among the wanted ones."""
         nothing = np.zeros(0, np.int64)
         if isinstance(self.key, np.ndarray) and wanted.numbers is not None:
             if not len(self.key):
@@ -135,11 +136,11 @@ def keys_of(place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], 
 
 @dataclass
 class DeltaTarget:
-    """A table to be changed: its files of before the batch, and how its columns read.
+    """A table to be changed: its files from before the batch, and how their columns are read.
 
     schema     the columns the table has after the batch (dropped ones included)
-    staged     copied files that are to become the table's, each with how it reads
-    reading    how `files` read as rows of `schema`
+    staged     copied files that are to become the table's, each with how it is read
+    reading    how `files` are read as rows of `schema`
     """
 
     place: TablePath

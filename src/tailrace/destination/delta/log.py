@@ -44,16 +44,16 @@ CONFIGURATION: Mapping[str, str] = {
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
 _synced: dict[str, int] = {}
-"""Up to which version this process knows the log of a table to be on disk, by the table's id."""
+"""By the table's id, the version up to which this process has made the table's log durable."""
 
 
 class ConflictError(Exception):
-    """Somebody else changed the table under this commit; what was computed from it must be computed again."""
+    """Another writer changed the table during this commit; what was computed from the table must be computed again."""
 
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
-    """A Delta table as it stands at one version."""
+    """A Delta table at one version."""
 
     place: TablePath
     table: str
@@ -99,12 +99,12 @@ class DeltaSnapshot:
         adds = pa.table(self.handle.get_add_actions(flatten=True))
         count = adds.num_rows
         if others := [path for path in adds.column("path").to_pylist() if not path.isascii()]:
-            # delta-rs escapes such a name when it removes the file, no reader takes that for the same file, and its
-            # rows would stay beside those written anew.
+            # delta-rs escapes such a name when it removes the file. No reader recognizes the escaped name, so the old
+            # rows would stay next to the rewritten ones.
             raise TableError(
                 f"another writer gave a file of {self.place.uri} a name that delta-rs cannot remove: {others[0]}",
                 table=self.table,
-                fix=f"move {self.place.uri} away, then tailrace resync FILE {self.table} begins the table again",
+                fix=f"move {self.place.uri} away, then copy the table again: tailrace resync FILE {self.table}",
             )
 
         def column(name: str) -> list[Any]:
@@ -131,13 +131,13 @@ class DeltaSnapshot:
     def sync(self) -> None:
         """Make the log durable up to this version, which delta-rs and other writers leave to the operating system.
 
-        What this process has put on disk already costs nothing.
+        Versions that this process has already made durable cost nothing.
         """
         version, table_id = self.handle.version(), str(self.handle.metadata().id)
         if not self.place.is_local or _synced.get(table_id, -1) >= version:
             return
         failpoint.reach("delta.before_sync")
-        # The process before may have been killed between a commit and this.
+        # The previous process may have been killed between a commit and this call.
         first = _synced[table_id] + 1 if table_id in _synced else _checkpoint(self.place)
         for number in range(first, version + 1):
             for ending in ("json", "checkpoint.parquet"):
@@ -163,7 +163,7 @@ def _opened(place: TablePath) -> DeltaTable:
 
 
 def _needs_clock(schema: pa.Schema, handle: DeltaTable) -> bool:
-    """Whether a table must first learn about timestamps without a zone, which Delta counts as a feature."""
+    """Whether a table must first enable timestamps without a zone, which Delta counts as a feature."""
     features = handle.protocol().reader_features or []
     return "timestampNtz" not in features and "timestamp[us]" in str(schema.types)
 
@@ -173,7 +173,7 @@ def app_id(batch: Batch) -> str:
 
 
 def foreign_content(place: TablePath) -> str | None:
-    """Why a table cannot be made here: something that is not tailrace's lies there. None if nothing does."""
+    """Why a table cannot be created here: the place holds something that tailrace did not make. None if it does not."""
     if place.is_file():
         return f"{place.uri} is a file, not a directory"
     others = [name for name in place.names() if name != OWN and not _is_data(place, name)]
@@ -205,13 +205,13 @@ def commit(
     """Add and remove these files in one commit that carries the batch; with `replace`, everything else goes too.
 
     `added` are columns of the schema that the table lacks. delta-rs adds columns or files in a commit, not both,
-    unless it replaces all files: else a commit that only adds the columns goes ahead, which a repeat finds done.
+    unless it replaces all files; otherwise a commit that only adds the columns comes first, and a repeat skips it.
     Durable when it returns. Raises OwnedError when another runner committed a batch of the same pipeline meanwhile,
-    ConflictError when anybody else got in the way.
+    ConflictError when any other writer committed.
     """
     properties = CommitProperties(
-        # The commit is the very next version or none: delta-rs does not take an OPTIMIZE in between for a conflict, and
-        # the files it merged would be there twice.
+        # The commit is the very next version or fails: delta-rs does not treat an OPTIMIZE in between as a conflict,
+        # and the files it merged would be there twice.
         max_commit_retries=0,
         app_transactions=[Transaction(app_id(batch), batch.id)] if batch else None,
         custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
@@ -229,7 +229,7 @@ def commit(
                     Schema.from_arrow(pa.schema(list(added))).fields,
                     commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
                 )
-                # On disk before the rows: a power cut may not take the columns alone.
+                # On disk before the rows: a power cut must not undo the columns alone.
                 DeltaSnapshot(place, table, _opened(place)).sync()
                 failpoint.reach("delta.columns_added")
             if replace or not (added and alone):
@@ -281,7 +281,7 @@ _EXISTS = re.compile(r"(?:Generic error: )?A (?:Delta Lake )?table already exist
 
 @contextmanager
 def reaching(place: TablePath, table: str) -> Iterator[None]:
-    """Turns a full disk, a read-only one or an object store that does not answer into UnavailableError."""
+    """Turn the errors of a full or read-only disk and of an unreachable object store into UnavailableError."""
     try:
         yield
     except FileNotFoundError as error:
@@ -290,7 +290,7 @@ def reaching(place: TablePath, table: str) -> Iterator[None]:
         raise TableError(
             f"a file of the table is no longer in {place.uri}",
             table=table,
-            fix=f"put it back and tailrace retry FILE {table}, or tailrace resync FILE {table}",
+            fix=f"restore it, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
         ) from error
     except OSError as error:
         raise _unavailable(place, table, errno.errorcode.get(error.errno or 0, "error")) from error
@@ -298,19 +298,19 @@ def reaching(place: TablePath, table: str) -> Iterator[None]:
         if _DOWN.match(str(error)):
             raise _unavailable(place, table, str(error).splitlines()[0]) from error
         raise TableError(
-            f"delta-rs refused: {str(error).splitlines()[0]}",
+            f"delta-rs reported an error: {str(error).splitlines()[0]}",
             table=table,
-            fix=f"look at the log in {place.uri}/{LOG}; if it is damaged, move {place.uri} away, then "
-            f"tailrace resync FILE {table} begins the table again",
+            fix=f"check the log in {place.uri}/{LOG}; if it is damaged, move {place.uri} away, then copy the table "
+            f"again: tailrace resync FILE {table}",
         ) from error
 
 
 def _unavailable(place: TablePath, table: str, reason: str) -> UnavailableError:
-    way = "write access to," if place.is_local else "the network and storage_options for,"
+    access = "this user may write there" if place.is_local else "the network and storage_options allow access"
     return UnavailableError(
         f"cannot use {place.uri}: {reason}",
         table=table,
-        fix=f"free space on, or restore {way} {place.uri}; the pipeline goes on by itself",
+        fix=f"check that {place.uri} is there and has space and that {access}; tailrace retries by itself",
     )
 
 

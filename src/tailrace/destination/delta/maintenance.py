@@ -14,7 +14,7 @@ from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import TablePath
 
 MOST_DEAD_BYTES = 10 << 30
-"""When files that no version needs take more, they go as soon as they are an hour old, before the disk is full."""
+"""When unneeded files take more space than this, they are deleted once an hour old, before the disk is full."""
 
 _HOUR = 3600.0
 _LOOK_SECONDS = 300.0
@@ -24,7 +24,7 @@ _looked: dict[str, float] = {}
 
 
 def maintain(place: TablePath, table: str, compact: CompactOptions | None, vacuum: VacuumOptions | None) -> str | None:
-    """Do what is due. Cheap when nothing is: one look at the log."""
+    """Do the housekeeping that is due. Cheap when nothing is: it only reads the log."""
     snapshot = DeltaSnapshot.load(place, table)
     if snapshot is None:
         return None
@@ -38,7 +38,7 @@ def maintain(place: TablePath, table: str, compact: CompactOptions | None, vacuu
 
 def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: CompactOptions) -> str | None:
     limit = rows_per_file(total_rows(files))
-    # What is small by these measures may be all that fits: wide rows fill a file by bytes that compress well.
+    # A file that is small by this measure may still be full: the bytes of wide rows can compress well.
     full = set(json.loads(snapshot.place.noted(_FULL) or "[]"))
     small = [
         file
@@ -67,7 +67,7 @@ def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: CompactOpt
         return None
     snapshot.place.sync()
     try:
-        # No row changes: readers that follow the table's changes need not look at this commit.
+        # No row changes: readers that follow the table's changes can skip this commit.
         commit(
             snapshot.place,
             snapshot.table,
@@ -79,7 +79,7 @@ def _compact(snapshot: DeltaSnapshot, files: list[DataFile], compact: CompactOpt
             None,
         )
     except ConflictError:
-        # A batch came in between. The files just written go at a vacuum, and the next call tries again.
+        # A batch committed in between. A vacuum deletes the files just written, and the next call tries again.
         return None
     there = {file.path for file in (*files, *written)}
     snapshot.place.note(_FULL, json.dumps(sorted(full & there)))
@@ -98,10 +98,10 @@ def _vacuum(snapshot: DeltaSnapshot, files: list[DataFile], vacuum: VacuumOption
         retention = _HOUR
     held = copy.last_held(place)
     if held is not None and now - held < max(vacuum.retention, _HOUR):
-        # No version knows the files of a copy that is not complete. One that no batch goes on with waits no longer.
+        # No version lists the files of an unfinished copy. A copy that no batch continues is not waited for any longer.
         return None
-    # An hour at least: a batch in flight has files that no version knows yet. delta-rs counts in whole hours, and a
-    # file may stay longer than it was promised, never shorter.
+    # At least one hour: a running batch has written files that no table version lists yet. delta-rs counts in whole
+    # hours; a file may be kept longer than configured, never shorter.
     gone = snapshot.handle.vacuum(
         retention_hours=math.ceil(retention / _HOUR), dry_run=False, enforce_retention_duration=False, full=True
     )
@@ -110,7 +110,7 @@ def _vacuum(snapshot: DeltaSnapshot, files: list[DataFile], vacuum: VacuumOption
 
 
 def _last_vacuum(snapshot: DeltaSnapshot) -> float:
-    """When the table was vacuumed last, or else made. Kept with the table: a runner may live for one batch only."""
+    """When the table was last vacuumed, or else created. Stored with the table: a runner may last only one batch."""
     noted = snapshot.place.noted(_NOTE)
     if noted is not None:
         return float(json.loads(noted)["at"])

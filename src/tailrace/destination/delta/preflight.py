@@ -34,7 +34,7 @@ def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]
                 Finding(
                     "warning",
                     str(table.table),
-                    f"differs from {twin.table} only in case; some file systems take them for one",
+                    f"differs from {twin.table} only in case; some file systems treat the two names as one",
                     "keep one of them at another destination path",
                 )
             )

@@ -1,4 +1,4 @@
-"""How the rows of a file read as rows of the columns the table has after a schema change."""
+"""How the rows of a file are read with the columns that the table has after a schema change."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from tailrace.model.collapse import renamed_exact
 
 @dataclass(frozen=True)
 class ColumnReading:
-    """What a file's columns have become since it was written.
+    """How a file's columns have changed since it was written.
 
     table      whose file it is, for errors
     renamed    new name → the name the file has
     initial    columns the file lacks, though it may hold another one of that name, and what its rows have there
-    rewrite    whether the file must be written anew, as readers would not find the table's columns in it
+    rewrite    whether the file must be rewritten, because readers would not find the table's columns in it
     """
 
     table: str = ""
@@ -31,7 +31,7 @@ class ColumnReading:
     rewrite: bool = False
 
     def name(self, column: str) -> str | None:
-        """What the file calls a column of the table; None when it cannot have it."""
+        """The name in the file of a column of the table; None when the file cannot have it."""
         return None if column in self.initial else self.renamed.get(column, column)
 
     def read(self, rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -72,7 +72,7 @@ class ColumnReading:
         return pa.chunked_array(parts, pa.list_(pa.string()))
 
     def _names(self, rows: pa.Table) -> dict[str, str]:
-        """What the columns of a file that are still there are called now."""
+        """The current names of those columns of the file that the table still has."""
         new = {old: name for name, old in self.renamed.items()}
         lost = (self.initial.keys() | self.renamed.keys()) - new.keys()
         return {name: new.get(name, name) for name in rows.schema.names if name not in lost}

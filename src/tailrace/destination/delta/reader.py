@@ -33,7 +33,7 @@ def read_rows(place: TablePath, table: TableSchema) -> TableRows:
                 # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
                 parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
             )
-            # A type that became narrower upstream stayed as it was; as the narrower one, values would look alike.
+            # A type that became narrower upstream stayed wide here; if cast, different values could look equal.
             types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
             rows = _reached(_read(dataset, types), place, str(table.table))
 

@@ -1,9 +1,9 @@
-"""Where a table lies: `<root>/<schema>/<table>`, for any name a database allows.
+"""The folder of a table: `<root>/<schema>/<table>`, for any name a database allows.
 
-A plain name (ASCII letters, digits, `_`, `-`) stays as it is: `public.orders` lies in `public/orders`. In any other
+A plain name (ASCII letters, digits, `_`, `-`) stays as it is: `public.orders` is in `public/orders`. In any other
 name every other byte becomes ~XX, so two names never share a directory (~ and not %, which delta-rs decodes on its
-way to the disk). Names that differ only in case stay apart where the file system keeps case apart; `check` warns
-about them, as some do not.
+way to the disk). Names that differ only in case get separate folders only on a case-sensitive file system; `check`
+warns about them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tailrace.model.schema import TableName
 from tailrace.system import atomic_file
 
 OWN = "_tailrace"
-"""The folder in a table's directory for what tailrace notes about it. Readers of Delta and vacuums pass it over."""
+"""The folder in a table's directory for tailrace's own notes. Readers of Delta and vacuums ignore it."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _RESERVED = frozenset(["con", "prn", "aux", "nul", *(f"com{n}" for n in range(10)), *(f"lpt{n}" for n in range(10))])
@@ -80,7 +80,7 @@ class TablePath:
         return self.is_local and Path(self.base).is_file()
 
     def names(self) -> list[str]:
-        """What lies in the directory itself; empty when there is none."""
+        """The entries of the directory itself; empty when it does not exist."""
         selector = arrow_fs.FileSelector(self.base, allow_not_found=True)
         return [info.base_name for info in self.files.get_file_info(selector)]
 
@@ -90,7 +90,7 @@ class TablePath:
         return [info.base_name for info in self.files.get_file_info(selector) if info.is_file]
 
     def dead_bytes(self, alive: int) -> int:
-        """How many bytes the table's files take beyond those of its current version; 0 where that is dear to ask."""
+        """How many bytes the table's files take beyond its current version; 0 where finding out is expensive."""
         if not self.is_local:
             return 0
         patterns = ("part-*.parquet", "*=*/**/part-*.parquet")
@@ -104,7 +104,7 @@ class TablePath:
 
     @contextmanager
     def creating(self, name: str) -> Iterator[IO[bytes] | Any]:
-        """A new file, durable when the block ends; after an error inside it nothing is left."""
+        """A new file, durable when the block ends; an error inside the block leaves no file."""
         if not self.is_local:
             with self.files.open_output_stream(name) as stream:
                 yield stream
@@ -126,7 +126,7 @@ class TablePath:
             raise
 
     def note(self, name: str, text: str) -> None:
-        """Keep a small text under this name, in place of an earlier one: durable, and all of it or nothing."""
+        """Store a small text under this name, durably and atomically. It replaces an earlier one."""
         if not self.is_local:
             with self.files.open_output_stream(f"{OWN}/{name}") as stream:
                 stream.write(text.encode())

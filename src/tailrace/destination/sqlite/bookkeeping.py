@@ -1,4 +1,4 @@
-"""What the file knows of its own tables.
+"""What the file records about its own tables.
 
 _tailrace_table    each table: the upstream's name, and every column with type and number, dropped ones included
 _tailrace_batch    the last batch of each pipeline in each table
@@ -21,7 +21,7 @@ _SCHEMA = (
     "CREATE TABLE _tailrace_copy (name TEXT PRIMARY KEY, pipeline TEXT NOT NULL, kept TEXT NOT NULL)",
 )
 SHADOW = "_tailrace copy of "
-"""What the name of a table begins with that will take another's place."""
+"""The prefix of a table that will replace another one."""
 
 
 @dataclass(frozen=True)

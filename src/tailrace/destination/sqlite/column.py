@@ -56,9 +56,9 @@ class SqliteLayout:
         return tuple(field.name for field in fields)
 
     def rows(self, columns: Sequence[Any], marks: Marks, kept: TableSchema, now: pa.TimestampScalar) -> ColumnValues:
-        """The upstream's columns (in `table` order), tailrace's own, and the texts of unfit values at last.
+        """The upstream's columns (in `table` order), tailrace's own, and last the texts of unfit values.
 
-        Raises UnfitError for a key that SQLite could not find again.
+        Raises UnfitError for a key by which SQLite could not find the row again.
         """
         name = str(self.table.table)
         exact: list[str | None] = marks.exact.to_pylist()
@@ -87,7 +87,7 @@ def as_texts(values: Any) -> list[Any]:
 
 
 def noted(text: str | None, unfit: Mapping[str, str]) -> str:
-    """A row's unfit values and some more."""
+    """Add values to the unfit values of a row."""
     return json.dumps({**json.loads(text or "{}"), **unfit}, ensure_ascii=False)
 
 

@@ -39,7 +39,7 @@ from tailrace.model.table_rows import TableRows
 from tailrace.system import failpoint
 
 LARGE_WAL_BYTES = 64 << 20
-"""From this size on the write-ahead log is put into the file and cut between batches."""
+"""From this size on, the write-ahead log is checkpointed and truncated between batches."""
 
 
 class SqliteDestination(SqliteDestinationOptions, Destination):
@@ -60,11 +60,11 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
 
     @property
     def stage(self) -> Stage:
-        """Copied rows wait next to the file, on the disk that they will be written to."""
+        """The folder of staged rows is next to the file, on the disk they will be written to."""
         return Stage(self.path.with_name(f"{self.path.name}-staged"))
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
-        """Look whether these tables can be kept here. Creates nothing."""
+        """Check whether these tables can be kept here. Creates nothing."""
         return preflight.check(self.path, tables or ())
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage | None = None) -> Staged:
@@ -75,12 +75,12 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
         return staged
 
     def write_changes(self, batch: TableBatch) -> Written:
-        """Make the batch visible in one transaction. A batch that is there already is left alone.
+        """Make the batch visible in one transaction. A batch that the table holds already changes nothing.
 
-        What a batch copies into a table that holds rows goes into a table next to it, which takes its place in the
-        batch that completes the copy. Nothing is committed when there is nothing to write and the table has the columns
-        of `batch.table` already. Raises OwnedError when another runner of the pipeline committed meanwhile,
-        UnavailableError when the file stays locked or cannot be written, TableError when this table cannot go on.
+        Rows copied into a table that already holds rows go into a shadow table, which replaces it in the batch that
+        completes the copy. Nothing is committed when there is nothing to write and the table already has the columns
+        of `batch.table`. Raises OwnedError when another runner of the pipeline committed meanwhile, UnavailableError
+        when the file stays locked or cannot be written, TableError when this table cannot go on.
         """
         table, layout = batch.table, self._layout(batch.table)
         with reaching(self.path, str(table.table)), opened(self.path, self.lock_timeout) as connection:
@@ -130,7 +130,7 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
         return read_rows(self.path, table)
 
     def maintain(self, table: TableName) -> str | None:
-        """Cut a write-ahead log that has grown large, and delete staged files that no batch will name."""
+        """Truncate a write-ahead log that has grown large, and delete staged files that no batch will name."""
         wal = self.path.with_name(f"{self.path.name}-wal")
         done: list[str] = []
         with reaching(self.path, str(table)):
@@ -158,7 +158,7 @@ def _evolves(connection: sqlite3.Connection, layout: SqliteLayout) -> bool:
 def _target(
     file: Path, connection: sqlite3.Connection, layout: SqliteLayout, batch: TableBatch
 ) -> tuple[SqliteTarget, bool]:
-    """The table that the batch writes to, with its columns in order, and whether it is to take the place of another."""
+    """The table that the batch writes to, with its columns in order, and whether it is to replace another table."""
     table = layout.table.table
     name = file_name(table)
     now = bookkeeping.kept(connection, table)

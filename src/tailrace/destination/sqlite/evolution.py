@@ -1,9 +1,9 @@
 """How a table's columns in the file follow those of its upstream.
 
 Added columns are added and renamed ones renamed in place; dropped ones stay, null in rows written from then on, until
-another column takes their name. A column whose values are kept otherwise from now on, one that takes a dropped one's
-name and another key have the table built again, in the transaction of the batch that brings them. Any change of a type
-that could lose a value stops the table.
+another column takes their name. The table is rebuilt, in the transaction of the batch that brings the change, for a
+column whose values are kept in another form from now on, for one that takes a dropped column's name, and for another
+key. A change of a type that could lose a value stops the table.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Plan:
 
     @property
     def renamed(self) -> dict[str, str]:
-        """Old names of columns that are still there to their new ones."""
+        """For columns that still exist, the old name to the new one."""
         return {old: new for new, (old, _) in self.sources.items()}
 
     def changes(self, now: TableSchema) -> bool:
@@ -49,7 +49,7 @@ class Plan:
 
 
 def plan(now: TableSchema, table: TableSchema) -> Plan:
-    """From the columns a table has in the file to those of a version; SchemaChangedError where there is no way."""
+    """From the columns a table has in the file to those of a version; SchemaChangedError where that is impossible."""
     wanted = as_kept(table)
     name = str(table.table)
     require_same_kind(now, wanted)
@@ -98,7 +98,7 @@ def carry_out(connection: sqlite3.Connection, name: str, own: list[str], plan: P
     if plan.rebuilt:
         _rebuild(connection, name, own, plan)
         return
-    # By way of names that no column has: two columns may have swapped theirs.
+    # Via temporary names that no column has: two columns may have swapped names.
     moves = [(old, f"_tailrace {at}", new) for at, (old, new) in enumerate(renamed.items()) if old != new]
     for step in ([(old, between) for old, between, _ in moves], [(between, new) for _, between, new in moves]):
         for old, new in step:
@@ -115,9 +115,9 @@ def add_column(connection: sqlite3.Connection, name: str, column: str, kind: str
 
 
 def succeed(connection: sqlite3.Connection, heir: str, name: str) -> None:
-    """Put the table `heir` in the place of `name`, with the indexes and triggers that people added to it.
+    """Replace the table `name` with `heir`, keeping the indexes and triggers that people added to it.
 
-    Those on a column that is gone go with it.
+    Those on a dropped column are dropped with it.
     """
     extras = connection.execute(
         "SELECT sql FROM sqlite_schema WHERE tbl_name = ? COLLATE NOCASE AND type <> 'table' AND sql IS NOT NULL",

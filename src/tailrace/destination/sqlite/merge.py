@@ -1,4 +1,4 @@
-"""A batch's rows and changes into its table, inside the batch's transaction."""
+"""Write a batch's rows and changes to its table, inside the batch's transaction."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from tailrace.model.collapse import Collapsed, Marks, fit
 from tailrace.model.schema import TableSchema
 
 SLICE_ROWS = 50_000
-"""How many rows are Python values at a time."""
+"""How many rows are converted to Python values at a time."""
 
 Old = dict[int, tuple[Any, ...]]
 """By row of a collapsed batch, the values it needs from the row it changes, in the order they are asked for."""
 
 
 def append(target: SqliteTarget, chunks: Iterable[Changes], now: pa.TimestampScalar) -> int:
-    """Write whole rows in their order, copied ones or those of a log; says how many."""
+    """Write whole rows in order, copied rows or those of a log. Returns how many."""
     count = 0
     for chunk in chunks:
         fitted = fit(chunk, target.layout.table)
@@ -43,8 +43,8 @@ def merge(target: SqliteTarget, collapsed: Collapsed, now: pa.TimestampScalar, r
     """Apply the last change of each key.
 
     Rows that lack values get those of the row they change, as it was before the batch; if there is none, those that the
-    upstream has now; and if that has none either, its delete is on the way and the row is left out. Raises TableError
-    when there is no way to ask the upstream.
+    upstream has now. If the upstream lacks the row too, its delete will follow and the row is left out. Raises
+    TableError when the upstream cannot be asked.
     """
     collapsed = _by_key(collapsed, target.kept)
     # Old values first: two rows may take each other's key.
@@ -100,7 +100,7 @@ class _Gaps:
     def fetch(
         self, target: SqliteTarget, collapsed: Collapsed, wanted: npt.NDArray[np.bool_], refetch: Refetch | None
     ) -> None:
-        """Ask the upstream for the values of rows that are not in the table; those it lacks too are not wanted."""
+        """Read from the upstream the values of rows that are not in the table; rows it lacks too are left out."""
         lost = np.array([row for row in self.rows.tolist() if row not in self.old], np.int64)
         lost, deleted = split_lost(collapsed, lost)
         wanted[deleted] = False
@@ -136,7 +136,7 @@ def _stamp(marks: Marks, now: pa.TimestampScalar) -> dict[str, Any]:
 
 
 def _by_key(collapsed: Collapsed, kept: TableSchema) -> Collapsed:
-    """The rows in the order the table has them, so that neighbours are written together and a page only once."""
+    """The rows in the table's order, so that neighbours are written together and each page only once."""
     rows, marks, unchanged = collapsed.rows, collapsed.marks, collapsed.unchanged
     key = {name: rows.column(name).cast(kept.column(name).type) for name in collapsed.table.key}
     # Arrow does not sort arrays; their rows are written as they come.

@@ -1,9 +1,9 @@
-"""What an upstream's table is called in the file, and how names stand in SQL.
+"""The name of an upstream's table in the file, and how names are quoted in SQL.
 
 `main.items` is `items`; any other table has its schema in its name, as one name with a dot in it: `shop.items`. Parts
 with dots or quotes are quoted, so no two tables share a name. Names that SQLite (`sqlite_`) or tailrace (`_tailrace`)
-keep for themselves never come out. SQLite takes names that differ only in the case of ASCII letters for one; `check`
-refuses such tables together.
+reserve are never used. SQLite treats names that differ only in the case of ASCII letters as one; `check` refuses two
+such tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def is_reserved(name: str) -> bool:
 
 
 def fold(name: str) -> str:
-    """A name as SQLite tells names apart: without regard to the case of ASCII letters, and of those only."""
+    """A name as SQLite compares names: without regard to the case of ASCII letters, and of no others."""
     return name.translate(_LOWER)
 
 

@@ -13,7 +13,7 @@ class SqliteDestinationOptions(TypedOptions):
     """A replica in one SQLite file."""
 
     type: Literal["sqlite"]
-    path: FilePath = Field(description="the file; made when it is not there")
+    path: FilePath = Field(description="the file; created if it is missing")
     deletes: Literal["hard", "soft"] = Field(
         default="hard", description="remove deleted rows, or keep them with the time they went"
     )

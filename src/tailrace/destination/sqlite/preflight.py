@@ -1,4 +1,4 @@
-"""What can be known about the file before anything is written to it."""
+"""What is checked about the file before anything is written to it."""
 
 from __future__ import annotations
 

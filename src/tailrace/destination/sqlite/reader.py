@@ -64,7 +64,7 @@ def read_rows(path: Path, table: TableSchema) -> TableRows:
 
 
 def _as_in_file(path: Path, table: TableSchema) -> TableSchema:
-    """The table with the types the file keeps it in, which are wider than its own where those became narrower."""
+    """The table with the types it has in the file, which stay wider where the upstream's became narrower."""
     kept = as_kept(table)
     if not _has_file(path):
         return kept
@@ -75,7 +75,7 @@ def _as_in_file(path: Path, table: TableSchema) -> TableSchema:
 
 
 def _has_file(path: Path) -> bool:
-    """Whether there is a file to read; an empty one is none."""
+    """Whether there is a file to read; an empty file does not count."""
     if problem := foreign_content(path):
         raise PreflightError(problem, fix="set destination.path to the file that the pipeline writes")
     return path.exists() and path.stat().st_size > 0

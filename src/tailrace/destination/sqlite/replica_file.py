@@ -1,4 +1,4 @@
-"""Opening the file: making it once, knowing it again, and what SQLite's errors mean here."""
+"""Opening the file: creating it once, recognizing it later, and what SQLite's errors mean here."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _DOWN = frozenset(
     }
 )
 _SETTINGS = (
-    # Without the log ahead of writing, which not everybody lets us turn on, less would let a power cut undo a commit.
+    # WAL mode cannot always be turned on; without it, a weaker setting would let a power cut undo a commit.
     "PRAGMA synchronous = EXTRA",
     "PRAGMA temp_store = MEMORY",
     "PRAGMA cache_size = -65536",
-    # A table takes another's place by name; views of people that name it must not be in the way.
+    # A rebuilt table takes the old one's name; views that users made on it must not prevent the rename.
     "PRAGMA legacy_alter_table = ON",
     "PRAGMA foreign_keys = OFF",
 )
 
 
 def foreign_content(path: Path) -> str | None:
-    """Why the file at a path cannot be the replica; None when it is one, is empty or is not there. Changes nothing."""
+    """Why the file at a path cannot be the replica; None when it is one, is empty or is missing. Changes nothing."""
     if not path.exists():
         return None
     if not path.is_file():
@@ -60,9 +60,9 @@ def foreign_content(path: Path) -> str | None:
 
 @contextmanager
 def opened(path: Path, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
-    """A connection to the file for the length of the block; the file is made when it is not there.
+    """A connection to the file for the length of the block; a missing file is created.
 
-    Statements commit by themselves outside `transaction`. Raises PreflightError for a file of somebody else.
+    Statements commit by themselves outside `transaction`. Raises PreflightError for a file that tailrace did not make.
     """
     make_folder(path.parent)
     if problem := foreign_content(path):
@@ -75,7 +75,7 @@ def opened(path: Path, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
             connection.execute(setting)
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             _make(connection)
-        # Nobody can change the mode while others are at work; then one of the next connections does.
+        # SQLite refuses to change the mode while others are connected. A later connection does it.
         with suppress(sqlite3.OperationalError):
             connection.execute("PRAGMA journal_mode = WAL")
         yield connection
@@ -84,7 +84,7 @@ def opened(path: Path, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
 def _make(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
-        # Somebody else may have made it while this connection waited.
+        # Another connection may have created it while this one waited.
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
             bookkeeping.make(connection)
@@ -96,14 +96,14 @@ def _make(connection: sqlite3.Connection) -> None:
 
 @contextmanager
 def transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    """All of the block or nothing of it, with the file's write lock from its beginning on."""
+    """Commit all of the block or nothing, holding the file's write lock from the beginning."""
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield
         failpoint.reach("sqlite.before_commit")
         if not connection.in_transaction:
-            # Some errors of a disk make SQLite undo a transaction. Statements after that were committed one by one.
-            raise UnavailableError("SQLite ended the transaction by itself; the batch is done again")
+            # Some disk errors make SQLite roll back the transaction. Later statements were committed one by one.
+            raise UnavailableError("SQLite ended the transaction by itself; the batch is applied again")
         connection.execute("COMMIT")
     except BaseException:
         connection.rollback()
@@ -113,7 +113,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
 
 @contextmanager
 def reaching(path: Path, table: str) -> Iterator[None]:
-    """Turns what SQLite and the disk say into errors that tell whether trying again helps."""
+    """Turn SQLite and disk errors into tailrace errors, which say whether a retry helps."""
     try:
         yield
     except sqlite3.Error as error:
@@ -125,10 +125,10 @@ def reaching(path: Path, table: str) -> Iterator[None]:
                 f"{path}: {error}", table=table, fix=f"move {path} away and copy all tables again with tailrace resync"
             ) from error
         raise TableError(
-            f"SQLite refused in {path}: {error}",
+            f"SQLite reported an error in {path}: {error}",
             table=table,
-            fix="look at the indexes, triggers and views added to the file;"
-            f" tailrace resync FILE {table} begins it again",
+            fix="check the indexes, triggers and views that were added to the file;"
+            f" to copy the table again: tailrace resync FILE {table}",
         ) from error
     except OSError as error:
         raise _unavailable(path, table, errno.errorcode.get(error.errno or 0, "error")) from error
@@ -138,6 +138,6 @@ def _unavailable(path: Path, table: str, reason: str) -> UnavailableError:
     return UnavailableError(
         f"cannot use {path}: {reason}",
         table=table,
-        fix=f"end whatever holds a write lock on, free space for, or restore access to {path}; "
-        "the pipeline goes on by itself",
+        fix=f"check that no other process locks {path}, that the disk has space and that this user may write there; "
+        "tailrace retries by itself",
     )

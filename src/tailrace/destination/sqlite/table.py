@@ -39,7 +39,7 @@ class SqliteTarget:
 
     @classmethod
     def evolved(cls, connection: sqlite3.Connection, name: str, now: TableSchema, layout: SqliteLayout) -> SqliteTarget:
-        """The table that is there, with the columns of the layout. Raises SchemaChangedError where there is no way."""
+        """Evolve the existing table to the layout's columns. Raises SchemaChangedError where that is impossible."""
         present = {row[1] for row in connection.execute(f"PRAGMA table_info({quote(name)})")}
         own = [column for column in OWN if column in present]
         way = plan(now, layout.table)
@@ -54,20 +54,20 @@ class SqliteTarget:
         return target
 
     def require(self, column: str) -> None:
-        """Add one of tailrace's own columns, unless it is there."""
+        """Add one of tailrace's own columns if it is missing."""
         if column not in self.own:
             add_column(self.connection, self.name, column, "TEXT")
             self.own.append(column)
 
     def note(self, unfit: Mapping[str, str]) -> None:
-        """Keep texts beside every row, of columns that came with a value that SQLite has none for."""
+        """Keep texts with every row, for columns that held a value SQLite cannot represent."""
         if unfit:
             self.require(EXACT)
             self.connection.create_function("tailrace_noted", 1, lambda text: noted(text, unfit), deterministic=True)
             self.connection.execute(f"UPDATE {quote(self.name)} SET {EXACT} = tailrace_noted({EXACT})")  # noqa: S608
 
     def put(self, columns: ColumnValues, wanted: Sequence[bool] | None = None) -> int:
-        """Write rows, as `Layout.rows` gives them, over those of their keys; only those wanted. Says how many."""
+        """Write the wanted rows, as `Layout.rows` gives them, over those with their keys. Returns how many."""
         *values, exact = columns
         if any(exact):
             self.require(EXACT)
@@ -78,7 +78,7 @@ class SqliteTarget:
         return cursor.rowcount
 
     def delete(self, keys: pa.Table) -> int:
-        """Remove the rows of these keys; says how many there were."""
+        """Delete the rows with these keys. Returns how many there were."""
         where = " AND ".join(f"{quote(name)} = ?" for name in self.layout.table.key)
         cursor = self.connection.executemany(
             f"DELETE FROM {quote(self.name)} WHERE {where}",  # noqa: S608
@@ -87,7 +87,7 @@ class SqliteTarget:
         return max(cursor.rowcount, 0)
 
     def clear(self, marks: dict[str, Any] | None) -> None:
-        """Remove every row; with marks keep those that are there, and stamp the ones that were alive."""
+        """Delete every row; with marks keep the rows and mark those as deleted that were not yet."""
         if marks is None:
             self.connection.execute(f"DELETE FROM {quote(self.name)}")  # noqa: S608
             return
@@ -99,11 +99,11 @@ class SqliteTarget:
         )
 
     def find(self, numbers: Sequence[int], keys: pa.Table, columns: Sequence[str]) -> dict[int, tuple[Any, ...]]:
-        """The values of some columns in the rows of these keys, by the keys' numbers; keys that are not there lack."""
+        """The values of some columns in the rows with these keys, by the keys' numbers; missing keys are left out."""
         key = self.layout.table.key
         kinds = [f"{quote(name)} {declared(self.kept.column(name).type)}" for name in key]
         self.connection.execute("DROP TABLE IF EXISTS temp.sought")
-        # Its own key is the rows', so that they are looked up in the order they lie in.
+        # It has the same key as the table, so rows are looked up in the order they are stored in.
         self.connection.execute(
             f"CREATE TEMP TABLE sought (_tailrace_number INTEGER, {', '.join(kinds)}, "
             f"PRIMARY KEY ({listed(key)}, _tailrace_number)) WITHOUT ROWID"
@@ -113,7 +113,7 @@ class SqliteTarget:
             zip(numbers, *self.encoded(keys), strict=True),
         )
         same = " AND ".join(f"t.{quote(name)} = s.{quote(name)}" for name in key)
-        # CROSS JOIN keeps the order: each key looks up its row, and the table is not read from end to end.
+        # CROSS JOIN fixes the join order: each key looks up its row, and the table is not scanned.
         found = self.connection.execute(
             f"SELECT s._tailrace_number{''.join(f', t.{quote(column)}' for column in columns)} "  # noqa: S608
             f"FROM temp.sought AS s CROSS JOIN {quote(self.name)} AS t ON {same}"

@@ -3,7 +3,7 @@
 Arrow type                          kept as
 integers, booleans, durations       INTEGER; a duration in its own unit
 unsigned 64 bit                     TEXT, as SQLite's integers end at 2**63 - 1
-floats                              REAL; NaN is null here and stands as text beside the row
+floats                              REAL; NaN is null here and is kept as text in `_tailrace_exact`
 decimals                            TEXT with every digit, never in scientific notation
 text                                TEXT
 bytes                               BLOB
@@ -94,9 +94,9 @@ def declared(kind: pa.DataType) -> str:
 
 
 def encode(values: Any, kind: pa.DataType, column: str, table: str) -> list[Any]:
-    """An array or chunked array as what the driver binds to a column of the kept type `kind`.
+    """An array or chunked array as values that the driver binds to a column of the kept type `kind`.
 
-    Raises UnfitError, without the value, for one that is not in the type.
+    Raises UnfitError, without the value, for a value that the type cannot hold.
     """
     try:
         if values.type != kind:

@@ -1,1 +1,1 @@
-"""Changes as HTTP requests: encoded to events, kept in a durable queue, posted in order by whoever leads."""
+"""Changes as HTTP requests: encoded to events, kept in a durable queue, posted in order by the node that leads."""

@@ -1,7 +1,7 @@
-"""Where requests go: the parts of the URL, and which addresses may stand behind its name.
+"""Where requests go: the parts of the URL, and which addresses its host name may resolve to.
 
-A name is looked up and its addresses are checked; the connection then goes to an address that was checked, never to
-what a second look-up might say. So whoever answers for the name cannot turn us against hosts of our own network.
+The name is resolved and its addresses are checked; the connection then goes to an address that was checked, never to
+the result of a second look-up. So the owner of the name cannot direct our requests to hosts in our own network.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class WebhookTarget:
 
     @property
     def shown(self) -> str:
-        """What people may see of it."""
+        """The parts of it that may be shown."""
         return f"{self.scheme}://{self.authority}"
 
     def addresses(self, *, allow_private: bool) -> list[str]:
@@ -73,14 +73,14 @@ class WebhookTarget:
         allowed = [text for text in addresses if allow_private or is_public(text)]
         if not allowed:
             raise PreflightError(
-                f"{self.host} is at {', '.join(addresses)}: an address inside a network, not a public one",
-                fix="send to a public endpoint, or say `allow_private: true` in `destination`",
+                f"{self.host} resolves to {', '.join(addresses)}, which is not a public address",
+                fix="send to a public endpoint, or set `allow_private: true` in `destination`",
             )
         return allowed
 
 
 def is_public(text: str) -> bool:
-    """Whether an address belongs to the internet at large, whatever IPv6 form an IPv4 address comes in."""
+    """Whether an address is public, in whatever IPv6 form an IPv4 address is written."""
     try:
         address: Address = ipaddress.ip_address(text.partition("%")[0])
     except ValueError:

@@ -1,6 +1,6 @@
 """What the leader has read of its queue and not sent yet, cut into requests.
 
-A place in the queue is (frame, rows): everything up to that frame, and so many rows of the one behind it.
+A place in the queue is (frame, rows): everything up to that frame, and that many rows of the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tailrace.model.change import START, Position
 _READ_EVENTS = 1000
 _READ_REQUESTS = 4
 _BODY_BYTES = 256
-"""What a body may have around its events,"""
+"""The bytes a body may have around all of its events,"""
 _EVENT_BYTES = 80
 """and around each of them."""
 
@@ -63,7 +63,7 @@ class QueuedRows:
         return self._names[self._codes[row]], Position(int(self._commit[row]), int(self._ordinal[row]))
 
     def due(self, watermarks: Mapping[str, Position]) -> npt.NDArray[np.int64]:
-        """Which rows are events that lie behind the watermarks of their tables."""
+        """Which rows are events after the watermarks of their tables."""
         if not watermarks or not len(self):
             return np.flatnonzero(~self.marker)
         marks = [watermark_of(name, watermarks) for name in self._names]
@@ -74,11 +74,11 @@ class QueuedRows:
     def watermarks(self, first: int, end: int) -> dict[str, Position]:
         """How far each table is once the rows from `first` to before `end` are delivered.
 
-        A copied row says nothing: only the marker behind the last one does.
+        A copied row moves no watermark: only the marker after the last one does.
         """
-        telling = np.flatnonzero(self.marker[first:end] | ~self._copied[first:end])[::-1] + first
-        _, last = np.unique(self._codes[telling], return_index=True)
-        return dict(self.at(int(row)) for row in telling[last])
+        moving = np.flatnonzero(self.marker[first:end] | ~self._copied[first:end])[::-1] + first
+        _, last = np.unique(self._codes[moving], return_index=True)
+        return dict(self.at(int(row)) for row in moving[last])
 
 
 class _Piece:
@@ -103,12 +103,12 @@ class _Piece:
         return int(self._begin[-1] - self._begin[self.taken])
 
     def fitting(self, events: int, size: int) -> int:
-        """How many of the next events are no more than so many, in no more than so many bytes."""
+        """How many of the next events fit, with at most `events` of them and at most `size` bytes."""
         end = int(np.searchsorted(self._begin, self._begin[self.taken] + size, side="right")) - 1
         return max(min(events, end - self.taken), 0)
 
     def take(self, count: int) -> tuple[pa.Table, Position, dict[str, Position]]:
-        """The next events, together with what lies behind them and is not due."""
+        """The next events, together with the rows after them that are not due."""
         chosen = self.due[self.taken : self.taken + count]
         self.taken += len(chosen)
         end = int(self.due[self.taken]) if len(self) else len(self.rows)
@@ -122,7 +122,7 @@ class _Piece:
 
 
 class Backlog:
-    """Reads on when it runs short, and hands out parcels in the order of the queue. Never goes back."""
+    """Reads ahead when it runs short, and returns parcels in the order of the queue. Never goes back."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Backlog:
         return moment
 
     def fill(self) -> None:
-        """Read on, unless there is enough for a request. Raises what reading the queue raises."""
+        """Read further, unless there is enough for a request. Raises what reading the queue raises."""
         if self._is_full():
             return
         limit = max(_READ_EVENTS, _READ_REQUESTS * self._max_events)
@@ -171,7 +171,7 @@ class Backlog:
         return time.monotonic() - first.read_at >= max_delay_seconds
 
     def take(self) -> Parcel:
-        """The next events, as many as one request may hold, together with what lies among and behind them.
+        """The next events, as many as one request may hold, together with the rows among and after them.
 
         One that is larger than a request may be goes alone.
         """
@@ -200,7 +200,7 @@ class Backlog:
 
 
 def watermark_of(table: str, watermarks: Mapping[str, Position]) -> Position:
-    """Up to where a table is delivered; what is said of every table holds only for those a leader has sent from."""
+    """Up to where a table is delivered. The watermark of EVERY counts only for tables a leader has sent from."""
     own = watermarks.get(table)
     return Position(-1, -1) if own is None else max(own, watermarks.get(EVERY, own))
 
@@ -212,5 +212,5 @@ def merge(marks: dict[str, Position], reached: Mapping[str, Position]) -> None:
 
 
 def frame_of(place: Position) -> Position:
-    """The frame that a place stands behind."""
+    """The last frame that lies completely before a place."""
     return Position(place.commit, 0)

@@ -73,7 +73,7 @@ class EventStage:
     def enter(self, batch: Batch, table: str, *, copied: list[Piece], log: list[Piece], completes: bool) -> None:
         """Record the files a batch holds for a table. A second call replaces the first. Raises as `write` does."""
         folder = self._of(batch)
-        said = {
+        entry = {
             "table": table,
             "copied": [piece.to_json() for piece in copied],
             "log": [piece.to_json() for piece in log],
@@ -81,33 +81,33 @@ class EventStage:
         }
         with writing_to(self._folder):
             folder.mkdir(parents=True, exist_ok=True)
-            # Not its name, which may be longer than that of a file.
+            # Not the table's name: it may be longer than a file name can be.
             name = hashlib.sha256(table.encode()).hexdigest()
-            replace_durably(folder / f"{name}.json", json.dumps(said).encode())
+            replace_durably(folder / f"{name}.json", json.dumps(entry).encode())
 
     def tables(self, batch: Batch) -> Set[str]:
-        """What the batch has something for."""
-        return {said["table"] for said in self._said(batch)}
+        """The tables that the batch has events for."""
+        return {entry["table"] for entry in self._entries(batch)}
 
     def gather(self, batch: Batch, tables: Set[str]) -> Iterator[pa.Table]:
         """The events of these tables in the order of the queue: copied rows, the ends of copies, then the log."""
-        said = [table for table in self._said(batch) if table["table"] in tables]
-        for table in said:
-            for piece in table["copied"]:
+        entries = [entry for entry in self._entries(batch) if entry["table"] in tables]
+        for entry in entries:
+            for piece in entry["copied"]:
                 yield from self._read(piece["file"])
-        if ends := [(table["table"], _end(table["copied"])) for table in said if table["completes"]]:
+        if ends := [(entry["table"], _end(entry["copied"])) for entry in entries if entry["completes"]]:
             yield markers(ends)
-        log = [events for table in said for piece in table["log"] for events in self._read(piece["file"])]
+        log = [events for entry in entries for piece in entry["log"] for events in self._read(piece["file"])]
         if log:
             yield pa.concat_tables(log).sort_by(_LOG_ORDER)
 
     def clear(self) -> None:
-        """Remove everything: what no batch took is staged again."""
+        """Delete everything: what no batch used is staged again."""
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _said(self, batch: Batch) -> list[dict[str, Any]]:
-        said = [json.loads(file.read_text()) for file in self._of(batch).glob("*.json")]
-        return sorted(said, key=lambda table: table["table"])
+    def _entries(self, batch: Batch) -> list[dict[str, Any]]:
+        entries = [json.loads(file.read_text()) for file in self._of(batch).glob("*.json")]
+        return sorted(entries, key=lambda entry: entry["table"])
 
     def _of(self, batch: Batch) -> Path:
         return self._folder / f"{quote(batch.pipeline, safe='')}-{batch.id}"
@@ -122,7 +122,7 @@ class EventStage:
 
 
 def _end(copied: list[dict[str, Any]]) -> Position:
-    """Where the snapshot of a copy ends. Rows say it; without one it is only known that the table was copied."""
+    """Where the snapshot of a copy ends. The rows carry it; without rows it is only known that the table was copied."""
     commits = [piece["commit"] for piece in copied if piece["events"]]
     return end_of(max(commits)) if commits else START
 
@@ -134,7 +134,7 @@ def as_copied(events: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def markers(ends: Sequence[tuple[str, Position]]) -> pa.Table:
-    """Rows that say up to where everything of a table lies before them."""
+    """Marker rows: each names a position up to which everything of its table comes before it in the queue."""
     rows = [
         {
             "table": table,

@@ -1,7 +1,7 @@
 """`WebhookDestination`: every change as an event for an endpoint, through a durable queue.
 
 Executors turn changes into events and stage them; the driver puts a batch into the queue in the order of its commits;
-a process of its own sends what is in the queue. So a slow or dead endpoint makes the queue grow, and holds nothing up
+a separate process sends what is in the queue. So a slow or dead endpoint makes the queue grow, and delays nothing else
 before the queue is full.
 """
 
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 LOOK_SECONDS = 0.1
 LEVEL_SECONDS = 10.0
 DRAIN_SECONDS = 60.0
-"""How long a run with `--once` waits for an endpoint that takes nothing at all."""
+"""How long a run with `--once` waits for an endpoint that accepts nothing at all."""
 
 
 class WebhookDestination(WebhookOptions, Destination):
@@ -64,7 +64,7 @@ class WebhookDestination(WebhookOptions, Destination):
         return EventStage(self.queue.path)
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
-        """Look whether the endpoint may be spoken to. Nothing is sent."""
+        """Check whether requests to the endpoint are allowed. Sends nothing."""
         subject = self.url.masked
         try:
             open_transport(self).close()
@@ -77,9 +77,9 @@ class WebhookDestination(WebhookOptions, Destination):
         return [Finding("ok", subject, f"events go there in the format {self.format}")]
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage) -> Staged:
-        """Stage copied rows as events next to the queue, where they are wanted."""
+        """Stage copied rows as events next to the queue, if they are wanted."""
         if not self.copied_rows:
-            # They are read all the same: some sources note what they gave, to know later what is gone.
+            # Read them even so: some sources record the rows they return, to find deleted ones later.
             deque(rows, maxlen=0)
             rows = ()
         piece = self._event_stage.write(as_copied(self._encode(chunk, stage)) for chunk in rows if len(chunk))
@@ -124,7 +124,7 @@ class WebhookDestination(WebhookOptions, Destination):
 
 
 class WebhookCommitter(Committer):
-    """The driver's part: batches into the queue, and a look at the sender."""
+    """The driver's part: puts batches into the queue and supervises the sender."""
 
     def __init__(self, folder: Path, writer: QueueWriter, stage: EventStage, sender: Child) -> None:
         self._folder = folder
@@ -139,7 +139,7 @@ class WebhookCommitter(Committer):
     def batch(self, batch: Batch) -> Iterator[None]:
         self.poll()
         self._writer.require_room()
-        # What is there is of attempts and tasks that failed; they may be many, and nothing else would ever remove it.
+        # These files are left from failed attempts and tasks; there may be many, and nothing else would delete them.
         self._stage.clear()
         yield
         tables = self._writer.lacks(batch, self._stage.tables(batch))
@@ -163,7 +163,7 @@ class WebhookCommitter(Committer):
     def _level(self) -> list[pa.Table]:
         """A marker for all tables, so that other nodes need not keep what they copied of a table that never changes.
 
-        A table that came a moment ago may not be known yet, so only what was level for a while is said.
+        A table that was just added may not be known yet, so a position is published only after a while.
         """
         reached: Position | None = None
         with self._settling:
@@ -181,7 +181,7 @@ class WebhookCommitter(Committer):
             self.poll()
             status = read_status(self._folder, STATUS)
             if status.get("at", 0) < self._began:
-                status = {}  # what the sender of another run said
+                status = {}  # written by the sender of another run
             place = status.get("delivered_to")
             if status.get("follows") or (place and Position.parse(place) >= head):
                 return
@@ -190,8 +190,8 @@ class WebhookCommitter(Committer):
             if time.monotonic() - since > DRAIN_SECONDS:
                 waiting = reader.count(Position.parse(place)) if place else reader.count(reader.start)
                 raise UnavailableError(
-                    f"the endpoint takes nothing: {waiting} events wait in the queue {self._folder}",
-                    fix="tailrace queue status FILE says why; tailrace queue drain FILE sends them",
+                    f"the endpoint accepts nothing: {waiting} events wait in the queue {self._folder}",
+                    fix="tailrace queue status FILE shows why; tailrace queue drain FILE sends them",
                 )
             time.sleep(LOOK_SECONDS)
 

@@ -33,7 +33,7 @@ _RESERVED = frozenset({"host", "content-length", "content-type", "transfer-encod
 
 
 class WebhookUrl(Secret):
-    """Where events are posted. Only scheme, host and port may be shown: the rest of many a URL is a key."""
+    """Where events are posted. Only scheme, host and port may be shown: the rest of a URL is often a secret."""
 
     __slots__ = ()
 
@@ -96,9 +96,9 @@ def _as_list(value: object) -> object:
 class EventBatchOptions(Options):
     """How many events one request holds."""
 
-    max_events: int = Field(default=100, ge=1, le=100_000, description="no more than these in one request")
+    max_events: int = Field(default=100, ge=1, le=100_000, description="the most events in one request")
     max_bytes: Size = Field(
-        default=1_000_000, ge=1000, le=100_000_000, description="no larger request, unless a single event is larger"
+        default=1_000_000, ge=1000, le=100_000_000, description="the largest request, unless a single event is larger"
     )
     max_delay: Duration = Field(default=0.2, le=60, description="how long an event waits for others to join it")
 
@@ -123,7 +123,7 @@ class RetryOptions(Options):
 
 
 class WebhookTlsOptions(Options):
-    """Whom to trust and who we are. There is no way to trust every server."""
+    """Which certificate authorities to trust, and our own certificate. Checking the server cannot be switched off."""
 
     ca: FilePath | None = Field(default=None, description="authorities to trust, in PEM; default: the system's")
     cert: FilePath | None = Field(default=None, description="our certificate, for endpoints that ask for one")
@@ -146,7 +146,7 @@ class LeaderOptions(Options):
         description="a folder for nodes on one machine, a Postgres DSN across machines; default: `state`",
     )
     seconds: Duration = Field(default=10.0, ge=0.5, description="how long a leader that is silent stays leader")
-    interval: Duration = Field(default=1.0, gt=0, description="how often it is stored what was delivered")
+    interval: Duration = Field(default=1.0, gt=0, description="how often the leader stores what was delivered")
 
 
 class QueueOptions(Options):
@@ -186,7 +186,7 @@ class WebhookOptions(TypedOptions):
         default=[], description="keys to sign requests with, after Standard Webhooks; several while they are changed"
     )
     allow_private: bool = Field(default=False, description="also send to loopback, private and link-local addresses")
-    service_id: str = Field(default="", description="who sends, in bodies of the format rqlite")
+    service_id: str = Field(default="", description="the name of the sending service, in bodies of the format rqlite")
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, description="default: the host's name")
     queue: QueueOptions = Field(default_factory=dict, validate_default=True)
 

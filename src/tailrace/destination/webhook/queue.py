@@ -1,9 +1,9 @@
 """The queue of events that wait to be sent: a journal whose positions are (sequence, 0).
 
-One process writes, the driver: a micro-batch is one transaction of the journal, and its last frame says which batch it
-was, so a batch that comes again is known. Frames are small, as a frame is what counts as delivered. Reading never
-deletes; a node's sender says by a cursor what it needs no more, and the writer then deletes whole segments. The last
-frame is always kept: it tells the last batch.
+One process writes, the driver: a micro-batch is one transaction of the journal, and its last frame names the batch, so
+a repeated batch is recognized. Frames are small, because delivery is counted in frames. Reading never deletes; a node's
+sender moves a cursor past what it no longer needs, and the writer then deletes whole segments. The last frame is always
+kept: it names the last batch.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _PURGE = (
 
 @dataclass(frozen=True)
 class _Last:
-    """The last batch in a queue, and the tables it had something of. It stands in the batch's last frame."""
+    """The last batch in a queue, and the tables it had events of. Stored in the batch's last frame."""
 
     life: str
     number: int
@@ -55,8 +55,8 @@ class _Last:
 
     @classmethod
     def of_meta(cls, meta: bytes) -> _Last:
-        said = json.loads(meta)
-        return cls(said["life"], said["batch"], frozenset(said["tables"]))
+        fields = json.loads(meta)
+        return cls(fields["life"], fields["batch"], frozenset(fields["tables"]))
 
     def to_meta(self) -> bytes:
         return json.dumps({"life": self.life, "batch": self.number, "tables": sorted(self.tables)}).encode()
@@ -79,14 +79,14 @@ class QueueReader:
 
     @property
     def start(self) -> Position:
-        """Where the oldest kept frame begins: everything at or before is gone."""
+        """Where the oldest kept frame begins: everything up to here is deleted."""
         return self._journal.origin()
 
     def read(self, after: Position, limit_events: int) -> list[tuple[Position, pa.Table]]:
-        """The frames behind `after`, in order, with about so many events; none when there is nothing.
+        """The frames after `after`, in order, with about that many events; none when the queue has no more.
 
-        Each comes with its own place in the queue. Raises DamagedError for one that is not as it was written, or when
-        frames are gone that nobody released.
+        Each comes with its own place in the queue. Raises DamagedError for a frame that is not as it was written, or
+        when frames are missing that were never released.
         """
         # A large batch is listed once and read in turn.
         if not self._ahead or after != self._ahead_after:
@@ -103,7 +103,7 @@ class QueueReader:
         return found
 
     def count(self, after: Position) -> int:
-        """How many events lie behind `after`. Raises DamagedError as `read` does."""
+        """How many events come after `after`. Raises DamagedError as `read` does."""
         total = 0
         # Not all at once: a queue can hold millions of small frames.
         while refs := self._refs(after, COUNT_EVENTS):
@@ -117,11 +117,11 @@ class QueueReader:
 
     @property
     def released(self) -> Position:
-        """Up to here this node needs nothing any more."""
+        """The place up to which this node needs nothing any more."""
         return Cursor(self.folder, SENDER).position
 
     def release(self, upto: Position) -> None:
-        """This node needs nothing up to here any more; durable when it returns. Going back is ignored.
+        """Record that this node needs nothing up to here any more; durable when it returns. Never goes back.
 
         Raises UnavailableError when the disk fails.
         """
@@ -133,10 +133,10 @@ class QueueReader:
 
     def _refs(self, after: Position, limit_events: int) -> list[FrameRef]:
         head = self.head
-        # Only what was released is ever deleted. A file that lost its header, or is missing, shows in nothing else.
+        # Only what was released is ever deleted. Nothing else reveals a file that is missing or lost its header.
         if after < self.start and self.released < self.start:
             raise DamagedError(
-                f"the queue {self.folder} begins at {self.start}; what lies before is gone, and was not delivered",
+                f"the queue {self.folder} begins at {self.start}; the events before it are gone and were not delivered",
                 position=str(max(after, self.released)),
                 fix=_PURGE,
             )
@@ -148,7 +148,7 @@ class QueueWriter:
     """The writing end, in the driver's process, for as long as the pipeline runs.
 
     Raises OwnedError when another process writes to this queue. A damaged queue raises DamagedError: what it held was
-    acknowledged upstream, so only a new copy, or the operator's word (`accepts_damage`), can go on without it.
+    acknowledged upstream, so only a new copy, or the operator's consent (`accepts_damage`), can go on without it.
     """
 
     def __init__(self, folder: Path, *, segment_bytes: int, max_bytes: int, accepts_damage: bool = False) -> None:
@@ -158,7 +158,7 @@ class QueueWriter:
             if not accepts_damage:
                 self._require_sound()
             with writing_to(folder):
-                # From now on nothing goes that the sender has not passed.
+                # From now on nothing is deleted that the sender has not passed.
                 Cursor(folder, SENDER).advance(START)
                 Cursor(folder, _LAST).advance(START)
             # No number is ever used twice: after damage the journal may end before what was delivered, and what a
@@ -173,11 +173,11 @@ class QueueWriter:
         """Delete what the sender has passed. Raises UnavailableError while the queue is at its bound."""
         self._retain()
         if not self._writer.room() and Cursor(self._folder, SENDER).position >= self._writer.head:
-            # All of it is delivered, but the last frame is in a segment that alone is too large.
+            # Everything is delivered, but the segment with the last frame alone is larger than the bound.
             self.give_up()
         if not self._writer.room():
             raise UnavailableError(
-                f"the queue {self._folder} is full: its endpoint takes less than comes in",
+                f"the queue {self._folder} is full: the endpoint accepts events more slowly than they arrive",
                 fix="see `tailrace queue status FILE`; or raise destination.queue.max_bytes",
             )
 
@@ -186,9 +186,9 @@ class QueueWriter:
         return self._last.life == batch.pipeline and batch.is_repeat(self._last.number)
 
     def lacks(self, batch: Batch, tables: Set[str]) -> Set[str]:
-        """Of which of these tables the queue has nothing from this batch.
+        """Those of these tables that the queue has nothing of from this batch.
 
-        A batch that comes again after a crash may bring a table that had failed the first time.
+        A batch that is repeated after a crash may bring a table that failed the first time.
         """
         if not self.holds(batch):
             return tables
@@ -198,7 +198,7 @@ class QueueWriter:
         """Store the events of a batch, all or none; they are durable when this returns.
 
         A repeat does nothing, unless it brings `tables` that the queue lacks; then `events` are those of them alone.
-        Says how many there were. Raises UnavailableError when the disk fails; the same call may be made again.
+        Returns how many there were. Raises UnavailableError when the disk fails; the same call may be made again.
         """
         if self.holds(batch) and not self.lacks(batch, tables):
             return 0
@@ -232,7 +232,7 @@ class QueueWriter:
         return count
 
     def give_up(self) -> Position:
-        """Let everything in the queue go, delivered or not; the place behind it. Batches are known as before."""
+        """Discard everything, delivered or not, and return the place after it. Repeats are still recognized."""
         self._writer.drop_unfinished()
         # A frame without events: the one that is always kept.
         frame = _frame(self._sequence + 1, QUEUE_SCHEMA.empty_table(), self._last.to_meta())
@@ -258,7 +258,7 @@ class QueueWriter:
         return sorted((self._folder / _QUARANTINE).glob("*.seg"))
 
     def _require_sound(self) -> None:
-        """A damaged queue stays so until somebody decides: what was set aside shows it however often it is opened."""
+        """Raises DamagedError, at every start until someone decides: the files set aside remain as evidence."""
         where = f"the queue {self._folder} is damaged"
         kept = f"; what is left of it is in {self._folder / _QUARANTINE}"
         if self._writer.damage:

@@ -38,26 +38,26 @@ class WebhookQueue:
         return self.options.queue.path
 
     def status(self) -> QueueStatus:
-        said, running = read_status(self._folder, STATUS), is_claimed(self._folder)
-        error = said.get("error") or {}
+        status, running = read_status(self._folder, STATUS), is_claimed(self._folder)
+        error = status.get("error") or {}
         with closing(QueueReader(self._folder)) as reader:
             try:
-                pending = _count(reader, said.get("delivered_to"))
+                pending = _count(reader, status.get("delivered_to"))
             except DamagedError as damage:
                 pending, error = None, damage.describe()
             size = reader.size()
         return QueueStatus(
             queue=self.place,
             running=running,
-            leader=running and bool(said.get("leader")),
-            node=said.get("node"),
+            leader=running and bool(status.get("leader")),
+            node=status.get("node"),
             pending=pending,
-            oldest=said.get("oldest") if running else None,
+            oldest=status.get("oldest") if running else None,
             bytes=size,
-            delivered=said.get("delivered"),
-            dropped=said.get("dropped"),
-            failures=said.get("failures"),
-            error=error.get("message") or said.get("last_error"),
+            delivered=status.get("delivered"),
+            dropped=status.get("dropped"),
+            failures=status.get("failures"),
+            error=error.get("message") or status.get("last_error"),
             fix=error.get("fix"),
         )
 

@@ -1,4 +1,4 @@
-"""When a request that failed is made again. Pure: no clock, no sleep, no chance of its own."""
+"""When a failed request is made again. Pure: no clock, no sleep, no randomness of its own."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tailrace.destination.webhook.option import RetryOptions
 from tailrace.system.backoff import Backoff
 
 PATIENCE_SECONDS = 300.0
-"""How long an endpoint may ask us to wait, unless `max` is longer still: a slip of its pen must not stop the feed."""
+"""The longest wait an endpoint may ask for, unless `max` is longer: a mistake of the endpoint must not stop sending."""
 _SPREAD = 0.25
 
 
@@ -29,12 +29,12 @@ def pause_seconds(retry: RetryOptions, attempts: int, chance: float, asked_secon
 
 
 def is_over(retry: RetryOptions, attempts: int) -> bool:
-    """Whether a request that failed so often is given up."""
+    """Whether a request is given up after this many failed attempts."""
     return retry.limit is not None and attempts >= retry.limit
 
 
 def is_delivered(status: int) -> bool:
-    """Whether an answer means that the endpoint has the events. Everything else is tried again, redirects too."""
+    """Whether an answer means that the endpoint has the events. After any other answer, even a redirect, we retry."""
     return 200 <= status < 300
 
 

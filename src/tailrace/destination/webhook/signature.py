@@ -29,7 +29,7 @@ def key_of(secret: str) -> bytes:
         try:
             key = base64.b64decode(secret.removeprefix(_PREFIX), validate=True)
         except binascii.Error:
-            raise ConfigError(f"a signing secret has no base64 behind {_PREFIX}", fix=_FIX) from None
+            raise ConfigError(f"a signing secret has no base64 after {_PREFIX}", fix=_FIX) from None
     if not key:
         raise ConfigError("a signing secret is empty", fix=_FIX)
     return key
@@ -64,7 +64,7 @@ def verify(
     for each in given.get(SIGNATURE, "").split(" "):
         version, _, signature = each.partition(",")
         for one in expected:
-            # Every pair is compared, in constant time, so that the time taken tells nothing of what was expected.
+            # Every pair is compared, in constant time, so that the time taken reveals nothing about the signature.
             found |= hmac.compare_digest(one, signature.encode()) and version == _VERSION
     return found
 

@@ -1,7 +1,7 @@
 """How a body gets to an endpoint: one method, one class per scheme.
 
-Never followed: redirects. Never switched off: the check of the server's certificate. An exchange has one deadline from
-the first byte to the last, so an endpoint that answers a byte at a time holds nothing up.
+Redirects are never followed. The check of the server's certificate is never switched off. An exchange has one deadline
+from the first byte to the last, so an endpoint that answers a byte at a time cannot delay us longer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from tailrace.destination.webhook.option import WebhookOptions, WebhookTlsOption
 from tailrace.errors import ConfigError, UnavailableError
 
 ANSWER_BYTES = 64 << 10
-"""How much of an answer is read; what says more loses its connection."""
+"""How much of an answer is read; an endpoint that sends more is disconnected."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What an endpoint said. Its body is of no interest and never kept."""
+    """An endpoint's answer. Its body is not needed and never kept."""
 
     status: int
     retry_after: str | None = None
@@ -42,24 +42,24 @@ class Transport(Protocol):
     def post(self, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Send one request and wait for its answer, whatever it is.
 
-        Raises UnavailableError when there was none in time, PreflightError when the target must not be spoken to.
+        Raises UnavailableError when there was none in time, PreflightError when requests to the target are not allowed.
         No message holds a part of the URL after its host, a header or a body.
         """
         ...
 
     def abort(self) -> None:
-        """End the exchange that goes on now, if any: `post` raises UnavailableError soon."""
+        """End the current exchange, if any: `post` raises UnavailableError soon."""
         ...
 
     def close(self) -> None:
-        """Let go of the connection; the next `post` makes a new one."""
+        """Close the connection; the next `post` makes a new one."""
         ...
 
 
 class HttpTransport:
-    """HTTP and HTTPS, over one connection that is kept as long as both sides like it.
+    """HTTP and HTTPS, over one connection that is kept until one side closes it.
 
-    Whenever a connection is made the name is looked up, its addresses are checked, and one that passed is used.
+    For each new connection the name is resolved, its addresses are checked, and one that passed is used.
     """
 
     def __init__(self, options: WebhookOptions) -> None:
@@ -95,7 +95,7 @@ class HttpTransport:
         connection = self._connection
         if connection is not None and connection.sock is not None:
             with suppress(OSError):
-                # Past the layer of TLS: its own shutdown is not made for a second thread.
+                # Below the TLS layer: its own shutdown is not made for a second thread.
                 socket.socket.shutdown(connection.sock, socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -155,12 +155,13 @@ class HttpTransport:
 
     def _unavailable(self, why: str) -> UnavailableError:
         return UnavailableError(
-            f"{self._target.shown}: {why}", fix="see whether the endpoint runs; what waits is sent once it answers"
+            f"{self._target.shown}: {why}",
+            fix="check that the endpoint is running; queued events are sent once it answers",
         )
 
 
 class StdoutTransport:
-    """Every body as a line on standard output, for trying."""
+    """Every body as a line on standard output, for trying things out."""
 
     def __init__(self, options: WebhookOptions) -> None:
         self._lock = threading.Lock()
@@ -171,7 +172,7 @@ class StdoutTransport:
                 sys.stdout.buffer.write(body + b"\n")
                 sys.stdout.buffer.flush()
         except OSError:
-            raise UnavailableError("standard output was closed", fix="run it where its output goes") from None
+            raise UnavailableError("standard output was closed", fix="run it with its output open") from None
         return Answer(200)
 
     def abort(self) -> None:
@@ -215,7 +216,7 @@ def _context(tls: WebhookTlsOptions) -> ssl.SSLContext:
 
 
 def _reason(error: Exception) -> str:
-    """Why an exchange failed, in words that hold nothing of it."""
+    """Why an exchange failed, in words that quote nothing of the exchange."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, ssl.SSLCertVerificationError):

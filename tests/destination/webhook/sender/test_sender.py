@@ -120,7 +120,7 @@ def test_a_queue_whose_oldest_file_is_damaged_is_not_sent_without_it(tmp_path: P
     data[20] ^= 1
     oldest.write_bytes(data)
     with WebhookEndpoint() as endpoint:
-        with pytest.raises(DamagedError, match="was not delivered"):
+        with pytest.raises(DamagedError, match="were not delivered"):
             drain(options(queue, endpoint.url, tmp_path))
         assert not endpoint.requests
     assert "queue purge" in status(queue)["error"]["fix"]
@@ -410,7 +410,7 @@ def test_a_status_shows_what_waits_since_when_and_why(tmp_path: Path, queue: Pat
             assert (said["pending"], said["oldest"], said["epoch"]) == (12, "2026-01-01T00:00:00+00:00", 1)
             assert (
                 said["error"]["message"]
-                == f"http://localhost:{endpoint.port} answered 503: it cannot take the request now"
+                == f"http://localhost:{endpoint.port} answered 503: it cannot accept the request now"
             )
 
 

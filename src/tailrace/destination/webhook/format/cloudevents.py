@@ -18,48 +18,48 @@ _WRITER = EventWriter()
 
 
 class CloudEventsFormat:
-    """Each event has its `id`; a changed key is one update with `old_key` beside `key`."""
+    """Each event has its `id`; a changed key is one update with `old_key` next to `key`."""
 
     name = "cloudevents"
     content_type = "application/cloudevents-batch+json"
 
     def encode(self, changes: Changes, *, source: str) -> pa.RecordBatch:
-        told = build_images(changes, _WRITER, joins=True)
-        ids = told.ids(source)
+        images = build_images(changes, _WRITER, joins=True)
+        ids = images.ids(source)
         texts = pc.binary_join_element_wise(
             '{"specversion":"1.0","id":',
             _WRITER.texts(ids),
             f',"source":{_WRITER.name(quote_uri(source))},"type":"tailrace.',
-            op_names(told.op),
+            op_names(images.op),
             f'","subject":{_WRITER.name(str(changes.table.table))}',
-            member("time", _WRITER.moments(told.column("committed_at"))),
+            member("time", _WRITER.moments(images.column("committed_at"))),
             ',"datacontenttype":"application/json","data":{"position":"',
-            position_texts(changes.numpy("commit")[told.place], changes.numpy("ordinal")[told.place]),
+            position_texts(changes.numpy("commit")[images.place], changes.numpy("ordinal")[images.place]),
             '","txn":',
-            _WRITER.value(told.column("txn")),
+            _WRITER.value(images.column("txn")),
             ',"key":',
-            pc.fill_null(told.key, "null"),
-            member("old_key", pc.if_else(pa.array(told.moved), told.old_key, None)),
+            pc.fill_null(images.key, "null"),
+            member("old_key", pc.if_else(pa.array(images.moved), images.old_key, None)),
             ',"before":',
-            pc.fill_null(told.before, "null"),
+            pc.fill_null(images.before, "null"),
             ',"after":',
-            pc.fill_null(told.after, "null"),
+            pc.fill_null(images.after, "null"),
             ',"unchanged":',
-            _unchanged(told),
+            _unchanged(images),
             "}}",
             "",
         )
-        return told.to_queue(ids, texts)
+        return images.to_queue(ids, texts)
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
-        """Who sent them is no part of these events."""
+        """Ignores the names of service and node: they are not part of these events."""
         return b"[" + join_texts(events.column("event"), ",") + b"]"
 
 
-def _unchanged(told: EventImages) -> pa.Array[Any]:
-    """The names of columns that were not sent, as a list. There are few distinct ones, each is written once."""
-    encoded = told.column("unchanged").dictionary_encode()
-    names = told.changes.table.row_type.names
+def _unchanged(images: EventImages) -> pa.Array[Any]:
+    """The names of columns that were not sent, as a list. There are few distinct lists; each is encoded once."""
+    encoded = images.column("unchanged").dictionary_encode()
+    names = images.changes.table.row_type.names
     lists = [
         json.dumps(
             [name for index, name in enumerate(names) if bitmap[index // 8] >> index % 8 & 1], ensure_ascii=False

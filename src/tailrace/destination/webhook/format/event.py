@@ -1,7 +1,7 @@
-"""An event of the queue, and what a body format has to do with it.
+"""An event of the queue, and what a body format must do with it.
 
-Executors encode changes to events; the sender joins the texts of some events into the body of a request. What an event
-says is fixed when it enters the queue, so every attempt and every node sends the same bytes for it.
+Executors encode changes to events; the sender joins the texts of some events into the body of a request. The text of an
+event is fixed when it enters the queue, so every attempt and every node sends the same bytes for it.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ QUEUE_SCHEMA = pa.schema(
 """Events in the order of the queue.
 
 table           `schema.table`
-commit, ordinal where in the history of its upstream; of an update that changed its key, the place of its second half
+commit, ordinal the position in the upstream's history; for an update that changed its key, that of its second half
 copied          a row of a copy
-marker          no event, but a word on what lies before it: everything of the table (of EVERY table that the leader has
-                sent from, if that is its name) up to here is in the queue; id and event are ""
-at              when it was committed, null where the upstream does not say
-id              the same for the same event, however often and by whomever it is sent
+marker          no event, but a statement about the rows before it: everything of the table up to here is in the queue
+                (with the name EVERY: of every table that the leader has sent from); id and event are ""
+at              when it was committed, null where the upstream does not report it
+id              the same for the same event, however often and from whichever node it is sent
 event           JSON in the configured format
 """
 
 
 EVERY = "*"
-"""Stands for all tables, in a marker and in the watermark it makes. No table is called so: theirs have a dot."""
+"""Stands for all tables, in a marker and in its watermark. No table has this name: names of tables have a dot."""
 
 
 class Format(Protocol):
@@ -48,7 +48,7 @@ class Format(Protocol):
 
     @property
     def name(self) -> str:
-        """What the configuration calls it."""
+        """Its name in the configuration."""
         ...
 
     @property
@@ -69,7 +69,7 @@ class Format(Protocol):
 
 
 def format_of(name: str) -> Format:
-    """The format of a name. Raises ConfigError for one that nobody knows."""
+    """The format with this name. Raises ConfigError for an unknown one."""
     from tailrace.destination.webhook.format.cloudevents import CloudEventsFormat
     from tailrace.destination.webhook.format.debezium import DebeziumFormat
     from tailrace.destination.webhook.format.rqlite import RqliteFormat

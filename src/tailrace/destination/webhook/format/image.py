@@ -1,4 +1,4 @@
-"""What changes tell: the images and keys of each event as JSON, and its id."""
+"""The content of events: the images and keys of each as JSON, and its id."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ _Mask = npt.NDArray[np.bool_]
 class EventImages:
     """The events of some changes, in their order; the columns have a value for each event.
 
-    place            which of the changes it is; of a changed key that is told as one update, the second half
-    old_place        the same, but of such an update the first half
+    place            the index of its change; for a changed key that is sent as one update, that of the second half
+    old_place        the same, but for such an update the first half
     op               the operation; such an update is one
     before, after    images; null where there is none
     key, old_key     null for a truncate and a table without key
@@ -44,7 +44,7 @@ class EventImages:
 
     @property
     def moved(self) -> _Mask:
-        """Where a changed key is told as one update."""
+        """Where a changed key is sent as one update."""
         moved: _Mask = self.place != self.old_place
         return moved
 
@@ -91,8 +91,8 @@ def build_images(
     """The events of the changes. With `joins`, the two halves of a changed key are one update.
 
     An image has the columns `names`, in that order; all by default. Those that the upstream did not send are left out,
-    or stand with the JSON `placeholder`. Boundaries of transactions and schema versions are no events. Raises
-    TableError for operands, of which nobody but the upstream knows the row.
+    or have the JSON `placeholder` as value. Boundaries of transactions and schema versions are not events. Raises
+    TableError for merge operands, because only the upstream knows the row that results from them.
     """
     op = changes.numpy("op")
     if (op == Op.MERGE).any():
@@ -182,7 +182,7 @@ class _Images:
         text = pa.nulls(len(self._changes), pa.string())
         if len(places):
             images = dict(zip(self._changes.table.row_type.names, before.take(pa.array(places)).flatten(), strict=True))
-            # Of an update, the exact texts speak of the new row.
+            # The exact texts of an update belong to the new row.
             deleted = self._op[places] == Op.DELETE
             exact = {name: _where(deleted, each.take(pa.array(places))) for name, each in self._exact.items()}
             members = {name: _unless(exact.get(name), self._writer.value(images[name])) for name in self._names}

@@ -33,8 +33,8 @@ class EventWriter(Writer):
         return self.texts(texts)
 
 
-# What Go's encoding/json escapes beside the rest of us: HTML, and line ends of JavaScript. U+FFFD is what it makes of
-# bytes that are no UTF-8, escaped; one that stood in the text itself cannot be told from these any more.
+# What Go's encoding/json escapes in addition: HTML, and the line ends of JavaScript. Bytes that are not UTF-8 become an
+# escaped U+FFFD; one that was in the text itself can no longer be distinguished from these.
 _GO_ESCAPES = ("<", ">", "&", "\u2028", "\u2029", "\ufffd")
 _GO_EXPONENT = 21
 _WHOLE = r"^-?[0-9]+$"
@@ -65,7 +65,7 @@ class GoWriter(EventWriter):
         return pc.replace_with_mask(text, large, _expanded(text.filter(large)))
 
     def exact(self, texts: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-        """SQLite keeps numbers in any column. Text that looks like one can only be one, unless the column has bytes."""
+        """SQLite keeps numbers in any column. Text that looks like a number is one, unless the column has bytes."""
         plain = super().exact(texts, kind)
         if kind not in _SQLITE_TYPES:
             return plain

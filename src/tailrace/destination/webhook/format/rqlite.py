@@ -23,7 +23,7 @@ _ROW_ID = "rowid"
 
 
 class RqliteFormat:
-    """Events without an id of their own: a receiver knows them by index and order, as it knows those of rqlite."""
+    """Events without their own id: a receiver identifies them by index and order, like those of rqlite."""
 
     name = "rqlite"
     content_type = "application/json"
@@ -32,19 +32,19 @@ class RqliteFormat:
         shown = _shown_row_id(changes.table)
         row_id = shown or _key_row_id(changes.table)
         names = sorted(column.name for column in changes.table.columns if column.name != shown)
-        told = build_images(changes, _WRITER, joins=True, names=names)
-        op = np.where(told.op == Op.READ, np.int8(Op.INSERT), told.op)
+        images = build_images(changes, _WRITER, joins=True, names=names)
+        op = np.where(images.op == Op.READ, np.int8(Op.INSERT), images.op)
         texts = pc.binary_join_element_wise(
             '{"op":"',
             pc.utf8_upper(op_names(op)),
             f'","table":{_WRITER.name(changes.table.table.name)}',
-            *_row_ids(told, row_id),
-            member("before", told.before),
-            member("after", told.after),
+            *_row_ids(images, row_id),
+            member("before", images.before),
+            member("after", images.after),
             "}",
             "",
         )
-        return told.to_queue(told.ids(source), texts)
+        return images.to_queue(images.ids(source), texts)
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         commit = events.column("commit").to_numpy()
@@ -62,7 +62,7 @@ class RqliteFormat:
 def _entries(
     commit: npt.NDArray[np.int64], milliseconds: npt.NDArray[np.int64], begins: npt.NDArray[np.bool_]
 ) -> pa.Array[Any]:
-    """What stands before the first event of each entry: the end of the entry before it, and its own beginning."""
+    """The text before the first event of each entry: the end of the previous entry, and the beginning of its own."""
     is_first = np.cumsum(begins) == 1
     return pc.binary_join_element_wise(
         pc.if_else(pa.array(is_first), '{"index":', ']},{"index":'),
@@ -79,10 +79,10 @@ def _whole(column: pa.ChunkedArray[Any]) -> pa.Array[Any]:
 
 
 def _shown_row_id(table: TableSchema) -> str | None:
-    """The column that only shows SQLite's row id: one that its source or its name says to be it."""
+    """The column that only shows SQLite's row id: its upstream type or its name is `rowid`."""
     candidates = [column for column in table.columns if pa.types.is_integer(column.type)]
-    told = [column.name for column in candidates if column.upstream_type == _ROW_ID]
-    return next(iter([*told, *(column.name for column in candidates if column.name == _ROW_ID)]), None)
+    typed = [column.name for column in candidates if column.upstream_type == _ROW_ID]
+    return next(iter([*typed, *(column.name for column in candidates if column.name == _ROW_ID)]), None)
 
 
 def _key_row_id(table: TableSchema) -> str | None:
@@ -92,20 +92,20 @@ def _key_row_id(table: TableSchema) -> str | None:
     return table.key[0]
 
 
-def _row_ids(told: EventImages, column: str | None) -> list[Any]:
+def _row_ids(images: EventImages, column: str | None) -> list[Any]:
     """`new_row_id` and `old_row_id`, each where an event has it. rqlite leaves out 0, and so do we."""
     if column is None:
         return []
-    index = told.changes.table.row_type.get_field_index(column)
-    row = told.changes.row.flatten()[index]
-    old = pc.coalesce(told.changes.batch.column("before").flatten()[index], row)
-    has_new = (told.op != Op.DELETE) & (told.op != Op.TRUNCATE)
-    has_old = (told.op == Op.DELETE) | (told.op == Op.UPDATE)
+    index = images.changes.table.row_type.get_field_index(column)
+    row = images.changes.row.flatten()[index]
+    old = pc.coalesce(images.changes.batch.column("before").flatten()[index], row)
+    has_new = (images.op != Op.DELETE) & (images.op != Op.TRUNCATE)
+    has_old = (images.op == Op.DELETE) | (images.op == Op.UPDATE)
     return [
         member(name, _unless_zero(values.take(pa.array(places)), has).cast(pa.string()))
         for name, values, places, has in (
-            ("new_row_id", row, told.place, has_new),
-            ("old_row_id", old, told.old_place, has_old),
+            ("new_row_id", row, images.place, has_new),
+            ("old_row_id", old, images.old_place, has_old),
         )
     ]
 

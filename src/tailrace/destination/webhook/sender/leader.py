@@ -1,8 +1,8 @@
-"""Who of several nodes may send, and how far the events of each table were delivered, where every node can see it.
+"""The leader, the one of several nodes that may send, and the progress of each table, in a store all nodes can read.
 
-The lease has an epoch that grows with each change of leader, and only the holder of the newest one can write: whoever
-was paused and wakes up as a leader of the past changes nothing. The database's clock decides how long a lease lasts;
-its holder counts the same seconds from before it asked, so it never believes in its lease for longer.
+The lease has an epoch that grows with each change of leader, and only the holder of the newest epoch can write: a
+former leader that was paused and wakes up changes nothing. The database's clock decides how long a lease lasts; its
+holder counts the same seconds from before its request, so it never believes to hold the lease for longer.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts wh
 
 
 def elapsed() -> float:
-    """Seconds since some moment, by a clock that nobody sets."""
+    """Seconds since some moment, by a clock that cannot be set."""
     return time.clock_gettime(_CLOCK)
 
 
@@ -33,8 +33,8 @@ def elapsed() -> float:
 class LeaderState:
     """What a new leader has to know.
 
-    `place` is up to where its own queue is delivered. `watermarks` tell what other nodes delivered since, by table;
-    there are none when it was this queue that was sent from last, as then `place` says it all.
+    `place` is up to where its own queue is delivered. `watermarks` are what other nodes delivered since, by table;
+    there are none when the last events were sent from this queue, because then `place` is enough.
     """
 
     epoch: int
@@ -67,7 +67,7 @@ class Leadership:
         return self._epoch
 
     def holds(self) -> bool:
-        """Whether the lease lasts for certain. Asks nobody: made to be called right before each request."""
+        """Whether the lease certainly still lasts. Asks no store: meant to be called right before each request."""
         return self._epoch is not None and elapsed() < self._until
 
     def claim(self) -> LeaderState | None:
@@ -108,7 +108,7 @@ class Leadership:
             return LeaderState(epoch, Position.parse(places[0]["place"]) if places else START, marks)
 
     def renew(self) -> bool:
-        """Another so many seconds from now; False when another node leads, and this one does not any more."""
+        """Extend the lease, counted from now. False when another node leads: this one does not lead any more."""
         with self._lock:
             if self._epoch is None:
                 return False
@@ -129,7 +129,7 @@ class Leadership:
             return is_ours
 
     def release(self) -> None:
-        """Let go, so that the next leader need not wait. Does nothing when this node does not lead."""
+        """Give up the lease, so that the next leader need not wait. Does nothing when this node does not lead."""
         with self._lock:
             if self._epoch is None:
                 return
@@ -143,11 +143,11 @@ class Leadership:
             self._epoch = None
 
     def resign(self) -> None:
-        """Believe in the lease no more, without asking the store: it may be out of reach."""
+        """Stop relying on the lease, without asking the store: it may be unreachable."""
         self._epoch = None
 
     def persist(self, watermarks: Mapping[str, Position], place: Position) -> None:
-        """Store how far tables, and this node's queue, are delivered, in one transaction; no table goes back by it.
+        """Store how far tables and this node's queue are delivered, in one transaction; no table goes back.
 
         Raises OwnedError, and nothing is stored, when another node has led since.
         """
@@ -155,8 +155,7 @@ class Leadership:
             if not self._is_ours(run):
                 self._epoch = None
                 raise OwnedError(
-                    f"another node sends the events of {self._pipeline} now; what this one delivered last, that one"
-                    " delivers again",
+                    f"another node sends the events of {self._pipeline} now; it repeats what this node delivered last",
                     fix="none needed: this node follows from now on",
                 )
             at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
@@ -175,7 +174,7 @@ class Leadership:
                 )
 
     def watermarks(self) -> dict[str, Position]:
-        """How far each table is delivered, by whomever."""
+        """How far each table is delivered, by all nodes together."""
         return _marks(self._read(_WATERMARKS))
 
     def places(self) -> dict[str, Position]:
@@ -192,13 +191,13 @@ class Leadership:
         return str(rows[0]["node"]) if time_of(rows[0]["lease_until"]) > at else None
 
     def pass_over(self, place: Position) -> None:
-        """Let the sender of this queue begin behind `place`: an operator gave up what lies before it."""
+        """Make the sender of this queue begin after `place`: an operator gave up the events before it."""
         with self._lock, self._engine.transaction() as run:
             at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
             self._put_place(run, place, at)
 
     def close(self) -> None:
-        """Let go of the connection, not of the lease."""
+        """Close the connection, but keep the lease."""
         with self._lock:
             self._engine.close()
 

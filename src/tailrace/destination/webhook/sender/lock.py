@@ -1,4 +1,4 @@
-"""One sender per queue, and what tells one queue from another."""
+"""One sender per queue, and the id that distinguishes one queue from another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ID = "sender.id"
 
 @contextmanager
 def claim_queue(folder: Path) -> Iterator[None]:
-    """Be the only sender from this queue. Raises OwnedError while another process is."""
+    """Become the only sender of this queue. Raises OwnedError while another process is."""
     with writing_to(folder):
         make_folder(folder)
         file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -39,9 +39,9 @@ def is_claimed(folder: Path) -> bool:
 
 
 def queue_id(folder: Path) -> str:
-    """The queue's own name in the shared store, made when first asked for. It goes when the folder goes.
+    """The queue's own name in the shared store, created on the first call and deleted with the folder.
 
-    So the place that was stored for a queue is never taken for a place in another one at the same path.
+    So a place that was stored for a queue is never mistaken for a place in another queue at the same path.
     """
     place = folder / _ID
     if not place.exists():

@@ -1,4 +1,4 @@
-"""One request until it is through: body, headers, attempts and the pauses between them."""
+"""One request until it is delivered: body, headers, attempts and the pauses between them."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ class EventDelivery:
         self._transport = open_transport(options)
 
     def deliver(self, events: pa.Table, may_go_on: Callable[[], bool]) -> bool:
-        """Post the events until the endpoint takes them, or they are dropped as configured.
+        """Post the events until the endpoint accepts them, or they are dropped as configured.
 
-        `may_go_on` is asked right before each attempt and often between them; False ends it, with the events
-        delivered or not: then they have to be sent again.
+        `may_go_on` is called right before each attempt and often between attempts; False ends the request. The events
+        may or may not be delivered then, and have to be sent again.
         """
         options = self._options
         body = self._format.body(events, service_id=options.service_id, node_id=options.node_id)
@@ -50,7 +50,7 @@ class EventDelivery:
             except (UnavailableError, PreflightError) as error:
                 failure: TailraceError = error
                 asked = None
-                # What must not be spoken to was not tried: it is no reason to drop anything.
+                # An address that is not allowed was not tried: that is no reason to drop anything.
                 attempts += isinstance(error, UnavailableError)
             else:
                 if is_delivered(answer.status):
@@ -60,19 +60,19 @@ class EventDelivery:
                 attempts += 1
             self._report.attempted(attempts, failure)
             if is_over(options.retry, attempts):
-                # A last attempt that was cut short because we have to go is the next one's to make.
+                # If the last attempt was cut short because we must stop, the next sender makes it.
                 if not may_go_on():
                     return False
                 self._drop(events, attempts)
                 return True
-            # How pauses are spread is no secret.
+            # The randomness of pauses need not be secret.
             pause = pause_seconds(options.retry, max(attempts, 1), random.random(), asked)  # noqa: S311
             if not wait(pause, lambda: not may_go_on()):
                 return False
         return False
 
     def abort(self) -> None:
-        """Give up the request in hand."""
+        """Give up the current request."""
         self._transport.abort()
 
     def close(self) -> None:
@@ -89,8 +89,8 @@ class EventDelivery:
     def _refused(self, answer: Answer) -> UnavailableError:
         why = {
             3: "redirects are not followed",
-            4: "it does not take the request",
-            5: "it cannot take the request now",
+            4: "it rejects the request",
+            5: "it cannot accept the request now",
         }.get(answer.status // 100, "only 2xx means delivered")
         return UnavailableError(
             f"{self._options.url.masked} answered {answer.status}: {why}",
@@ -98,7 +98,9 @@ class EventDelivery:
         )
 
     def _drop(self, events: pa.Table, attempts: int) -> None:
-        _log.warning("%d events are dropped after %d attempts, as destination.retry.limit says:", len(events), attempts)
+        _log.warning(
+            "%d events are dropped after %d attempts, as set by destination.retry.limit:", len(events), attempts
+        )
         for row in events.select(["table", "commit", "ordinal", "id"]).to_pylist():
             position = Position(row["commit"], row["ordinal"])
             _log.warning("dropped: table %s at %s, event %s", row["table"], position, row["id"])

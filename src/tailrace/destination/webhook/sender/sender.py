@@ -1,8 +1,8 @@
-"""The sender: a process of its own that posts the events of a node's queue, in order, while the node leads.
+"""The sender: a separate process that posts the events of a node's queue, in order, while the node leads.
 
-Of all nodes of a pipeline one leads and sends; the others wait and give up from their own queues what it delivered.
+Of all nodes of a pipeline one leads and sends; the others wait and release from their own queues what it delivered.
 Nothing leaves a queue before it was delivered, by this node or another, so nothing is lost. An event is sent twice only
-when its answer was lost, or after a change of leader: what the old one delivered since it last stored how far it was.
+when its answer was lost, or after a change of leader, if the old leader delivered it after it last stored its progress.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ POLL_SECONDS = 0.02
 FOLLOWED_EVENTS = 5000
 TICK_SECONDS = 0.1
 GRACE_SECONDS = 1.0
-"""How long the request in hand may go on once the sender is asked to stop."""
+"""How long the current request may go on once the sender is asked to stop."""
 
 
 class Sender:
@@ -67,7 +67,7 @@ class Sender:
         self._asked_to_stop: float | None = None
 
     def run(self) -> None:
-        """What is out of reach is tried again; everything else is raised, and left in the status."""
+        """Retry while something is unavailable; every other error is raised, and stays in the status."""
         with self._closing:
             try:
                 self._report.reached(self._place)
@@ -83,7 +83,7 @@ class Sender:
                 self._report.publish()
 
     def _open(self) -> Leadership | None:
-        """The shared store; None when stopped before it was there."""
+        """The shared store; None when stopped before it could be opened."""
         while not self._is_stopping():
             try:
                 engine = open_engine(self._options.leader.lease.reveal())
@@ -117,7 +117,7 @@ class Sender:
                 leadership.release()
 
     def _take_turn(self, leadership: Leadership) -> None:
-        """Lead for as long as it lasts, or follow for a moment."""
+        """Lead for as long as the lease lasts, or follow for a moment."""
         try:
             standing = leadership.claim()
             if standing is not None:
@@ -167,7 +167,7 @@ class Sender:
             self._store(leadership)
 
     def _begin(self, standing: LeaderState) -> None:
-        """Where to read on: behind everything that is known to be delivered from this queue."""
+        """Where to continue reading: after everything that is known to be delivered from this queue."""
         head = self._reader.head
         stored = standing.place
         if stored > head:
@@ -180,7 +180,7 @@ class Sender:
         self._report.reached(self._place)
 
     def _deliver(self, parcel: Parcel, leadership: Leadership) -> bool:
-        """Whether the parcel is done with. False: stopped, or not sure to lead any more; then it was not sent."""
+        """Whether the parcel is done. False: stopped, or no longer certain to lead; then it was not sent."""
         if len(parcel.events):
 
             def may_go_on() -> bool:
@@ -197,7 +197,7 @@ class Sender:
         return True
 
     def _store(self, leadership: Leadership, *, at_once: bool = False) -> None:
-        """Store how far it is, now and then, and let the queue go up to there. Raises OwnedError as a stale leader."""
+        """Store the progress now and then, and release the queue up to it. Raises OwnedError if another node leads."""
         due = at_once or time.monotonic() - self._stored_at >= self._options.leader.interval
         if not due or (self._place == self._stored and frame_of(self._stored) == self._released):
             return
@@ -217,7 +217,7 @@ class Sender:
             self._report.failed(error)
 
     def _follow(self, leadership: Leadership) -> None:
-        """Give up what the leader has delivered, sent from here or not."""
+        """Release what the leader has delivered, from this queue or another."""
         self._report.follows()
         watermarks = leadership.watermarks()
         while self._blocked is None or watermark_of(self._blocked[0], watermarks) >= self._blocked[1]:
@@ -242,7 +242,7 @@ class Sender:
                 self._leadership.renew()
 
     def _tick(self) -> None:
-        """Beside everything else: the status, and the end of a request that outlives our wish to stop."""
+        """Runs next to everything else: publishes the status, and ends a request that outlasts the grace period."""
         self._report.publish_in_turn()
         if self._is_stopping() and time.monotonic() - (self._asked_to_stop or 0.0) > GRACE_SECONDS:
             self._delivery.abort()

@@ -1,4 +1,4 @@
-"""What the sender says of itself, for `tailrace status` and whoever waits for it. Can be used from several threads."""
+"""The sender's status, for `tailrace status` and for processes that wait for it. Can be used from several threads."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _COUNTING_SHARE = 0.05
 
 
 class Report:
-    """Counts since the process began, and how things stand. Holds no event, no header and nothing secret.
+    """Counts since the process began, and the current state. Holds no event, no header and no secret.
 
-    What was dropped is counted since the queue was made: nobody may miss it because of a restart.
+    Dropped events are counted since the queue was created: a restart must not hide them.
     """
 
     def __init__(self, folder: Path, node: str) -> None:
@@ -65,7 +65,7 @@ class Report:
             self._oldest = oldest
 
     def delivered(self, events: int) -> None:
-        """A request got through."""
+        """A request was delivered."""
         with self._lock:
             self._delivered, self._requests, self._attempts = self._delivered + events, self._requests + 1, 0
             self._error = None
@@ -131,7 +131,7 @@ class Report:
         if place >= head:
             self._pending = 0
         elif began >= self._count_at:
-            # Files may go while they are counted, and what is damaged is the business of who sends it.
+            # Files may be deleted while they are counted, and damage is reported by the sender when it reads them.
             with suppress(TailraceError):
                 self._pending = max(self._reader.count(Position(place.commit, 0)) - place.ordinal, 0)
             self._count_at = time.monotonic() + (time.monotonic() - began) / _COUNTING_SHARE
