@@ -139,8 +139,8 @@ class DeduplicationWindow:
             for at in reversed(range(len(head))):
                 event = head[at][1]
                 # Before a new index, only images distinguish a repeat from the same change made again.
-                tells = is_repeated or (event.image and place and known[place - 1][1])
-                if place and tells and event.is_same(known[place - 1]):
+                comparable = is_repeated or (event.image and place and known[place - 1][1])
+                if place and comparable and event.is_same(known[place - 1]):
                     place, is_known[at] = place - 1, True
         for (at, event), skipped in zip(head, is_known, strict=True):
             if not skipped:
