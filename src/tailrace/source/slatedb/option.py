@@ -13,8 +13,7 @@ _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "a
 
 
 class ObjectStoreOptions(Options):
-    """An object store. Other client settings (region, endpoint, credentials) go into `options`, by the client's
-    names."""
+    """An object store. Client settings (region, endpoint, credentials) go into `options`, under the client's names."""
 
     type: Literal["local", "memory", "s3", "gcs", "azure"]
     path: FilePath | None = Field(default=None, description="local: the folder that is the store")
