@@ -99,7 +99,7 @@ def test_a_column_that_is_called_rowid_is_not_taken_for_it(file: Path, app: sqli
         replay.catch_up()
         assert Counter(replay.contents()["main.t"]) == Counter(app.execute("SELECT _rowid_, * FROM t").fetchall())
     assert [one.message for one in source.check() if one.level == "error"] == [
-        "it has no primary key, so that its rows cannot be told apart"
+        "it has no primary key, so its rows cannot be identified"
     ]
 
 

@@ -93,7 +93,7 @@ def test_what_rqlite_does_not_post_is_refused_without_showing_it(content: bytes)
 def test_a_refusal_holds_no_value_of_the_body() -> None:
     with pytest.raises(NotOursError) as caught:
         parse(body([entry(1, {**insert(1), "after": {"id": ["canary"]}})]))
-    assert str(caught.value) == "payload[0].events[0].after holds a value that SQLite has not"
+    assert str(caught.value) == "payload[0].events[0].after holds a value that SQLite does not have"
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "receiver.json", "x" * 201, "ü" * 50])

@@ -212,7 +212,7 @@ def test_a_changelog_keeps_every_write_and_operand_in_order(tmp_path: Path) -> N
         ({"prefix": "a", "key": {"a": "utf8", "b": "int64"}}, "separator"),
         ({"prefix": "a", "key": {"a": "text"}}, "type text"),
         ({"prefix": "a", "merge": "sum"}, "cannot read numbers"),
-        ({"prefix": "a", "merge": "multiply"}, "no merge operator"),
+        ({"prefix": "a", "merge": "multiply"}, "not a merge operator"),
         ({"prefix": "a", "merge": "nowhere:fold"}, "cannot load"),
         ({"prefix": "a", "key": {"seq": "uint64"}}, "same name"),
         ({"prefix": "0xzz"}, "is wrong"),

@@ -1,4 +1,4 @@
-"""The seam to a database that can only be queried.
+"""The interface to a database that can only be queried.
 
 A connector is made for the scheme of the source's `dsn`. Postgres, SQLite and DuckDB are built in; others are added by
 an entry point that names a subclass of `Connector`, which writes `open`; its session writes `tables` and `select`, or
@@ -34,7 +34,7 @@ from tailrace.source.poll.version_column import Scale, VersionKind, kind_of, tic
 
 @dataclass(frozen=True)
 class ConnectorOptions:
-    """What bounds the load on the database, for one session. `zone` is that of times without one, if it is given."""
+    """Limits the load on the database, for one session. `zone` is for times without a zone, if configured."""
 
     statement_seconds: float = 60.0
     queries_per_second: float | None = None
@@ -45,7 +45,7 @@ class ConnectorOptions:
 class Polled:
     """A table and the columns it is polled by. `soft` is not null in rows that count as deleted.
 
-    `scope` says what the configuration asks of it: rows that were copied under another one are not what is wanted now.
+    `scope` is the part of the configuration that selects columns and rows. A copy made with another scope is of no use.
     """
 
     schema: TableSchema
@@ -60,7 +60,7 @@ class Polled:
 
     @cached_property
     def basis(self) -> str:
-        """What marks are of: a mark of another column, another kind of time or another key says nothing here."""
+        """What marks refer to: a mark of another column, kind of time or key is meaningless here."""
         kind = kind_of(self.schema.column(self.version)) if self.version is not None else None
         return json.dumps([self.version, kind.name if kind is not None else None, *self.schema.key])
 
@@ -69,7 +69,7 @@ class Polled:
         return self.schema.key if column is None else (column, *self.schema.key)
 
     def only(self, names: Sequence[str]) -> TableSchema:
-        """The table with these columns alone, each once."""
+        """The table with only these columns, each once."""
         kept = tuple(column for column in self.schema.columns if column.name in names)
         return replace(self.schema, columns=kept, key=tuple(name for name in self.schema.key if name in names))
 
@@ -78,19 +78,19 @@ _NAMED: Final = 1 << 60
 
 
 def number_by_name(name: str) -> int:
-    """The number of a column where the database gives columns none: under another name it is another column."""
+    """The number of a column in a database without column numbers: another name means another column."""
     return _NAMED + int.from_bytes(hashlib.sha256(name.encode("utf-8", "surrogateescape")).digest()[:6], "big")
 
 
 def has_unknown_past(known: TableSchema, now: TableSchema) -> bool:
-    """Whether a column came of which no one can say what older rows hold: it may be one that was renamed."""
+    """Whether a column was added whose value in older rows is unknown: it may be a renamed one."""
     numbers = {column.number for column in known.columns}
     return any(column.number >= _NAMED and column.number not in numbers for column in now.columns)
 
 
 @dataclass(frozen=True)
 class Query:
-    """Some rows of a table, in order: those of a stretch, `columns` of them, at most `rows`.
+    """A query for some rows of a table, in order: the rows of a stretch, with these `columns`, at most `rows`.
 
     by         the column that orders them before the key does; None: only the key. Rows with a null in it are left out
     deleted    rows whose soft delete column is set: only them (True), none of them (False), or both (None)
@@ -114,9 +114,9 @@ class Query:
 
 @dataclass(frozen=True)
 class Page:
-    """What a query gave: the columns asked for, `exact` and hashes where they are wanted, and the mark of the last row.
+    """The result of a query: the requested columns, `exact` and hashes if requested, and the mark of the last row.
 
-    A hash is that of all of the table's columns, whichever were asked for; two rows with equal ones are equal.
+    A hash covers all columns of the table, whichever were requested. Rows with equal hashes are equal.
     """
 
     rows: pa.StructArray
@@ -132,8 +132,8 @@ class Page:
 class Clock:
     """The database's time in microseconds, and the start of its oldest open transaction (`now` without one).
 
-    `known` is False where transactions of others cannot be seen: what they wrote may still come with any older time.
-    `prepared` names transactions that wait for their second phase, whose start is not known any more.
+    `known` is False where transactions of others cannot be seen: their rows may still appear with any older time.
+    `prepared` names prepared transactions that are not yet committed; their start is no longer known.
     """
 
     now: int
@@ -143,36 +143,38 @@ class Clock:
 
 
 class ConnectorSession(ABC):
-    """An open connection, for one thread. Every method may raise UnavailableError; then the session is of no use.
+    """An open connection, for one thread. Every method may raise UnavailableError; the session cannot be used after
+    that.
 
-    A connector of SQL derives from `tailrace.source.poll.sql_session.SqlSession`, which has more than these defaults.
+    A connector for SQL derives from `tailrace.source.poll.sql_session.SqlSession`, which implements more than these
+    defaults.
     """
 
     fetch_keys: int = 1000
-    """How many keys one query of `fetch` asks for."""
+    """How many keys one query of `fetch` requests."""
 
     @abstractmethod
     def tables(self) -> list[TableSchema]:
-        """Every table that can be read, all columns, with its primary key. `upstream_id` tells it from a new one."""
+        """Every table that can be read, all columns, with its primary key. `upstream_id` changes if it is recreated."""
 
     @abstractmethod
     def select(self, query: Query) -> Page:
         """The rows of a query. Raises SchemaChangedError when the table or one of its columns is gone."""
 
     def clock(self) -> Clock:
-        """The database's time. By default it is ours, and transactions of others are not seen."""
+        """The database's time. The default is this machine's clock, without seeing transactions of others."""
         now = time.time_ns() // 1000
         return Clock(now, now, known=False)
 
     def zone(self) -> str:
-        """The zone of times that are stored without one."""
+        """The time zone of times stored without one."""
         return "UTC"
 
     def scale(self, table: Polled, column: str) -> Scale | None:
-        """How moments are written in a column; None for one whose type has no order that could be followed.
+        """How times are written in a column; None for a type whose values have no usable order.
 
-        Called before each poll: the highest value of a number is its clock. Raises UnfitError for values whose order
-        is not known.
+        Called before each poll: the highest value of a number column is its clock. Raises UnfitError for values whose
+        order is not known.
         """
         found = table.schema.column(column)
         kind = kind_of(found)
@@ -196,37 +198,37 @@ class ConnectorSession(ABC):
         return page.last if len(page) == rows else None
 
     def fetch(self, table: Polled, keys: pa.Table, columns: TableSchema) -> Iterator[Page]:
-        """`columns` of the rows of these keys (typed key columns) as they are now; soft deleted rows are left out."""
+        """`columns` of the current rows of these keys (typed key columns); soft deleted rows are left out."""
         for start in range(0, keys.num_rows, self.fetch_keys):
             some = keys.slice(start, self.fetch_keys)
             yield self.select(Query(table, None, Stretch(), columns, self.fetch_keys, keys=some))
 
     def count_unversioned(self, table: Polled) -> int:
-        """How many rows have a null where the version should be. By default that is not known, and 0."""
+        """How many rows have a null version. By default this is unknown, and 0."""
         return 0
 
     def lacks_index(self, table: Polled, column: str) -> bool:
-        """Whether a poll by this column would read the whole table, as far as the database's plan says."""
+        """Whether a poll by this column would read the whole table, according to the database's query plan."""
         return False
 
     def estimate(self, table: Polled) -> int:
-        """About how many rows there are, from statistics; 0 when nothing is known."""
+        """About how many rows there are, from statistics; 0 if unknown."""
         return 0
 
 
 @dataclass(frozen=True)
 class Connector(ABC):
-    """A database, as configuration: frozen and picklable, and its dsn never shows. Reading is all it ever does."""
+    """A database, as configuration: frozen and picklable, and its dsn never shows in its repr. It only ever reads."""
 
     dsn: str = field(repr=False)
     options: ConnectorOptions = field(default_factory=ConnectorOptions)
 
     @abstractmethod
     def open(self) -> AbstractContextManager[ConnectorSession]:
-        """A session, closed by the caller. Raises PreflightError for a place that no retry makes right."""
+        """A session, closed by the caller. Raises PreflightError for an address that a retry cannot fix."""
 
     def check(self) -> list[Finding]:
-        """Whether it can be polled, apart from its tables. A refused login is a finding."""
+        """Check whether the database can be polled, apart from its tables. A refused login is a finding."""
         try:
             with self.open() as session:
                 session.tables()
@@ -246,7 +248,7 @@ GROUP: Final = "tailrace.connectors"
 
 def connect(dsn: str, options: ConnectorOptions) -> Connector:
     """The connector for a dsn's scheme; `host=… dbname=…` is Postgres. Raises ConfigError where none is installed."""
-    # Only what looks like a scheme is shown: what is before `://` may be part of a password.
+    # Show it only if it has the form of a scheme: the text before `://` may be part of a password.
     found = re.match(r"[A-Za-z][A-Za-z0-9+.-]*(?=://)", dsn)
     scheme = found[0].lower() if found else "postgresql"
     others = {point.name: point for point in entry_points(group=GROUP)}

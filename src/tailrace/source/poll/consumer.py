@@ -1,4 +1,4 @@
-"""Polling without Spark: one process that takes changes as they come, and says when they are applied.
+"""Polling without Spark: one process that reads changes as they arrive, and commits once they are applied.
 
 with PollConsumer(source, FileWatermarks(Path("shop.watermark"))) as consumer:
     while True:
@@ -25,26 +25,26 @@ from tailrace.source.poll.source import PollSource
 from tailrace.source.schema_file import follow_alone
 from tailrace.system.atomic_file import creating
 
-# Where a consumer keeps how far it has polled. A pipeline needs none of this: its offsets are Spark's.
+# Where a consumer stores how far it has polled. A pipeline does not need this: Spark stores its offsets.
 
 
 class WatermarkStore(Protocol):
-    """The watermarks of all tables of one source, saved after what is behind them was applied, never before."""
+    """The watermarks of all tables of one source, saved after the changes up to them were applied, never before."""
 
     def load(self, of: str) -> Offset | None:
-        """What was saved last for the source of this name; None when nothing was.
+        """The last saved watermarks of the source of this name; None if there are none.
 
-        Raises DamagedError for something that cannot be read or is of another source.
+        Raises DamagedError for watermarks that cannot be read or belong to another source.
         """
         ...
 
     def save(self, of: str, offset: Offset) -> None:
-        """Replace it. Durable when it returns, as far as the store is."""
+        """Replace the saved watermarks. Durable when this returns, if the store is durable."""
         ...
 
 
 class MemoryWatermarks:
-    """Watermarks that end with the process: the next one copies every table again."""
+    """Watermarks in memory: the next process copies every table again."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -58,7 +58,7 @@ class MemoryWatermarks:
 
 @dataclass(frozen=True)
 class FileWatermarks:
-    """Watermarks in a file that is replaced as a whole, with a checksum."""
+    """Watermarks in a file that is replaced atomically, with a checksum."""
 
     path: Path
 
@@ -74,7 +74,7 @@ class FileWatermarks:
         if offset is None:
             raise self._unfit("cannot be read: it does not match its checksum")
         if owner != of:
-            raise self._unfit(f"is of the source {owner}, not of {of}")
+            raise self._unfit(f"belongs to the source {owner}, not to {of}")
         assert isinstance(offset, dict)
         return offset
 
@@ -94,7 +94,7 @@ LIMIT = Limit(rows=1_000_000, bytes=1 << 30)
 
 
 class PollConsumer:
-    """Gives every change at least once. For one thread of one process; two on one store would undo each other."""
+    """Delivers every change at least once. For one thread: two consumers would overwrite each other's watermarks."""
 
     def __init__(self, source: PollSource, store: WatermarkStore, limit: Limit = LIMIT) -> None:
         self._source = source
@@ -106,7 +106,7 @@ class PollConsumer:
         self._given = False
 
     def __enter__(self) -> Self:
-        """Go on after the stored watermark. Raises DamagedError for one of no use, unless the source rewinds it."""
+        """Continue after the stored watermark. Raises DamagedError if it is unusable, unless the source rewinds it."""
         self._offset = self._load()
         self._follower = follow_alone(self._source)
         return self
@@ -127,11 +127,12 @@ class PollConsumer:
         return start if start is not None else PollOffset().to_json()
 
     def poll(self) -> Iterator[Changes]:
-        """What is new in the tables that are due: rows of a copy as `read`, and changes. Nothing, when none is due.
+        """New rows and changes of the tables that are due; rows of a copy have the operation `read`. Empty when none is
+        due.
 
-        Until `commit` is called, the same again, as far as the rows did not change since. Raises TableError for a table
-        that cannot go on, UnavailableError while the database does not answer; both may be tried again, and the tables
-        are looked at again then.
+        Until `commit` is called, every call returns the same, except for rows that changed meanwhile. Raises TableError
+        for a table that cannot continue, UnavailableError while the database does not answer. Both can be retried,
+        which checks the tables again.
         """
         assert self._follower is not None
         self._given = False
@@ -149,9 +150,9 @@ class PollConsumer:
         self._given = True
 
     def commit(self) -> None:
-        """Everything that `poll` gave is applied: the watermark moves. Without anything new it stays.
+        """Confirm that everything `poll` returned is applied: advances the watermark, if there was anything new.
 
-        Raises RuntimeError when `poll` was not read to its end: what is left of it would never come.
+        Raises RuntimeError when `poll` was not read to its end: the rest would be lost.
         """
         if self._planned is None:
             return

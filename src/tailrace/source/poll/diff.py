@@ -1,9 +1,9 @@
-"""The full diff: keys and row hashes of a whole table against what is known of it downstream.
+"""The full diff: compares the keys and row hashes of a whole table with what is known downstream.
 
-Each stretch of keys is compared on its own, by a task of its own. Only rows that are new or differ are read whole; keys
-that are known and not there any more become deletes. Keys that came with a poll since the last diff belong to no
-stretch yet, as only the database knows the order of its keys: those that are gone again are looked for by themselves.
-That is another moment than that of their stretch, earlier or later; so what was seen is noted for the next diff.
+Each stretch of keys is compared on its own, by its own task. Only rows that are new or differ are read in full; known
+keys that no longer exist become deletes. Keys that polls brought since the last diff belong to no stretch yet, as only
+the database knows the order of its keys: a separate task checks which of them are gone again. It reads them earlier or
+later than their stretch is read, so its result is recorded for the next diff.
 """
 
 from __future__ import annotations
@@ -30,21 +30,20 @@ from tailrace.source.poll.split import RefusedSplit, Task, pages
 from tailrace.source.split import ScanSplit, Split
 from tailrace.system.atomic_file import creating
 
-# What a comparison found, on its way from the tasks that compared to the one that writes the table.
-#
-# It is a file beside what is known of the table. Only a reference to it crosses Spark, so that a diff that finds every
-# row changed needs no more memory than one that finds none.
+# The result of a comparison, on its way from the comparing tasks to the one that writes the table.
+# It is a file next to the table's key snapshot. Only a reference to it crosses Spark, so that a diff in which every row
+# changed needs no more memory than one without changes.
 
 
 @dataclass(frozen=True)
 class DiffResultSplit(Split):
-    """Changes of one table in a file; without one there were none."""
+    """Changes of one table in a file; no file means no changes."""
 
     table: TableSchema | None = None
     file: str | None = None
 
     def read(self) -> Iterator[Changes]:
-        """The changes in the order in which they were found. Needs no connection, and may be repeated."""
+        """The changes in the order in which they were found. Needs no connection, and can be read repeatedly."""
         if self.file is None:
             return
         assert self.table is not None
@@ -54,7 +53,7 @@ class DiffResultSplit(Split):
 
 
 def write_diff_result(path: Path, table: TableSchema, found: Iterator[Changes]) -> DiffResultSplit:
-    """Put changes into a file as they come; none is made where there are none."""
+    """Write changes to a file as they arrive; without changes no file is created."""
     name, size = str(table.table), 0
     with ExitStack() as opened:
         writer: pa.RecordBatchStreamWriter | None = None
@@ -68,14 +67,14 @@ def write_diff_result(path: Path, table: TableSchema, found: Iterator[Changes]) 
 
 
 _ORDINALS = 1 << 40
-"""Between the first ordinals of two pieces of one diff."""
+"""The distance between the first ordinals of two pieces of one diff."""
 
 
 @dataclass(frozen=True)
 class DiffSplit(Split):
-    """One piece of a diff; each puts down what it found as part of the new base.
+    """One piece of a diff; each writes its result as part of the new base.
 
-    since     the step whose base, with the polls behind it, is what is known
+    since     the step whose base, together with the polls after it, is the known state
     window    the step whose rows the next poll will see again
     number    which of the diff's pieces it is
     """
@@ -88,14 +87,14 @@ class DiffSplit(Split):
 
 @dataclass(frozen=True)
 class StretchSplit(DiffSplit):
-    """A stretch of keys, against the part of the base that knows it."""
+    """Compares a stretch of keys with the part of the base that covers it."""
 
     base: Base | None = None
 
 
 @dataclass(frozen=True)
 class NewcomerSplit(DiffSplit):
-    """Keys that polls gave since the last diff and that no file of its base holds: one of `shares` equal parts."""
+    """Keys that polls emitted since the last diff and that no file of its base holds: one of `shares` equal parts."""
 
     files: tuple[str, ...] = ()
     share: int = 0
@@ -104,7 +103,7 @@ class NewcomerSplit(DiffSplit):
 
 @dataclass(frozen=True)
 class DiffScan(ScanSplit):
-    """A piece that is worth a task of its own."""
+    """A piece large enough for a task of its own."""
 
     piece: DiffSplit | None = None
 
@@ -139,14 +138,14 @@ def read_diff(session: ConnectorSession, split: DiffSplit) -> Iterator[Changes]:
             yield Changes.build(task.table.schema, rows, op=op, commit=task.step, ordinal=numbers, exact=exact)
             ordinal += len(rows)
     if ordinal > first:
-        # A row that is again what it was before must not be taken for one that stayed so.
+        # A row that has changed back must not be taken for an unchanged row.
         task.known.put_window(task.step, np.zeros(0, np.int64))
     elif split.number == 0:
         task.known.put_window(task.step, task.known.window(split.window))
 
 
 def _compare_newcomers(session: ConnectorSession, task: Task, split: NewcomerSplit, polled: pa.Table | None) -> _Found:
-    """Keys that came and went. Those that the base holds are compared with their stretch."""
+    """Keys that were added and deleted since. Keys in the base are compared with their stretch."""
     if polled is None:
         return
     there = polled.filter(pc.invert(polled.column(GONE))).select(list(_key_names(task)))
@@ -166,9 +165,9 @@ def _compare_newcomers(session: ConnectorSession, task: Task, split: NewcomerSpl
         missing = keys.positions(_comparable(task, there), _comparable(task, pa.concat_tables(left))) < 0
     gone = _only_keys(task, there.filter(pa.array(missing)))
     kept = task.keys_of(_only_keys(task, there.filter(pa.array(~missing))))
-    # Should one come back before its stretch is read, the base will hold it; that it was deleted must stay known.
-    # Should one go before that, no base will hold it; that it was given must. Also when there is none: what a repeat
-    # finds was not given.
+    # If a deleted key comes back before its stretch is read, the base will hold it, so its delete must be recorded. If
+    # an existing key is deleted before that, no base will hold it, so it must be recorded as emitted. Write the file
+    # even when it is empty: then what a repeat finds counts as not emitted.
     notes = [record(task.keys_of(gone), None, task.step), record(kept, np.zeros(len(kept), np.int64), task.step)]
     task.known.put_polled(task.step, pa.concat_tables(notes), f"{split.share}of{split.shares}")
     yield Op.DELETE, gone, None
@@ -176,9 +175,9 @@ def _compare_newcomers(session: ConnectorSession, task: Task, split: NewcomerSpl
 
 @dataclass(frozen=True)
 class _Since:
-    """What is known of keys apart from their base: the last hash given, none where a row may not be there.
+    """What is known of keys apart from their base: the last hash emitted, null where the row may not exist.
 
-    `gone` are those that certainly are not.
+    `gone` holds the keys that certainly do not exist.
     """
 
     rows: pa.Table
@@ -189,15 +188,15 @@ def _since(polled: pa.Table | None, since: int) -> _Since | None:
     if polled is None:
         return None
     noted = pc.equal(polled.column(STEP), since)
-    # Its stretch was compared in that same diff, and so the base says what was given. Of a row that was gone nobody can
-    # tell whether its stretch gave it again.
+    # Its stretch was compared in the same diff, so the base holds what was emitted. For a row that was gone it is
+    # unknown whether its stretch emitted it again.
     there = pc.and_(noted, pc.is_valid(polled.column(HASH)))
     gone = pc.and_not(polled.column(GONE), noted)
     return _Since(polled.filter(pc.invert(there)), polled.filter(gone))
 
 
 def _compare_stretch(session: ConnectorSession, task: Task, base: Base, since: _Since | None) -> _Found:
-    """One stretch of the table as it is now against its base and what was polled since."""
+    """Compare the current rows of one stretch with its base and with what was polled since."""
     now, cuts = _read_stretch(session, task, base)
     known = base.read()
     current, before = _comparable(task, now), _comparable(task, known)
@@ -235,7 +234,7 @@ def _read_stretch(session: ConnectorSession, task: Task, base: Base) -> tuple[pa
 
 
 def _equal(now: pa.Table, known: pa.Table, at: keys.Numbers) -> npt.NDArray[np.bool_]:
-    """Whether each row's hash is the known one at its place; False where none is known."""
+    """Whether each row's hash equals the known one at its position; False where none is known."""
     if not known.num_rows:
         return np.zeros(now.num_rows, bool)
     taken = known.column(HASH).combine_chunks().take(pa.array(np.maximum(at, 0)))
@@ -252,7 +251,7 @@ def _comparable(task: Task, rows: pa.Table) -> keys.Comparable:
 
 
 def _only_keys(task: Task, rows: pa.Table) -> pa.StructArray:
-    """Rows of which nothing but the key is set."""
+    """Rows with only the key columns set."""
     names = _key_names(task)
     arrays = [
         rows.column(column.name).combine_chunks().cast(column.type)

@@ -1,4 +1,4 @@
-"""Which tables can be polled, by which of their columns, and what stands in the way of the others."""
+"""Which tables can be polled, by which of their columns, and why the others cannot."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tailrace.source.poll.version_column import VersionKind
 
 @dataclass(frozen=True)
 class PollDiscovery:
-    """The wanted tables that can be followed, by upstream id; those that cannot, and what is to say of them."""
+    """The selected tables that can be followed, by upstream id; those that cannot, and the findings about them."""
 
     tables: dict[str, Polled]
     unfit: dict[str, tuple[Polled, Finding]]
@@ -23,7 +23,7 @@ class PollDiscovery:
 
 
 def select_tables(found: Iterable[TableSchema], options: TableOptions) -> PollDiscovery:
-    """The wanted ones of these tables. Pure."""
+    """The selected ones of these tables. Pure."""
     by_name = {table.table: table for table in found}
     tables: dict[str, Polled] = {}
     unfit: dict[str, tuple[Polled, Finding]] = {}
@@ -65,10 +65,10 @@ def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | No
     if soft is not None and soft not in columns:
         lacks(f"it has no column {soft}, which deletes.soft names", f"correct tables.settings.{name}.deletes")
     if not table.key:
-        lacks("it has no primary key, so that its rows cannot be told apart", "give it one, or exclude it")
+        lacks("it has no primary key, so its rows cannot be identified", "give it one, or exclude it")
     if version is None and (deletes is None or deletes.full_diff is None):
         lacks(
-            f"it has no column {settings.updated_at or 'that says when a row changed'}",
+            f"it has no column {settings.updated_at or 'with the time of the last change'}",
             f"name one with tables.settings.{name}.updated_at, or compare the whole table:"
             f" tables.settings.{name}.deletes: {{full_diff: {{every: 1h}}}}",
         )
@@ -82,7 +82,7 @@ def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | No
 
 
 def examine(session: ConnectorSession, table: Polled) -> list[Finding]:
-    """What is to say of one table: whether its columns will do, an index serves, and rows are out of sight."""
+    """The findings about one table: whether its columns are usable, an index helps, and rows are invisible to polls."""
     name = table.name
     findings: list[Finding] = []
     for column in filter(None, (table.version, table.soft)):

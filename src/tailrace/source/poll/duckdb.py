@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name and value in the SQL here is quoted
 """A DuckDB file, polled: `duckdb:///file.duckdb`, never written to.
 
-DuckDB lets one process write a file or several read it, not both at a time. So each question opens the file and lets it
-go, and waits while another process writes. A process that can open it knows that no transaction is open.
+DuckDB lets one process write a file or several read it, not both at a time. So each query opens and closes the file,
+and waits while another process writes. If the file can be opened, no transaction is open.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tailrace.source.poll.sql_session import SqlSession, where_clause
 RETRY_SECONDS: Final = 0.05
 INTERRUPT_SECONDS: Final = 0.005
 _WANTED: Final = "_tailrace_wanted"
-"""Hides a table of that name, so that no one should use it."""
+"""The name of the joined keys. It hides a table of the same name, so it must be an unlikely one."""
 
 _TYPES: Final[dict[str, pa.DataType]] = {
     "BOOLEAN": pa.bool_(),
@@ -53,7 +53,7 @@ _TYPES: Final[dict[str, pa.DataType]] = {
     "TIMESTAMP_MS": pa.timestamp("us"),
     "TIMESTAMP WITH TIME ZONE": pa.timestamp("us", "UTC"),
 }
-"""Types that are kept as they are; a decimal is, too, and every other one becomes DuckDB's text for it."""
+"""Types that are kept as they are. Decimals are kept too; every other type becomes DuckDB's text for it."""
 _ENDLESS: Final = ("DATE", "TIMESTAMP", "TIMESTAMP_S", "TIMESTAMP_MS", "TIMESTAMP WITH TIME ZONE")
 """Types that hold infinity, which Arrow's do not."""
 
@@ -144,16 +144,16 @@ class DuckDbSession(SqlSession):
         except duckdb.Error as error:
             raise UnavailableError(
                 f"{self._path} could not be read: {type(error).__name__}",
-                fix="see whether `duckdb -readonly` can read the file, and whether its disk and memory suffice",
+                fix="check that `duckdb -readonly` can read the file, and that disk and memory suffice",
                 table=table or None,
             ) from error
         finally:
             done.set()
-            limit.join()  # what is closed cannot be interrupted
+            limit.join()  # a closed connection cannot be interrupted
             connection.close()
 
     def _limit(self, connection: duckdb.DuckDBPyConnection, done: threading.Event) -> None:
-        """Interrupt what takes too long; more than once, as an interrupt before a query begins has no effect."""
+        """Interrupt a query that takes too long; repeatedly, as an interrupt before the query begins has no effect."""
         seconds = self._options.statement_seconds
         while not done.wait(seconds):
             connection.interrupt()
@@ -175,7 +175,7 @@ class DuckDbSession(SqlSession):
         ]
 
     def clock(self) -> Clock:
-        # No one can have begun to write what is not there yet: the file opens for reading only while no one writes it.
+        # No open transaction can hold rows back: the file opens for reading only while no process writes it.
         self._open().close()
         now = time.time_ns() // 1000
         return Clock(now, now, known=True)
@@ -217,8 +217,8 @@ class DuckDbSession(SqlSession):
         return found
 
     def _bound(self, table: Polled, order: Sequence[str], mark: Keyset, sign: str, ends: str) -> str:
-        """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error to
-        DuckDB. What it says of the first column alone lets DuckDB pass over blocks of rows."""
+        """Rows on one side of a mark, column by column: a lower and an upper bound on row values are an error in
+        DuckDB. The condition on the first column alone lets DuckDB skip blocks of rows."""
         if not mark:
             return "false"
         found = ""
@@ -247,7 +247,7 @@ class DuckDbSession(SqlSession):
         listed += [self.mark_value(table, name) for name in marks]
         if query.hashed:
             listed.append(f"hash({self.columns(table, [column.name for column in table.schema.columns])})")
-        # Names of our own, as those of a table need not be distinct to DuckDB.
+        # Use our own names: those of a table may not be distinct for DuckDB.
         answer = ", ".join(f"{each} AS a{at}" for at, each in enumerate(listed))
         found = self._answer(f"SELECT {answer} FROM {self.source(table)} {rest}", table, wanted).combine_chunks()
         arrays = [_one(found.column(at)) for at in range(len(listed))]
@@ -266,14 +266,14 @@ class DuckDbSession(SqlSession):
         return Page(row, combine(unfit), hashes, last)
 
     def _shown(self, table: Polled, column: Column) -> str:
-        """A column as it is read: what Arrow has no type for, or no value, is left to texts."""
+        """The expression that reads a column: as text if Arrow lacks its type, and null where Arrow lacks the value."""
         name = self.column(table, column.name)
         if column.upstream_type in _ENDLESS:
             return f"CASE WHEN isfinite({name}) THEN {name} END"
         return f"{name}::VARCHAR" if pa.types.is_string(column.type) else name
 
     def lacks_index(self, table: Polled, column: str) -> bool:
-        """Never: each block of rows knows its lowest and highest value, and blocks that cannot match are not read."""
+        """Always False: each block of rows stores its lowest and highest value, and the others are skipped."""
         return False
 
     def estimate(self, table: Polled) -> int:

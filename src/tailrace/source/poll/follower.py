@@ -32,10 +32,10 @@ log = logging.getLogger(__name__)
 
 @dataclass
 class PollCache:
-    """What earlier looks at a table found out, at one step. Losing it costs looking again.
+    """What earlier polls of a table found, at one step. If it is lost, the table is polled again.
 
-    `floors`: up to here, which may be further than the offset's marks, everything was given. `seen` are the rows of the
-    last window.
+    `floors`: everything up to here was emitted; may be further than the offset's marks. `seen` are the rows of the last
+    window.
     """
 
     step: int
@@ -45,7 +45,7 @@ class PollCache:
 
 
 class PollFollower(Follower):
-    """Asks the database and decides; everything durable is in the offsets, the versions and the state folder."""
+    """Queries the database and decides; everything durable is in the offsets, the versions and the state folder."""
 
     def __init__(self, source: PollSource, versions: SchemaVersions) -> None:
         self.source = source
@@ -100,28 +100,28 @@ class PollFollower(Follower):
         budget = limit.rows
         for each, entry in sorted(now.tables.items()):
             request = directives.resync.get(each, 0)
-            anew = entry.phase == "init" or request > entry.request
+            recopies = entry.phase == "init" or request > entry.request
             refused = entry.step == step
             if (
                 refused
                 or each not in self._discovery.tables
                 or (each in directives.paused and request <= entry.request)
                 or budget <= 0
-                or (entry.phase == "stopped" and not anew)
+                or (entry.phase == "stopped" and not recopies)
             ):
                 continue
-            if not anew and entry.phase == "ready" and not self._is_due(each):
+            if not recopies and entry.phase == "ready" and not self._is_due(each):
                 continue
-            if not anew and (reason := self._outgrown(each, entry)):
+            if not recopies and (reason := self._outgrown(each, entry)):
                 log.warning("%s is copied again: %s", self._discovery.tables[each].name, reason)
-                anew = True
+                recopies = True
             view = view or self._read_clock(now)
             try:
                 entry = replace(entry, request=max(entry.request, request))
-                read = self._read(each, entry, view, step, budget, anew=anew)
+                read = self._read(each, entry, view, step, budget, recopies=recopies)
             except TableError as error:
-                # A copy that could not begin is still to be made when the table goes on.
-                stays = entry.recopy() if anew else entry
+                # A copy that could not begin must still be made when the table continues.
+                stays = entry.recopy() if recopies else entry
                 read = stays.read(step, StepRead("refuse", reason=error.message, fix=error.fix or ""))
             if read is not None:
                 changed[each] = read
@@ -154,7 +154,7 @@ class PollFollower(Follower):
         self._opened.close()
 
     def _discover(self, *, at_once: bool = False) -> None:
-        """Look now and then which tables there are. Those that cannot be followed are named once, and left out."""
+        """List the tables now and then. Those that cannot be followed are logged once, and left out."""
         if not at_once and self._called is not None and time.monotonic() - self._called < DISCOVERY_SECONDS:
             return
         discovery = select_tables(self._connect().tables(), self.source.context.tables)
@@ -168,13 +168,13 @@ class PollFollower(Follower):
         self._settled_clock = self._settled_clock or SettledClock(self.source.look_back_us, now.clock)
         view = self._settled_clock.read(self._connect().clock())
         if view.rewound is not None:
-            log.warning("the database's clock was set back: what was written since is read again")
+            log.warning("the database's clock was set back: rows written since then are read again")
         return view
 
     # -- which tables -------------------------------------------------------------------------------------
 
     def _apply_directives(self, now: PollOffset, directives: TableDirectives) -> PollOffset:
-        """Tables in error or paused stay where they are, until they are told to go on or copied anew."""
+        """Tables in error or paused keep their position until a directive resumes them or copies them again."""
         tables = {
             each: apply_directives(
                 entry, each, directives, reached=entry.step, place_of=lambda text, _: Position.parse(text).commit
@@ -187,7 +187,7 @@ class PollFollower(Follower):
         return now.with_tables(tables)
 
     def _enrol(self, now: PollOffset) -> PollOffset:
-        """Tables that are gone leave, new ones wait for their copy; those with a watermark of no use are dealt with."""
+        """Remove tables that are gone, add new ones that wait for their copy, and handle unusable watermarks."""
         tables: dict[str, PollTableOffset] = {}
         for each, table in self._discovery.tables.items():
             entry = now.tables.get(each)
@@ -212,31 +212,31 @@ class PollFollower(Follower):
 
     @property
     def _rewinds(self) -> bool:
-        """Whether a watermark that is damaged, or of something else than the table is ordered by now, costs a copy."""
+        """Whether to copy a table again if its watermark is damaged or no longer fits the order of the table."""
         return self.source.options.on_bad_watermark == "permissive"
 
     @staticmethod
     def _refuse(table: Polled, entry: PollTableOffset, step: int) -> PollTableOffset:
-        """Otherwise the table stops until somebody says so."""
+        """Stop a table with an unusable watermark until someone decides."""
         reason = "its stored watermark is damaged, or of another column, type or key than the table has now"
         fix = f"tailrace resync FILE {table.name}, or set source.options.on_bad_watermark to permissive and retry it"
         return entry.read(step, StepRead("refuse", reason=reason, fix=fix))
 
     def _outgrown(self, each: str, entry: PollTableOffset) -> str | None:
-        """Why what was copied is not what polls can go on from; None when it is."""
+        """Why polls cannot continue from what was copied; None when they can."""
         table = self._discovery.tables[each]
         if entry.scope != table.scope:
             return "other columns or soft deletes are configured"
         if entry.phase == "ready" and self.source.keeps_keys(table) and not entry.base:
-            return "nobody wrote down its keys, which full diffs need"
+            return "its keys were not recorded, and full diffs need them"
         known = self._versions.schema_at(each, end_of(entry.step))
         evolves = self.source.context.tables.settings_of(table.name).schema_changes == "evolve"
         if evolves and known is not None and has_unknown_past(known, table.schema):
-            return "it has a column more, and what older rows hold in it cannot be told"
+            return "it has a new column whose value in older rows is unknown"
         return None
 
     def _note_schema(self, each: str, step: int) -> None:
-        """The columns that a step reads are a known version before its offset is given away."""
+        """Store the columns that a step reads as a version, before the step's offset is returned."""
         table = self._discovery.tables[each]
         policy = self.source.context.tables.settings_of(table.name).schema_changes
         if policy == "evolve" or self._versions.schema_at(each) is None:
@@ -245,9 +245,9 @@ class PollFollower(Follower):
     # -- what a step reads --------------------------------------------------------------------------------
 
     def _read(
-        self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int, *, anew: bool
+        self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int, *, recopies: bool
     ) -> PollTableOffset | None:
-        if anew:
+        if recopies:
             entry = self._begin(each, entry, step, view)
         read = self._copy(entry, step, budget) if entry.phase == "copy" else self._poll(each, entry, view, step, budget)
         if read is not None:
@@ -255,7 +255,7 @@ class PollFollower(Follower):
         return read
 
     def _begin(self, each: str, entry: PollTableOffset, step: int, view: SettledTime) -> PollTableOffset:
-        """A copy begins: its chunks, and the marks that polls go on from when it is done."""
+        """Begin a copy: its chunks, and the marks from which polls continue when it is done."""
         table, session = self._discovery.tables[each], self._connect()
         bounds: list[Keyset] = []
         rows = self.source.options.chunk_rows
@@ -275,7 +275,7 @@ class PollFollower(Follower):
         )
 
     def _first_mark(self, table: Polled, column: str | None, view: SettledTime) -> Keyset:
-        """What is older is settled now, and so in the copy that begins now. A number has no such past: all is read."""
+        """Rows before this mark are final, and so in a copy that begins now. A number has no such mark: all is read."""
         scale = self._connect().scale(table, column) if column is not None else None
         if scale is None or not scale.timed or scale.is_empty:
             return START
@@ -297,13 +297,13 @@ class PollFollower(Follower):
     def _poll(
         self, each: str, entry: PollTableOffset, view: SettledTime, step: int, budget: int
     ) -> PollTableOffset | None:
-        """What the table is read for now; None when nothing is new."""
+        """What to read of the table now; None when nothing is new."""
         if self._is_diff_due(each):
             return self._diff(each, entry, step)
         began, table = time.monotonic(), self._discovery.tables[each]
         memory = self._recall(each, entry)
         found: dict[str, ProbeResult] = {}
-        # A task holds what it reads of a poll at once; what is left comes with the next step.
+        # A task holds all rows of a poll in memory; the rest follows in the next step.
         limit = min(budget, self.source.options.chunk_rows)
         for column, deleted in ((table.version, False), (table.soft, True)):
             if column is None:
@@ -334,7 +334,7 @@ class PollFollower(Follower):
             mark=sweep.settled if sweep else entry.mark,
             soft=soft.settled if soft else entry.soft,
             window=step,
-            # Rows that are given and not written down are unknown to any later diff.
+            # Later diffs do not know rows that were emitted without being recorded.
             base=entry.base if self.source.keeps_keys(table) else 0,
             bounds=(),
         )
@@ -352,7 +352,7 @@ class PollFollower(Follower):
     def _diff(self, each: str, entry: PollTableOffset, step: int) -> PollTableOffset:
         self._schedule.diffed(each)
         if KeySnapshot.of(str(self.source.folder), each).bases(entry.base) is None:
-            log.warning("what was known of %s is not complete: it is copied again", self._discovery.tables[each].name)
+            log.warning("the key snapshot of %s is incomplete: copying it again", self._discovery.tables[each].name)
             return self._copy(
                 self._begin(each, entry, step, self._read_clock(PollOffset())), step, self.source.options.chunk_rows
             )

@@ -1,15 +1,15 @@
-"""What is known of a table's rows downstream: files in the pipeline's state folder, written by the tasks that read.
+"""What is known downstream of a table's rows: files in the pipeline's state folder, written by the reading tasks.
 
-    window-<step>-<attempt>.npy      hashes of the rows that a poll gave and that the next poll will see again
-    polled-<step>-<attempt>.parquet  keys and hashes a poll gave, deletes without a hash; of a full diff, the keys that
-                                     came with polls before it: those it found gone, and those that were still there;
-                                     -<share>of<shares> behind the attempt says which of the tasks that look for them
+    window-<step>-<attempt>.npy      hashes of the rows that a poll emitted and that the next poll will see again
+    polled-<step>-<attempt>.parquet  keys and hashes a poll emitted, deletes without a hash; of a full diff, the keys
+                                     that came with polls before it: those it found gone, and those that were still there;
+                                     -<share>of<shares> after the attempt names the task that checked them
     base-<step>-<attempt>.parquet    keys and hashes of one stretch of keys, as a copy or a full diff left it
     found-<step>-<attempt>.arrow     changes that one task of a full diff found, until they are applied
 
 A step that is repeated writes its files again under another name. Which attempt reached the destination is not known
-here, so all are looked at: a hash they do not agree on counts as unknown. Too little known costs a change that is given
-twice; files are durable before their rows can be applied, so that too little is never known of a key.
+here, so all are read: a hash they do not agree on counts as unknown. An unknown hash only means that a change is
+emitted twice. Files are durable before their rows can be applied, so no key is ever missing.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ PART: Final = "_tailrace_part"
 STEP: Final = "_tailrace_step"
 GONE: Final = "_tailrace_gone"
 MOST_POLLED: Final = 64
-"""How many files of polls there may be before they are made one."""
+"""How many files of polls there may be before they are merged into one."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class KeySnapshot:
             np.save(file, hashes, allow_pickle=False)
 
     def window(self, step: int) -> Hashes:
-        """The rows that step gave for certain; empty when nothing is known of it."""
+        """The rows that the step certainly emitted; empty when nothing is known of it."""
         found = [np.load(path, allow_pickle=False) for path in sorted(self.folder.glob(f"window-{step:016}-*.npy"))]
         given = found[0] if found else np.zeros(0, np.int64)
         for other in found[1:]:
@@ -75,20 +75,20 @@ class KeySnapshot:
     # -- keys and hashes ----------------------------------------------------------------------------------
 
     def put_polled(self, step: int, rows: pa.Table, share: str = "") -> None:
-        """What `record` made of the rows of one attempt, also when there were none.
+        """Store what `record` made of the rows of one attempt, even if there were none.
 
         Only attempts at the same `share` of a step should have the same keys.
         """
         self._put("polled", step, rows, share)
 
     def put_base(self, step: int, stretch: Stretch, rows: pa.Table, cuts: Sequence[Keyset] = ()) -> None:
-        """What `record` made of a stretch, and PART: between which of the cuts a key lies, for when it has grown."""
+        """Store what `record` made of a stretch, and PART: between which cuts a key lies, to split it later."""
         range_ = [keyset.to_json(stretch.after), None if stretch.upto is None else keyset.to_json(stretch.upto)]
         note = json.dumps({"stretch": range_, "cuts": [keyset.to_json(cut) for cut in cuts]})
         self._put("base", step, rows.replace_schema_metadata({b"tailrace": note.encode()}))
 
     def polled(self, after: int, upto: int) -> pa.Table | None:
-        """The last thing known of every key that came with steps from the base `after` to `upto`.
+        """The last known state of every key that steps from the base `after` to `upto` brought.
 
         Its columns, HASH, GONE and STEP. HASH is null where attempts disagree, and for a key that was deleted, of which
         GONE is true. None without polls.
@@ -96,13 +96,13 @@ class KeySnapshot:
         return self._while_gathered(lambda: _fold_files(tuple(self._polled(after, upto))))
 
     def count_polled(self, after: int, upto: int) -> int:
-        """About how many keys `polled` has: those that came more than once are counted each time."""
+        """About how many keys `polled` has: a key that several polls brought is counted each time."""
         return self._while_gathered(
             lambda: sum(int(pq.read_metadata(path).num_rows) for path in self._polled(after, upto))
         )
 
     def _while_gathered(self, read: Callable[[], T]) -> T:
-        """What `read` gives; again if files that it found were made one by `gather` meanwhile."""
+        """The result of `read`, repeated if `gather` merged the files meanwhile."""
         while True:
             try:
                 return read()
@@ -132,21 +132,21 @@ class KeySnapshot:
         return found if len(ends) == len({base.whole for base in found}) else None
 
     def prune(self, *, window: int, base: int, applied: int) -> None:
-        """Forget windows and bases of earlier steps, and what was applied. Repeating it is harmless."""
+        """Delete windows and bases of earlier steps, and what was applied. A second call does no harm."""
         first = {"window": window, "polled": base, "base": base, "found": applied + 1}
         for path in self._files():
             if _step(path) < first[_kind(path)]:
                 path.unlink(missing_ok=True)
 
     def leave(self) -> None:
-        """Forget everything, of a table that is not followed any more. Repeating it is harmless."""
+        """Delete everything of a table that is no longer followed. A second call does no harm."""
         for path in self._files():
             path.unlink(missing_ok=True)
         with suppress(OSError):
             self.folder.rmdir()
 
     def forget(self, after: int) -> None:
-        """Forget what later steps put down: they failed, and nothing of them was applied."""
+        """Delete what later steps wrote: they failed, and nothing of them was applied."""
         for path in self._files():
             if _step(path) > after:
                 path.unlink(missing_ok=True)
@@ -155,7 +155,7 @@ class KeySnapshot:
         return [path for path in self.folder.glob("*-*") if _kind(path) in _KINDS]
 
     def gather(self, base: int, upto: int) -> None:
-        """Make one file of many, of steps that will not be repeated. A crash leaves too much, never too little."""
+        """Merge files of steps that will not be repeated into one. A crash leaves extra files, never missing ones."""
         files = self._polled(base, upto)
         if len(files) <= MOST_POLLED:
             return
@@ -165,7 +165,7 @@ class KeySnapshot:
             path.unlink(missing_ok=True)
 
     def new_diff_result(self, step: int) -> Path:
-        """Where one attempt of a comparison can put what it found."""
+        """The file for what one attempt of a comparison found."""
         return self._new("found", step, "arrow")
 
     def _new(self, kind: str, step: int, ending: str, share: str = "") -> Path:
@@ -180,7 +180,7 @@ _KINDS = frozenset({"window", "polled", "base", "found"})
 
 
 def _kind(path: Path) -> str:
-    # What a process left unfinished that ended while it wrote is of the same kind.
+    # Includes unfinished files of a process that ended while it wrote.
     return path.name.lstrip(".").partition("-")[0]
 
 
@@ -195,7 +195,7 @@ def _made_at(path: Path) -> tuple[int, str]:
 
 @dataclass(frozen=True)
 class Base:
-    """A stretch of keys and the files that know them; with `part`, only that part of the one file."""
+    """A stretch of keys and the files that hold them; with `part`, only that part of a single file."""
 
     stretch: Stretch
     files: tuple[str, ...]
@@ -228,7 +228,7 @@ def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Keyset]]]) -
 
 @lru_cache(maxsize=1)
 def _fold_files(files: tuple[Path, ...]) -> pa.Table | None:
-    """Kept for the next piece of the same diff, as every one of them needs it. A file is never written twice."""
+    """Cached for the next piece of the same diff, as every piece needs it. A file is never written twice."""
     return _fold([pq.read_table(path) for path in files], [_made_at(path) for path in files]) if files else None
 
 
@@ -238,7 +238,7 @@ def _fold(attempts: Sequence[pa.Table], at: Sequence[tuple[int, str]]) -> pa.Tab
     Each attempt has key columns, HASH, GONE and STEP, and was made `at` a share of a step also when it has no rows. A
     key that one of them lacks differs, too.
     """
-    # A key's type may have become a wider one since.
+    # A key's type may have been widened since.
     rows = pa.concat_tables(attempts, promote_options="permissive")
     names = [name for name in rows.schema.names if name not in (HASH, GONE, STEP)]
     attempt = np.repeat(np.arange(len(attempts)), [each.num_rows for each in attempts])
@@ -277,7 +277,7 @@ def _fold(attempts: Sequence[pa.Table], at: Sequence[tuple[int, str]]) -> pa.Tab
 
 
 def _changes(ordered: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-    """Where runs of equal numbers begin."""
+    """The indexes at which runs of equal numbers begin."""
     return np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
 
 

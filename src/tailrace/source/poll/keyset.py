@@ -1,8 +1,8 @@
-"""Places in the order of a table's rows, and the stretches between them.
+"""Marks in the order of a table's rows, and the stretches between them.
 
-Rows are ordered by some columns: (updated_at, key…) or the key alone. A mark with a value for every one of them stands
-right after that row. A shorter one stands before all rows that begin with its values, and the empty one before all
-rows. So a mark is always between rows, and two stretches that share a mark neither overlap nor leave out a row.
+Rows are ordered by some columns: (updated_at, key…) or the key alone. A mark with a value for each of them is right
+after that row. A shorter one is before all rows that begin with its values, and the empty one before all rows. So a
+mark is always between rows, and two stretches that share a mark neither overlap nor leave out a row.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Stretch(NamedTuple):
 
 
 def to_json(mark: Keyset) -> list[Any]:
-    """The mark as JSON values; bytes are the only class that JSON has not."""
+    """The mark as JSON values; bytes are the only class that JSON does not have."""
     return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in mark]
 
 

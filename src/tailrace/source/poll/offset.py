@@ -1,10 +1,11 @@
-"""Where polling stands: the number of the last step, and for every table how far it was read.
+"""How far polling is: the number of the last step, and for every table how far it was read.
 
     {"step": 7, "clock": [1763200000000000, 1763200000100000], "tables": {"16385": {"phase": "ready", …}, …}}
 
-A step is a batch; it numbers the changes it gives, so that their positions grow whatever clocks do. What a step reads
-of a table is in the offset it leads to (`Reading`), so that a repeated batch asks for the same stretches again. The
-watermark moves only here, with the batch that applied what is behind it. Pure values: no connection, no clock.
+A step is a batch; it numbers the changes it emits, so that their positions grow even when clocks are set back. What a
+step reads of a table is in the offset it leads to (`StepRead`), so that a repeated batch reads the same stretches
+again. The watermark moves only here, with the batch that applied the changes up to it. Pure values: no connection, no
+clock.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from tailrace.source.poll.keyset import START, Keyset
 class Sweep:
     """A stretch to read in the order of one column: up to `settled` for the last time, from there to `upto` once more.
 
-    `upto` None: whatever there is.
+    `upto` None: to the end.
     """
 
     after: Keyset
@@ -48,7 +49,7 @@ class StepRead:
     sweep      poll: by the version column; None where there is none
     soft       poll: by the column of soft deletes
     since      diff: the step whose base is compared with
-    window     the step whose record says which rows of the last window were given already; 0: none does
+    window     the step that recorded which rows of the last window were already emitted; 0: none
     rows       about how many rows that is
     """
 
@@ -98,16 +99,16 @@ class StepRead:
 class PollTableOffset:
     """One table.
 
-    by          what the marks are of: where it is something else now, nobody can go on from them
+    by          what the marks refer to: if that has changed, they cannot be continued from
     scope       which of its columns and rows were copied
-    mark, soft  behind these marks of the version's and the soft delete's order the table is to be read on
+    mark, soft  the table is read on after these marks, in the order of the version and of the soft delete
     step        the last step that read it
-    window      the step that last wrote down which rows will be seen again, 0: none did
-    base        the step that last wrote down all keys and hashes, 0: none did
+    window      the step that last recorded which rows will be seen again; 0: none
+    base        the step that last recorded all keys and hashes; 0: none
     copy        the step its copy began with
     bounds      while it copies: the marks between its chunks; `next` is the first chunk not yet copied
     reading     what step `step` read
-    undo        how it stood before that step, for when the step fails
+    undo        its state before that step, in case the step fails
     was         while it is stopped: the phase it goes on with
     """
 
@@ -144,7 +145,7 @@ class PollTableOffset:
         return replace(self, step=step, reading=reading, undo=undo, **changed)
 
     def stop(self, reached: int | None) -> PollTableOffset:
-        """Not read from now on. It was applied up to step `reached`; None: only a new copy helps."""
+        """Stop reading it. It was applied up to step `reached`; None: only a new copy helps."""
         if reached is None:
             return replace(self.recopy(), phase="stopped", was="init")
         entry = self._undone() if reached < self.step and self.undo else self
@@ -217,7 +218,7 @@ class PollTableOffset:
 
     @property
     def oldest_window(self) -> int:
-        """Windows of earlier steps are not needed any more, also if the last step fails."""
+        """Windows of earlier steps are no longer needed, even if the last step fails."""
         return min(self.window, int(self.undo.get("window", self.window)))
 
     @property

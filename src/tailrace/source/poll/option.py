@@ -24,7 +24,7 @@ def _placed(dsn: Dsn, info: ValidationInfo) -> Dsn:
 
 
 def path_of(dsn: str) -> Path:
-    """The file a dsn names: what is behind its scheme."""
+    """The file a dsn names: the part after its scheme."""
     return Path(dsn.partition(":///")[2])
 
 

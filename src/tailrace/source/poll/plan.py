@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from tailrace.source.poll.source import PollSource
 
 ROW_BYTES = 200
-"""What a row is taken to weigh, to spread tables over tasks."""
+"""The assumed size of a row, for spreading tables over tasks."""
 
 
 @dataclass(frozen=True)
 class Planner:
-    """`tables` are those of now, by upstream id; one that is gone since has nothing to read."""
+    """`tables` are the current ones, by upstream id; a table that is gone has nothing to read."""
 
     source: PollSource
     tables: Mapping[str, Polled]
     versions: SchemaVersions
 
     def plan(self, end: PollOffset) -> list[Split]:
-        """The splits of the step. The same offset gives the same stretches, however often it is asked."""
+        """The splits of the step. The same offset always gives the same stretches."""
         splits: list[Split] = []
         for each, entry in end.tables.items():
             if entry.step == end.step and entry.reading is not None and each in self.tables:
@@ -104,6 +104,7 @@ class Planner:
             NewcomerSplit(**shared, number=share, files=files, share=share, shares=shares) for share in range(shares)
         ]
         found += [StretchSplit(**shared, number=number, base=base) for number, base in enumerate(bases, shares)]
-        # A small table is compared by the task that writes it, beside others: a thousand of them are no thousand tasks.
+        # The task that writes a small table also compares it, together with others: a thousand tables do not need a
+        # thousand tasks.
         alone = len(found) > 2
         yield from [DiffScan(weights=one.weights, schemas=schemas, piece=one) for one in found] if alone else found

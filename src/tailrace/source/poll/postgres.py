@@ -27,7 +27,7 @@ from tailrace.source.postgres.copy_query import Converter, select_list
 _HASH = "_tailrace_hash"
 _MOVED = ("42P01", "42703")
 
-# A role that may not read the statistics of others sees their sessions, but not since when their transactions are open.
+# A role without access to the statistics of others sees their sessions, but not when their transactions began.
 _CLOCK = """
 SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::int8,
        (extract(epoch FROM min(a.xact_start)) * 1e6)::int8,
@@ -62,12 +62,10 @@ class PostgresConnector(Connector):
         assert row is not None
         assert role is not None
         if row[3]:
-            message = "it is a standby: transactions of its primary are not seen, rows are looked back for instead"
+            message = "it is a standby and cannot see transactions of its primary, so the last rows are read again"
             return [Finding("warning", "transactions", message, "raise source.look_back above the longest transaction")]
         if not role[1]:
-            message = (
-                "the role does not see since when transactions of others are open; rows are looked back for instead"
-            )
+            message = "the role cannot see when transactions of others began, so the last rows are read again"
             fix = f"GRANT pg_read_all_stats TO {role[0]};  -- or raise source.look_back above the longest transaction"
             return [Finding("warning", "transactions", message, fix)]
         return [Finding("ok", "transactions", "open transactions are seen")]
@@ -83,7 +81,7 @@ def _zone_of(dsn: str) -> str:
 
 
 class PostgresSession(SqlSession):
-    """psycopg for questions, ADBC for rows, each connected when it is first needed."""
+    """psycopg for small queries, ADBC for rows, each connected when it is first needed."""
 
     def __init__(self, dsn: str, options: ConnectorOptions, opened: ExitStack) -> None:
         self._dsn = dsn
@@ -95,7 +93,7 @@ class PostgresSession(SqlSession):
     def _settings(self) -> dict[str, str]:
         return {
             **row_settings(self._dsn),
-            # There is no log that would carry more than the role sees.
+            # Rows that the role may not see stay invisible: polling has no log that would show them.
             "row_security": "on",
             "statement_timeout": str(max(1, round(self._options.statement_seconds * 1000))),
             "default_transaction_read_only": "on",
@@ -129,7 +127,7 @@ class PostgresSession(SqlSession):
     def clock(self) -> Clock:
         now, oldest, known, standby, replayed, prepared = self.ask(_CLOCK)[0]
         if standby:
-            # What the primary committed by now may be replayed here any time later.
+            # What the primary has already committed may be replayed here at any later time.
             return Clock(now, min(replayed or now, now), known=False)
         return Clock(now, min(oldest or now, now), known, frozenset(prepared))
 
@@ -140,7 +138,7 @@ class PostgresSession(SqlSession):
         return f"{self.quote(name)}::text"
 
     def order_by(self, table: Polled, names: Sequence[str]) -> str:
-        # A bare name would be that of the output, where many types stand as text, and texts have another order.
+        # A bare name would refer to the output column, where many types are text, and text has another order.
         owner = self.quote(table.schema.table.name)
         return f"ORDER BY {', '.join(f'{owner}.{self.quote(name)}' for name in names)}"
 
@@ -174,7 +172,7 @@ class PostgresSession(SqlSession):
         query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
         self._spacing.wait()
         with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
-            # A small table is read whole though it has an index; what counts is whether there is one.
+            # Postgres reads a small table in full even if it has an index; what matters is whether there is one.
             self._asking.execute("SET LOCAL enable_seqscan = off")
             plan = self._asking.execute(f"EXPLAIN {query}".encode()).fetchall()
         return any("Seq Scan" in str(line[0]) for line in plan)
@@ -199,7 +197,7 @@ def _text(value: Any) -> str:
 
 @contextmanager
 def _found(table: Polled | None) -> Iterator[None]:
-    """What is asked inside concerns this table, which may have gone since it was last looked for."""
+    """Queries inside the context are about this table, which may have been dropped since it was listed."""
     try:
         yield
     except Exception as error:

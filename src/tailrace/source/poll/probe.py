@@ -1,4 +1,4 @@
-"""Looking for changed rows: what is there after a mark, and is any of it new?"""
+"""Looks for changed rows: which rows come after a mark, and whether any of them is new."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ HEIGHTS = 8
 
 
 class ForeignMarkError(ValueError):
-    """The mark is no place in the order that the column has now."""
+    """The mark does not fit the current order of the column."""
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """What a look found. `fresh` rows were not given before; `more`: the limit cut it short."""
+    """The result of a probe. `fresh` rows were not emitted before; `more`: the limit was reached."""
 
     sweep: Sweep
     fresh: int
@@ -33,7 +33,7 @@ class ProbeResult:
 
 @dataclass(frozen=True)
 class Probe:
-    """One look at one table, by one of its columns. `seen` are the rows that the last window gave already."""
+    """One probe of one table, by one of its columns. `seen` are the rows that the last window already emitted."""
 
     session: ConnectorSession
     table: Polled
@@ -45,16 +45,16 @@ class Probe:
     limit_rows: int
 
     def run(self, mark: Keyset, heights: Sequence[Height]) -> ProbeResult | None:
-        """What lies behind the mark; None for a column that cannot be followed.
+        """The rows after the mark; None for a column that cannot be followed.
 
-        An idle table costs one page without rows. Only the columns of the order are read, and hashes where rows of
-        the last window may come again. Raises ForeignMarkError for a mark of other values than the column has now.
+        An idle table costs one page without rows. Only the columns of the order are read, and hashes where rows of the
+        last window may appear again. Raises ForeignMarkError for a mark of other values than the column has now.
         """
         scale = self.session.scale(self.table, self.by)
         if scale is None:
             return None
         if scale.is_empty:
-            # Whatever comes from now on is new, whatever it looks like.
+            # Every row that appears from now on is new, whatever its value.
             return ProbeResult(Sweep(START, START, START), 0, False, tuple(heights))
         if mark and not scale.fits(mark[0]):
             raise ForeignMarkError
@@ -83,7 +83,7 @@ class Probe:
 
 
 def _grown(heights: Sequence[Height], scale: Scale, view: SettledTime) -> tuple[Height, ...]:
-    """The heights that matter from now on: the last settled one, and the next to be."""
+    """The heights still needed: the last settled one, and those not yet settled."""
     if scale.timed or scale.latest is None:
         return tuple(heights)
     known = [*heights, (view.now, int(scale.latest))]
@@ -92,44 +92,44 @@ def _grown(heights: Sequence[Height], scale: Scale, view: SettledTime) -> tuple[
 
 
 def _later(after: Keyset, settled: Keyset, scale: Scale) -> Keyset:
-    """The settled mark, unless it lies before the place that was read from."""
+    """The settled mark, unless it is before the mark that was read from."""
     if not settled or (after and scale.place(settled[0]) <= scale.place(after[0])):
         return after
     return settled
 
 
-# Up to when a database's past is settled: no row with an older time can still appear.
+# Up to which time a database is settled: no row with an older time can still appear.
 #
 # A transaction stamps its rows when it begins and shows them when it commits. So nothing is settled past the start of
-# the oldest open transaction, and, where transactions cannot be seen, only what is older than a look back. A clock that
-# was set back stamps new rows with times that were settled already: those are read again.
+# the oldest open transaction, and, where transactions cannot be seen, only what is older than `look_back`. A clock that
+# was set back stamps new rows with times that were already settled: those are read again.
 
 Height = tuple[int, int]
-"""The moment of a look at a table (database's time, microseconds) and the highest number its version had."""
+"""The time of a probe (database's time, microseconds) and the highest number its version column had."""
 
 SECOND_US = 1_000_000
 LOOK_BACK_US = {True: SECOND_US, False: 60 * SECOND_US}
-"""How far is looked back, by whether open transactions are seen. A second also covers clocks a little apart and
-applications that write less than a column could hold."""
+"""The default `look_back`, by whether open transactions are seen. One second also covers small clock differences and
+applications that write times with less precision than the column."""
 STEP_US = SECOND_US // 2
-"""A clock that is this much behind what was expected of it was set back."""
+"""A clock that lags this much behind the expected time was set back."""
 DRIFT = 1e-4
 AWAY_US = 3600 * SECOND_US
-"""How far is read again when a clock was set back while nobody looked."""
+"""How far back rows are read again when a clock was set back while no process was running."""
 PREPARED_US = 24 * AWAY_US
-"""How long before a prepared transaction was first seen it may have begun, when nobody looked before."""
+"""How long a prepared transaction may have been open when it is first seen by a new process."""
 
 
 @dataclass(frozen=True)
 class SettledTime:
-    """One look at the clock. Rows older than `settled` are final; rows from `rewound` on are to be read again."""
+    """One reading of the clock. Rows older than `settled` are final; rows from `rewound` on are to be read again."""
 
     now: int
     settled: int
     rewound: int | None
 
     def floor(self, mark: Keyset, scale: Scale) -> Keyset:
-        """Where to read on: the mark, or further back after a clock was set back."""
+        """Where to continue: the mark, or further back after a clock was set back."""
         if self.rewound is None or not scale.timed or not mark:
             return mark
         back = scale.at(self.rewound)
@@ -145,13 +145,13 @@ class SettledTime:
         """Rows from here on are not read: a time in the future must not move the watermark past now."""
         if not scale.timed:
             return None
-        # A time that its column rounds may be the next tick; a date is cut, not rounded.
+        # A time that its column rounds up may be the next tick; a date is truncated, not rounded.
         rounded = 0 if scale.kind is VersionKind.DAY else scale.tick // 2
         return (scale.after(self.now + rounded),)
 
 
 class SettledClock:
-    """Remembers what it needs of earlier looks. `last` is the database's time and ours of one in an earlier process."""
+    """Remembers earlier readings as needed. `last` is the database's time and ours when an earlier process read it."""
 
     def __init__(
         self, look_back_us: int | None, last: tuple[int, int] = (0, 0), monotonic: Callable[[], int] = time.monotonic_ns
@@ -164,13 +164,14 @@ class SettledClock:
         self._held: dict[str, int] = {}
 
     def read(self, clock: Clock) -> SettledTime:
-        """What the clock means. Called before rows are read, for every poll."""
+        """Interpret the clock. Called before rows are read, for every poll."""
         look_back = LOOK_BACK_US[clock.known] if self._look_back is None else self._look_back
         rewound = self._rewound(clock.now)
         if rewound is not None:
             rewound -= look_back
         before = self._oldest if self._oldest is not None else (self._last[0] or clock.now - PREPARED_US)
-        # It began before it was first seen as prepared, but not before the oldest transaction of the look before that.
+        # It began before it was first seen as prepared, but not before the oldest transaction of the reading before
+        # that.
         self._held = {one: self._held.get(one, before) for one in clock.prepared}
         oldest = min([clock.oldest, clock.now, *self._held.values()])
         self._seen = (clock.now, self._monotonic() // 1000)
@@ -180,7 +181,7 @@ class SettledClock:
     def _rewound(self, now: int) -> int | None:
         if self._seen is not None:
             elapsed = self._monotonic() // 1000 - self._seen[1]
-            # Rows may have been stamped right after the last look, by the clock that was set back.
+            # The clock that was set back may have stamped rows right after the last reading.
             return now - elapsed - STEP_US if self._seen[0] + elapsed - now > STEP_US + elapsed * DRIFT else None
         database, own = self._last
         if not database:

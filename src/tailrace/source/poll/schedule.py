@@ -12,11 +12,11 @@ from pathlib import Path
 from tailrace.option.table import FullDiffOptions
 from tailrace.system.status_file import read_file, write_file
 
-# How often a database may be asked.
+# How often a database may be queried.
 
 
 class QuerySpacing:
-    """At most so many queries a second, evenly spaced; without a bound it never waits. Threads may share one."""
+    """Limits queries per second, evenly spaced; without a limit it never waits. Threads may share one."""
 
     def __init__(self, per_second: float | None) -> None:
         self._gap = 1.0 / per_second if per_second else 0.0
@@ -36,7 +36,7 @@ class QuerySpacing:
 
 @lru_cache(maxsize=64)
 def spacing_of(dsn: str, per_second: float | None) -> QuerySpacing:
-    """The one pace of a database in this process: sessions that follow each other, or are open at once, share it."""
+    """The pace of a database in this process: all its sessions, consecutive or concurrent, share it."""
     return QuerySpacing(per_second)
 
 
@@ -45,7 +45,7 @@ SAVE_SECONDS = 5.0
 
 @dataclass
 class Turn:
-    """How one table stands. `polls` and `diffed` (seconds since 1970) count from its last full diff or copy."""
+    """The schedule of one table. `polls` and `diffed` (seconds since 1970) count from its last full diff or copy."""
 
     polls: int = 0
     diffed: float = 0.0
@@ -58,7 +58,8 @@ class Turn:
 class PollSchedule:
     """Polls of a busy table follow each other fast; each that finds nothing doubles the wait.
 
-    The counts are kept in a file, so that runs that end soon add up to a full diff. Losing it costs a delay, no row.
+    The counts are kept in a file, so that short runs add up to a full diff. Losing the file delays a diff and loses no
+    row.
     """
 
     def __init__(self, file: Path, busy_seconds: float, idle_seconds: float) -> None:
@@ -74,16 +75,16 @@ class PollSchedule:
         return self._turns.setdefault(table, Turn(diffed=time.time()))
 
     def is_due(self, table: str, since: float | None) -> bool:
-        """Whether it is time to poll. With `since`, a moment of the monotonic clock, only until it was found idle."""
+        """Whether it is time to poll. With `since` (monotonic clock): whether it was not found idle since then."""
         turn = self._turn(table)
         return time.monotonic() >= turn.next if since is None else turn.idle_since < since
 
     def is_idle(self, table: str, since: float) -> bool:
-        """Whether a poll that began since then found nothing, or another one brought what changed while it was read."""
+        """Whether a poll that began since then found nothing, or a later one brought what changed meanwhile."""
         return self._turn(table).idle_since >= since
 
     def polled(self, table: str, *, began: float, fresh: bool, whole: bool = True) -> None:
-        """A poll that began at a moment found something `fresh` or not; one that is not `whole` goes on at once."""
+        """Record a poll, and whether it found `fresh` rows. If it was not `whole`, the next one follows at once."""
         turn = self._turn(table)
         turn.polls += whole
         turn.wait = self._busy if fresh else min(max(turn.wait * 2, self._busy), self._idle)

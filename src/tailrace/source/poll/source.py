@@ -32,7 +32,7 @@ from tailrace.system.atomic_file import make_folder
 class PollSource(Source):
     """A database and the tables wanted of it. Frozen and picklable; the DSN never shows in its repr.
 
-    `folder` holds what is known of the tables downstream; on a cluster every executor must see it.
+    `folder` holds the key snapshots of the tables; on a cluster every executor must see it.
     """
 
     Options = PollOptions
@@ -45,7 +45,7 @@ class PollSource(Source):
 
     @property
     def parallel(self) -> int:
-        """How many tasks share the bound on queries."""
+        """How many tasks share the limit on queries."""
         return self.options.parallel or os.cpu_count() or 2
 
     @property
@@ -54,13 +54,13 @@ class PollSource(Source):
         return None if seconds is None else round(seconds * 1_000_000)
 
     def connector(self, tasks: int = 1) -> Connector:
-        """The database, for one of so many sessions that share the bound on its load."""
+        """The database, for one of several sessions that share the limit on its load."""
         bound = self.options.max_queries_per_second
         share = bound / tasks if bound is not None else None
         return connect(self.dsn, ConnectorOptions(self.options.statement_timeout, share, self.options.time_zone))
 
     def keeps_keys(self, table: Polled) -> bool:
-        """Whether all keys of a table are written down, which its full diffs need."""
+        """Whether all keys of a table are recorded, which its full diffs need."""
         deletes = self.context.tables.settings_of(table.name).deletes
         return deletes is not None and deletes.full_diff is not None
 
@@ -102,7 +102,7 @@ class PollSource(Source):
                 raise TypeError(f"not a split of this source: {type(split).__name__}")
 
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
-        """The rows of these keys now. Polls send whole rows, so that it should not be needed."""
+        """The current rows of these keys. Polls emit complete rows, so this should not be needed."""
         deletes = self.context.tables.settings_of(str(table.table)).deletes
         polled = Polled(table, None, soft=deletes.soft if deletes is not None else None)
         with self.connector(self.parallel).open() as session:
@@ -113,7 +113,7 @@ class PollSource(Source):
         return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
-        """What is known of the tables is brought together, and what no step needs any more is deleted."""
+        """Merge the key snapshots of the tables, and delete what no step needs any more."""
         for upstream_id, entry in PollOffset.from_json(upto).tables.items():
             known = KeySnapshot.of(str(self.folder), upstream_id)
             known.prune(window=entry.oldest_window, base=entry.oldest_base, applied=entry.step)

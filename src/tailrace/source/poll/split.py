@@ -24,9 +24,9 @@ from tailrace.source.split import Split
 
 @dataclass(frozen=True)
 class Task:
-    """What every piece of a step says of its table.
+    """What every piece of a step knows of its table.
 
-    records     whether all keys are written down, for full diffs
+    records     whether all keys are recorded, for full diffs
     """
 
     table: Polled
@@ -51,7 +51,7 @@ class Task:
         return pa.StructArray.from_arrays(arrays, fields=list(columns.row_type))
 
     def no_keys(self) -> pa.Table:
-        """What `record` makes of no rows."""
+        """The result of `record` for no rows."""
         return record(pa.array([], self.key_columns.row_type), np.zeros(0, np.int64), 0)
 
 
@@ -65,7 +65,7 @@ class PollSplit(Split):
 
 @dataclass(frozen=True)
 class ChunkSplit(Split):
-    """A chunk of a copy; `base` is the step its keys are written down under."""
+    """A chunk of a copy; `base` is the step under which its keys are recorded."""
 
     task: Task | None = None
     stretch: Stretch = field(default_factory=Stretch)
@@ -74,13 +74,13 @@ class ChunkSplit(Split):
 
 @dataclass(frozen=True)
 class RefusedSplit(Split):
-    """A table that cannot go on, and why."""
+    """A table that cannot continue, and why."""
 
     error: TableError | None = None
 
 
 def pages(session: ConnectorSession, query: Query) -> Iterator[Page]:
-    """The rows of a query's stretch, page after page; each begins behind the last row of the one before."""
+    """The rows of a query's stretch, page by page; each begins after the last row of the previous one."""
     while True:
         page = session.select(query)
         if len(page):
@@ -92,7 +92,7 @@ def pages(session: ConnectorSession, query: Query) -> Iterator[Page]:
 
 
 def read_changes(session: ConnectorSession, split: PollSplit) -> Iterator[Changes]:
-    """The rows that a poll found, each with the operation it stands for. What is given is written down at the end."""
+    """The rows that a poll found, each with its operation. What was emitted is recorded at the end."""
     task, reading = split.task, split.reading
     assert task is not None
     assert reading is not None
@@ -135,14 +135,14 @@ def read_changes(session: ConnectorSession, split: PollSplit) -> Iterator[Change
                     yield changes
                 elif fresh.any():
                     yield Changes(schema, changes.batch.filter(pa.array(fresh)))
-    # Also when it is empty: what a repeat sees more was not given.
+    # Even if it is empty: then additional rows of a repeat count as not emitted.
     known.put_window(task.step, np.concatenate([np.zeros(0, np.int64), *window]))
     if task.records:
         known.put_polled(task.step, pa.concat_tables([*given, task.no_keys()]))
 
 
 def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
-    """A row that was created when it was last updated is an insert. Without such a column every row may be one."""
+    """A row that was created when it was last updated is an insert. Without `created_at` every row may be one."""
     if table.created is None or table.version is None:
         return np.full(len(rows), Op.UPDATE, np.int8)
     same = pc.fill_null(pc.equal(rows.field(table.created), rows.field(table.version)), False)
@@ -150,7 +150,7 @@ def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
 
 
 def _moments(table: TableSchema, by: str | None, rows: pa.StructArray) -> pa.Array[Any] | None:
-    """The time of each change, where the column that it was found by is one."""
+    """The time of each change, if it was found by a time column."""
     if by is None or kind_of(table.column(by)) is not VersionKind.INSTANT:
         return None
     return rows.field(by).cast(pa.timestamp("us", "UTC"))

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - every name and value in the SQL here is quoted
 """A session with a database that speaks SQL: pages, chunks, rows by key and counts, written once.
 
-A subclass says which tables there are and runs SQL, and replaces what its database writes in another way.
+A subclass lists the tables and runs SQL, and overrides what its database writes differently.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from tailrace.source.poll.keyset import Keyset, KeyValue, Stretch
 
 
 class SqlSession(ConnectorSession):
-    """Everything a session needs but `tables` and `ask`. SQL texts are made by methods that a subclass can replace."""
+    """Everything a session needs except `tables` and `ask`. Methods that a subclass can override build the SQL."""
 
     key_list: str = ""
-    """What stands before the rows of `(a, b) IN (…)`; SQLite wants `VALUES` there."""
+    """The text before the rows of `(a, b) IN (…)`; SQLite wants `VALUES` there."""
 
     @abstractmethod
     def ask(self, sql: str, table: Polled | None = None) -> Sequence[tuple[Any, ...]]:
-        """The rows that a SELECT gives. It is about `table`, where one is given.
+        """The rows of a SELECT. `table` is the table it reads, if it reads one.
 
         Raises SchemaChangedError when the table or one of its columns is gone, UnavailableError for all else.
         """
@@ -38,15 +38,15 @@ class SqlSession(ConnectorSession):
         return '"' + name.replace('"', '""') + '"'
 
     def source(self, table: Polled) -> str:
-        """The table, as FROM has it."""
+        """The table, as written in FROM."""
         return f"{self.quote(table.schema.table.schema)}.{self.quote(table.schema.table.name)}"
 
     def column(self, table: Polled, name: str) -> str:
-        """A column of the table, wherever in the query."""
+        """A column of the table, as written anywhere in the query."""
         return self.quote(name)
 
     def mark_value(self, table: Polled, name: str) -> str:
-        """A column of the order, as its values stand in a mark."""
+        """A column of the order, in the form its values have in a mark."""
         return self.column(table, name)
 
     def literal(self, table: Polled, name: str, value: KeyValue) -> str:
@@ -64,7 +64,7 @@ class SqlSession(ConnectorSession):
     # -- which rows ---------------------------------------------------------------------------------------
 
     def within(self, table: Polled, by: str | None, stretch: Stretch) -> list[str]:
-        """The conditions of a stretch. Row values are compared: an index on these columns answers that."""
+        """The conditions of a stretch. Compares row values, for which an index on these columns can be used."""
         order, found = table.order(by), []
         if stretch.after:
             sign = ">" if len(stretch.after) == len(order) else ">="
@@ -118,7 +118,7 @@ class SqlSession(ConnectorSession):
         parsed = {column.name: self.parse(values[at], column) for at, column in enumerate(wanted)}
         hashes = None
         if query.hashed:
-            # Values that the column's type cannot hold are part of the row all the same.
+            # Values that the column's type cannot hold still belong to the row.
             hashes = row_digests([each for array, unfit in parsed.values() for each in (array, _or_nulls(unfit, rows))])
         shown = [column.name for column in query.columns.columns]
         row = pa.StructArray.from_arrays([parsed[name][0] for name in shown], fields=list(query.columns.row_type))

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name and value in the SQL here is quoted
-"""An SQLite file, polled: it is only ever opened for reading, also where no one may write it."""
+"""An SQLite file, polled: it is only ever opened for reading, even if the file is read-only."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tailrace.source.sqlite.value import cells_of
 from tailrace.system import turso_lock
 
 _STEPS = 10_000
-"""How many steps of SQLite's machine go by between two readings of the clock."""
+"""How many steps SQLite's virtual machine runs between two checks of the clock."""
 
 
 class SqliteConnector(Connector):
@@ -93,7 +93,7 @@ def _explained(path: Path) -> Iterator[None]:
         if code == sqlite3.SQLITE_CORRUPT:
             raise DamagedError(f"{path} is damaged: {text}", fix="restore it from a backup") from error
         raise UnavailableError(
-            f"{path} could not be read: {text}", fix="see who locks it, or may not read it"
+            f"{path} could not be read: {text}", fix="check which process locks it, and that this user may read it"
         ) from error
 
 
@@ -136,16 +136,16 @@ class SqliteSession(SqlSession):
 
     def scale(self, table: Polled, column: str) -> Scale | None:
         name = quoted(column)
-        # Each by itself, which an index answers at once.
+        # Query each separately, which an index answers at once.
         looks = ", ".join(f"(SELECT {which}({name}) FROM {self.source(table)})" for which in ("min", "max"))
         first, latest = self.ask(f"SELECT {looks}", table)[0]
         if latest is None:
-            # Nothing to go by yet, and nothing to read.
+            # No value to derive the format from yet, and nothing to read.
             declared = table.schema.column(column).type
             return Scale(VersionKind.NUMBER) if pa.types.is_integer(declared) else Scale(VersionKind.TEXT)
         if type(first) is not type(latest) or not isinstance(latest, str | int):
             raise UnfitError(
-                f"column {column} holds other values than whole numbers alone or texts alone, so that the order of"
+                f"column {column} holds other values than whole numbers alone or texts alone, so the order of"
                 " changes is not known",
                 fix=f"write {column} in every row as an integer, or as text such as CURRENT_TIMESTAMP",
                 table=table.name,
@@ -183,7 +183,7 @@ class SqliteSession(SqlSession):
 
 
 def _described(name: str, text: str) -> TableSchema:
-    """The table; without a key where it has none, nor a rowid that SQL can name, or its text is not understood here."""
+    """The table; without a key where it has none, nor a rowid that SQL can name, or its text cannot be parsed here."""
     one = try_describe(text)
     if one is None:
         return TableSchema(TableName(SCHEMA, name), (), (), upstream_id=name)

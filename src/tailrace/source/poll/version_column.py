@@ -1,4 +1,4 @@
-"""The column that says when a row last changed: what a moment looks like in it, and which of two values is later."""
+"""The column that records when a row last changed: how it writes a time, and which of two values is later."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class VersionKind(Enum):
 
 
 def kind_of(column: Column) -> VersionKind | None:
-    """What a column's type says; None where its values cannot be put in the order of their changes."""
+    """The kind of a column, from its type; None if its values cannot be ordered by time of change."""
     if pa.types.is_timestamp(column.type):
         return VersionKind.INSTANT if column.type.tz else VersionKind.LOCAL
     if pa.types.is_date(column.type):
@@ -45,7 +45,7 @@ def kind_of(column: Column) -> VersionKind | None:
 
 
 def tick_of(column: Column) -> int:
-    """The column's resolution in microseconds, as far as its declared type says."""
+    """The column's resolution in microseconds, as far as its declared type shows."""
     if pa.types.is_date(column.type):
         return DAY_US
     if column.upstream_type in _TICKS:
@@ -56,10 +56,10 @@ def tick_of(column: Column) -> int:
 
 @dataclass(frozen=True)
 class Scale:
-    """How moments (microseconds since 1970, UTC) are written in one column.
+    """How times (microseconds since 1970, UTC) are written in one column.
 
-    `latest` is the highest value there is, of a column whose type does not tell how moments look: None when it holds
-    none. The form of a text is followed, as texts are compared letter by letter.
+    `latest` is the highest value of a column whose type does not define how times are written: None when it is empty.
+    Texts are written in the same form as `latest`, as texts are compared letter by letter.
     """
 
     kind: VersionKind
@@ -69,7 +69,7 @@ class Scale:
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is no value yet by which one could tell how they look."""
+        """Whether there is no value yet that shows how times are written."""
         return self.kind in (VersionKind.TEXT, VersionKind.NUMBER) and self.latest is None
 
     @property
@@ -77,14 +77,14 @@ class Scale:
         return self.kind is not VersionKind.NUMBER
 
     def fits(self, value: KeyValue) -> bool:
-        """Whether a value can be one of this column, whose kind may have been another when it was noted."""
+        """Whether a value can be one of this column, whose kind may have been different when the value was stored."""
         text = str(value)
         if self.kind is VersionKind.NUMBER:
             return text.lstrip("-").isdecimal()
         return self.kind is not VersionKind.TEXT or _ISO.fullmatch(text) is not None
 
     def at(self, moment: int) -> KeyValue:
-        """The latest value that is not after the moment."""
+        """The latest value that is not after this time."""
         aware = _EPOCH + timedelta(microseconds=moment // self.tick * self.tick)
         match self.kind:
             case VersionKind.INSTANT:
@@ -97,15 +97,15 @@ class Scale:
             case VersionKind.TEXT:
                 return _written(aware, str(self.latest))
             case VersionKind.NUMBER:
-                raise TypeError("a number is no moment")
+                raise TypeError("a number is not a time")
 
     def after(self, moment: int) -> KeyValue:
-        """A value after every one that is not after the moment."""
+        """A value after every value that is not after this time."""
         step = {VersionKind.DAY: DAY_US, VersionKind.TEXT: _text_tick(str(self.latest))}.get(self.kind, self.tick)
         return self.at(moment + step)
 
     def place(self, value: KeyValue) -> Any:
-        """What sorts as the values of the column do."""
+        """A key that sorts like the values of the column."""
         text = str(value)
         match self.kind:
             case VersionKind.NUMBER:
@@ -129,7 +129,7 @@ def _of_day(moment: datetime) -> int:
 
 
 def require_iso(value: str, table: str, column: str) -> str:
-    """The value itself. Raises UnfitError for text whose order is not that of time."""
+    """The value itself. Raises UnfitError for text that does not sort by time."""
     found = _ISO.fullmatch(value)
     if found is None or found["zone"] not in (None, "Z", "+00:00", "+0000"):
         raise UnfitError(

@@ -1,5 +1,5 @@
-"""rqlite as a source: clusters that post their changes to an endpoint of ours.
+"""rqlite as a source: clusters post their changes to an HTTP endpoint that tailrace serves.
 
-The way of a change: `endpoint` (in the `receiver`, a process) → `request`, read and checked → `deduplication`, known or
+The path of a change: `endpoint` (in the `receiver` process) → `request`, parsed and checked → `deduplication`, known or
 new → `frame_builder` → the cluster's journal, and only then the answer 200.
 """

@@ -1,9 +1,9 @@
-"""rqlite's HTTP API, as far as it is needed: reading queries, and what a node says of its own change capture.
+"""The part of rqlite's HTTP API that is needed: read queries, and the status of a node's change capture.
 
-What is relied on: `POST /db/query` takes a list of [SQL, parameter, …] and answers {"results": [{"values": [[…], …]} or
-{"error": …}, …]}; `level=linearizable` sees everything that was committed before the question, whichever node is asked;
-a node that is not the leader passes the question on. `GET /status` shows `cdc` with `service_id` (absent where none is
-configured) and `fifo.length`, the batches that the endpoint has not yet been given and that no watermark has covered.
+Relies on the following. `POST /db/query` takes a list of [SQL, parameter, …] and answers {"results": [{"values": [[…],
+…]} or {"error": …}, …]}; `level=linearizable` sees everything that was committed before the request, on every node; a
+node that is not the leader forwards the request. `GET /status` shows `cdc` with `service_id` (absent where none is
+configured) and `fifo.length`, the batches that were not yet sent to the endpoint and that no watermark covers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CONNECT_SECONDS = 5.0
 
 
 class QueryRefusedError(Exception):
-    """rqlite understood the request, and SQLite refused its SQL. Callers make of it what it means to them."""
+    """rqlite understood the request, and SQLite refused its SQL. Callers decide what that means."""
 
 
 @dataclass(frozen=True)
 class Pending:
-    """What a node says of its change capture: whose events these are, and how many batches are still to be sent."""
+    """What a node reports of its change capture: its service, and how many batches it still has to send."""
 
     service: str | None
     batches: int
@@ -39,7 +39,7 @@ class Pending:
 
 @dataclass(frozen=True)
 class ApiTls:
-    """PEM files: whom to trust in place of the system's authorities, and who we are. No way to trust everybody."""
+    """PEM files: authorities to trust instead of the system's, and our certificate. Verification is always on."""
 
     ca: str | None = None
     cert: str | None = None
@@ -63,7 +63,7 @@ class Api:
         return self.query_many([(sql, *parameters)])[0]
 
     def query_many(self, statements: Sequence[tuple[Any, ...]]) -> list[list[list[Any]]]:
-        """The rows of several SELECTs, asked at once."""
+        """The rows of several SELECTs, sent in one request."""
         answer = self._ask("POST", f"/db/query?level={LEVEL}", json.dumps([list(one) for one in statements]).encode())
         results = answer.get("results")
         if not isinstance(results, list) or len(results) != len(statements):
@@ -74,11 +74,11 @@ class Api:
         return [result.get("values") or [] for result in results]
 
     def pending(self) -> Pending | None:
-        """What the node says of its change capture; None where it has none, or does not tell."""
+        """What the node reports of its change capture; None if it has none, or does not report it."""
         try:
             status = self._ask("GET", "/status", None)
         except PreflightError:
-            return None  # the user may read tables, which is all that is needed
+            return None  # reading tables is the only permission that is needed
         capture = status.get("cdc")
         if not isinstance(capture, dict):
             return None
@@ -111,26 +111,26 @@ class Api:
         seen: BaseException | None = error
         while seen is not None:
             if isinstance(seen, ssl.SSLCertVerificationError):
-                fix = "set api_tls.ca to the authority of the node's certificate, or renew that"
+                fix = "set api_tls.ca to the authority of the node's certificate, or renew the certificate"
                 return self.unavailable(f"its certificate is not accepted: {seen.verify_message}", fix)
             if isinstance(seen, ssl.SSLError):
                 why = (seen.reason or type(seen).__name__).replace("_", " ").lower()
-                fix = "see that the node serves HTTPS; if it asks for a certificate, set api_tls.cert and api_tls.key"
+                fix = "check that the node serves HTTPS; if it asks for a certificate, set api_tls.cert and api_tls.key"
                 return self.unavailable(f"TLS failed: {why}", fix)
             seen = seen.__cause__ or seen.__context__
         return self.unavailable(type(error).__name__)
 
     def unavailable(self, why: str, fix: str | None = None) -> UnavailableError:
-        """The error for an answer that did not come, or not as it should."""
+        """The error for a missing or unusable answer."""
         return UnavailableError(
             f"rqlite at {self.url} does not answer: {why}",
-            fix=fix or "see that the node runs and has a leader; nothing is lost meanwhile",
+            fix=fix or "check that the node runs and the cluster has a leader; nothing is lost meanwhile",
         )
 
 
 @cache
 def _pool(tls: ApiTls) -> urllib3.PoolManager:
-    """The process's connections. Nothing is tried again here: whoever asks backs off as a whole.
+    """The process's connections. No retries here: the caller backs off and retries the whole operation.
 
     Raises ConfigError for files that cannot be used.
     """
@@ -138,13 +138,13 @@ def _pool(tls: ApiTls) -> urllib3.PoolManager:
         context = ssl.create_default_context(cafile=tls.ca)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if tls.cert is not None:
-            # An empty passphrase: without one, a locked key would ask for it on a terminal that is not there.
+            # Pass an empty passphrase: otherwise OpenSSL prompts for one on a terminal, and there is none.
             context.load_cert_chain(tls.cert, tls.key, password=lambda: b"")
     except (OSError, ValueError) as error:
         reason = error.reason if isinstance(error, ssl.SSLError) else getattr(error, "strerror", None)
         raise ConfigError(
             f"the files in source.api_tls cannot be used: {reason or type(error).__name__}",
-            fix="give readable PEM files: ca, and cert with its key, that without a passphrase",
+            fix="give readable PEM files: ca, and cert with its key; the key must have no passphrase",
         ) from None
     timeout = urllib3.Timeout(connect=CONNECT_SECONDS, read=TIMEOUT_SECONDS)
     return urllib3.PoolManager(retries=False, timeout=timeout, maxsize=4, ssl_context=context)

@@ -1,7 +1,6 @@
 """The tables of a cluster: from its API, from a file of CREATE TABLE statements, or from their first events.
 
-Text of CREATE TABLE is understood by the SQLite at hand, so types, keys and rowids follow the same rules as those of
-SQLite files.
+The local SQLite parses the CREATE TABLE statements, so types, keys and rowids follow the same rules as in SQLite files.
 """
 
 from __future__ import annotations
@@ -23,9 +22,9 @@ from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ROWID, TableDefinition, rowid_column, stored_columns, try_describe
 
 INFERRED = "inferred"
-"""The upstream type of a column of which only values were seen."""
+"""The upstream type of a column that is known only by its values."""
 Kinds = Mapping[str, str]
-"""Per column, the letters of what its values were: i integer, f float, s text, n null."""
+"""Per column, the kinds of its values as letters: i integer, f float, s text, n null."""
 
 _TABLES = (
     "SELECT s.name, s.sql FROM sqlite_schema s JOIN pragma_table_list l ON l.name = s.name "
@@ -34,11 +33,11 @@ _TABLES = (
 )
 
 Tables = Mapping[str, TableDefinition | None]
-"""Tables by name; None for one whose text the SQLite at hand does not understand."""
+"""Tables by name; None for a table whose CREATE TABLE the local SQLite cannot parse."""
 
 
 def ask_tables(api: Api) -> Tables:
-    """The tables of the cluster now. Raises PreflightError when rqlite will not list them."""
+    """The current tables of the cluster. Raises PreflightError when rqlite does not list them."""
     try:
         rows = api.query(_TABLES)
     except QueryRefusedError as error:
@@ -49,7 +48,7 @@ def ask_tables(api: Api) -> Tables:
 
 
 def read_tables(file: Path) -> Tables:
-    """The tables that a file makes. Raises PreflightError for one that cannot be read."""
+    """The tables that a schema file declares. Raises PreflightError for a file that cannot be read."""
     try:
         text = file.read_text(encoding="utf-8")
         with closing(sqlite3.connect(":memory:")) as scratch:
@@ -58,18 +57,18 @@ def read_tables(file: Path) -> Tables:
             rows = scratch.execute("SELECT name, sql FROM sqlite_schema WHERE type = 'table'").fetchall()
     except (OSError, UnicodeDecodeError, sqlite3.Error) as error:
         raise PreflightError(
-            f"the schema file {file} cannot be read: {error}", fix="let it hold CREATE TABLE statements of SQLite"
+            f"the schema file {file} cannot be read: {error}", fix="it must hold CREATE TABLE statements of SQLite"
         ) from None
     return {name: try_describe(sql) for name, sql in rows if name in wanted}
 
 
 def is_followable(table: TableDefinition | None) -> bool:
-    """Whether its rows can be told apart: by a declared key, or by a rowid that SQL can name."""
+    """Whether its rows can be identified: by a declared key, or by a rowid that SQL can name."""
     return table is not None and (bool(table.key) or not table.lacks_rowid)
 
 
 def upstream_id(service: str, table: str) -> str:
-    """Its name for orders and versions. Quoted where a part holds a dot: any text may be a service or a table."""
+    """Its name in directives and versions. A part that holds a dot is quoted: any text may be a service or a table."""
     return str(TableName(service, table))
 
 
@@ -83,14 +82,14 @@ def begin(
 def derive(
     known: TableSchema, table: TableDefinition, service: str, at: Position, *, rowids: bool
 ) -> schema_diff.SqliteDerivedSchema:
-    """The version `table` is of `known` from a position on."""
+    """`table` as the next version of `known`, from a position on."""
     derived = schema_diff.derive(known, table, at)
     schema = _placed(derived.schema, service, rowids=rowids, lacks_rowid=table.lacks_rowid)
     return replace(derived, schema=schema)
 
 
 def _placed(schema: TableSchema, service: str, *, rowids: bool, lacks_rowid: bool) -> TableSchema:
-    """The table in its cluster, with its rowid where that is wanted and not shown already."""
+    """The table in its cluster, with a rowid column if one is wanted and no column shows it already."""
     columns = schema.columns
     if rowids and not lacks_rowid and rowid_column(schema) is None:
         columns = (*columns, Column(free_name([c.name for c in columns]), pa.int64(), upstream_type=ROWID))
@@ -109,8 +108,8 @@ def free_name(taken: list[str]) -> str:
 def infer(known: TableSchema | None, service: str, table: str, kinds: Kinds, *, has_rowid: bool = True) -> TableSchema:
     """The table as its values show it: keyed by the rowid, columns in the order of their names, new ones at the end.
 
-    A column that held other values before becomes as wide as both need; one that is not sent any more goes. Without
-    `has_rowid` nothing tells its rows apart, and it has no key.
+    A column that held other kinds of values before is widened to hold both; a column that is no longer sent is dropped.
+    Without `has_rowid` nothing identifies its rows, and the table has no key.
     """
     old = {c.name: c for c in known.columns if c.upstream_type == INFERRED} if known is not None else {}
     numbers = max((c.number for c in known.columns), default=0) if known is not None else 0
@@ -128,7 +127,7 @@ def infer(known: TableSchema | None, service: str, table: str, kinds: Kinds, *, 
 
 
 def _widened(known: pa.DataType | None, kinds: str) -> pa.DataType:
-    """The narrowest type for values of these kinds beside those it held. Nulls alone are text: anything can follow."""
+    """The narrowest type for values of these kinds and of those before. Only nulls give text: any value can follow."""
     held = {"int64": "i", "double": "f", "string": "s"}[str(known)] if known is not None else ""
     seen = {*held, *kinds} - {"n"}
     if not seen or "s" in seen:
@@ -137,5 +136,5 @@ def _widened(known: pa.DataType | None, kinds: str) -> pa.DataType:
 
 
 def stored_names(schema: TableSchema) -> list[str]:
-    """The columns that events hold: all but a rowid that is only shown."""
+    """The columns that events hold: all except a rowid column that tailrace added."""
     return [column.name for column in stored_columns(schema)]

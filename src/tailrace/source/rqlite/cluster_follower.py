@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from tailrace.source.rqlite.source import RqliteSource
 
 SPLIT_BYTES = 8 * 1024 * 1024
-"""A task is worth its start from about this much of the log on."""
+"""The least amount of log that is worth a task of its own."""
 SETTLE_SECONDS = 10.0
 QUIET_SECONDS = 0.5
-"""For so long a node must have nothing left to send before all of it counts as sent: it gathers batches meanwhile."""
+"""How long a node must have nothing left to send before everything counts as sent: it may still be filling a batch."""
 
 
 class ClusterFollower(LogFollower[SqliteOffset]):
@@ -58,14 +58,15 @@ class ClusterFollower(LogFollower[SqliteOffset]):
     def start(self) -> Offset:
         cursor = Cursor(self._folder, self.source.context.reader)
         if self.source.context.reader not in cursors(self._folder):
-            # With an API everything is copied at the end of the journal; without, its beginning is all there is.
+            # With an API, tables are copied at the end of the journal. Without one, the journal is the only data: begin
+            # at its start.
             self._journal.refresh()
             cursor.advance(self._journal.mark() if self._api is not None else self._journal.origin())
-        # Spark asks again when it repeats the very first batch, which must begin where it began.
+        # Spark asks again when it repeats the very first batch, which must have the same start.
         return self._at(cursor.position)
 
     def target(self) -> Offset:
-        """The end of the journal, once the node has nothing left to send; where it does not say that, as it is."""
+        """The end of the journal, once the node has nothing left to send; at once if the node does not report that."""
         deadline = time.monotonic() + SETTLE_SECONDS
         quiet_since: float | None = None
         while self._api is not None and time.monotonic() < deadline:
@@ -94,7 +95,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         yield
 
     def _require_received(self) -> None:
-        """Raises what stopped the cluster at the receiver, once everything that it had stored is read."""
+        """Raise the error that stopped the cluster at the receiver, once everything that was stored is read."""
         services = read_status(self.source.journal, STATUS).get("services") or {}
         error = (services.get(self.service) or {}).get("error")
         if error:
@@ -118,13 +119,13 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         return self._api is None or name in self.tables()
 
     def enrol(self, now: SqliteOffset) -> SqliteOffset:
-        """Tables that are gone, or not selected any more, go. With an API, those that came wait for their copy."""
+        """Remove tables that were dropped or are no longer selected. With an API, new tables wait for their copy."""
         if self._api is None:
             return now.only([name for name in now.tables if self._discovery.wants(name)])
         return super().enrol(now)
 
     def _arrived(self, now: SqliteOffset, end: SqliteOffset) -> dict[str, Arrival]:
-        """Without an API, the tables that have their first events in this stretch of the log."""
+        """Without an API, the tables whose first events are in this range of the log."""
         if self._api is not None or end.log <= now.log:
             return {}
         refs = self._journal.frames(now.log, end.log)
@@ -142,7 +143,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         return end if self._api is None else super().recopy(now, end)
 
     def compare_schemas(self, end: SqliteOffset) -> SqliteOffset:
-        """At the end of the log, find tables that were made again with the same columns: no event shows it."""
+        """At the end of the log, find tables that were recreated with the same columns: no event shows that."""
         if self._api is None or end.log < self._journal.mark():
             return end
         seen = (self._discovery.edition, frozenset(end.within("ready")))
@@ -180,7 +181,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         return find_boundary(self._journal, after, upto, limit)
 
     def is_worth_batch(self, given: SqliteOffset, now: SqliteOffset, end: SqliteOffset) -> bool:
-        """Whether the step holds changes of a table we keep, or enough foreign log to be worth passing over."""
+        """Whether the step holds changes of a table we keep, or enough log of other tables to be worth skipping."""
         if end.log > now.log:
             if end.log < self._journal.head():
                 return True  # a full batch
@@ -204,7 +205,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         due = end.due(directives, self.id_of)
         changed = self._join(self._arrived(now, end)) if self._api is None else {}
         if due and self._api is not None:
-            # The journal was looked at before: what it holds is in the catalog and the tables that are asked for now.
+            # The end of the journal was read first, so the catalog and the tables queried now include everything in it.
             snapshot_position = self._journal.mark()
             self._discovery.refresh(at_once=True)
             tables = self.tables()
@@ -218,14 +219,14 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         return end.copy_on(changed, limit.rows, self.source.options.copying.chunk_rows)
 
     def _join(self, arrived: Mapping[str, Arrival]) -> dict[str, SqliteTableOffset]:
-        """Tables with their first events: an empty copy before those, and then the log."""
+        """Start tables at their first events: an empty copy before those, then the log."""
         tables = self.tables()
         joined: dict[str, SqliteTableOffset] = {}
         for name, arrival in arrived.items():
             if name in tables:
                 self._schemas.begin(tables[name], arrival.snapshot_position)
             elif self._discovery.is_listed or arrival.kinds is None:
-                # Not in the schema file, or nothing but rowids was sent: there is nothing to keep yet.
+                # Not in the schema file, or only rowids were sent: there is nothing to store yet.
                 self._schemas.put(arrival.infer(self.service, {}), arrival.snapshot_position)
             else:
                 self._schemas.put(arrival.infer(self.service, arrival.kinds), arrival.snapshot_position)
@@ -273,14 +274,14 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         if self._discovery.is_listed and schema.table.name not in self.tables():
             why, fix = "it is not in the schema file", f"add its CREATE TABLE to the schema file, or {give}; {again}"
         elif not schema.key:
-            why = "its events hold no rowid (WITHOUT ROWID), so nothing tells its rows apart"
+            why = "its events hold no rowid (WITHOUT ROWID), so nothing identifies its rows"
             fix = f"{give}, or a schema file with its CREATE TABLE; {again}"
         elif len(schema.columns) == 1 and not self._discovery.is_listed:
             why = "its events hold no rows, only their ids"
             fix = f"{give}, or set row_ids_only to false in rqlite; {again}"
         elif entry.copy > 1 and earlier is not None and entry.request == earlier.request:
-            why = "it needs a new copy, and its rows cannot be asked for"
-            fix = f"{give}; {again}. Without an API that begins with an empty table and what comes from then on"
+            why = "it needs a new copy, and there is no API to read its rows from"
+            fix = f"{give}; {again}. Without an API the table starts empty and receives only the changes from then on"
         else:
             return None
         return TableError(why, fix=fix, table=name, position=str(entry.snapshot_position))

@@ -1,9 +1,9 @@
 """One cluster's events on their way into its journal: what is new is appended, durably, and nothing twice.
 
-JOURNAL/SERVICE/        the journal (segments, cursors, lock), and beside them
-  window                the latest events, to know them again (see `window`)
-  told                  how far rqlite was told that we have it; the journal must not lie before it
-  stopped               the error that stopped the cluster for good; goes with the folder, by a reset
+JOURNAL/SERVICE/        the journal (segments, cursors, lock), and next to them
+  window                the latest events, to recognise repeats (see `deduplication`)
+  told                  the position up to which rqlite got 200; the journal must not end before it
+  stopped               the error that stopped the cluster for good; a reset removes it with the folder
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class ClusterCounts:
     missing: int = 0
 
     def to_json(self) -> dict[str, int]:
-        """By the names that the status file and the metrics have for them."""
+        """The counts, by their names in the status file and the metrics."""
         return {
             "requests": self.requests,
             "received": self.received,
@@ -58,7 +58,7 @@ class ClusterCounts:
 
 
 class Level(NamedTuple):
-    """The journal's mark, its size, and that as a part of its bound."""
+    """The journal's mark, its size, and the size as a fraction of `max_bytes`."""
 
     mark: Position
     bytes: int
@@ -76,20 +76,20 @@ class Cluster:
         self.error: TailraceError | None = None
         self.counts = ClusterCounts()
         self._folder = folder / folder_of(service)
-        # Only whole files are removed, so that a journal at its bound must have finished some.
+        # Only finished segments are removed, so a journal at its limit must have finished some.
         self._segment_bytes = segment_bytes
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
         self._writer: JournalWriter | None = None
         self._window: DeduplicationWindow | None = None
         self._level = Level(START, 0, 0.0)
-        self._told = START
+        self._acknowledged = START
         self._slowest = START
         self._unsaved = 0
         self._is_stop_kept = False
 
     def open(self) -> None:
-        """Take the journal, and learn what it holds. What stops the cluster is in `error` then.
+        """Open the journal and read what it holds. An error that stops the cluster is then in `error`.
 
         Raises UnavailableError when the disk does not answer; `commit` tries again.
         """
@@ -97,10 +97,10 @@ class Cluster:
             self._open()
 
     def commit(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
-        """Store what is new of these requests, in their order, with one sync. None: rqlite may forget the request.
+        """Store the new events of these requests, in order, with one sync. None: rqlite may drop the request.
 
-        An error instead says why a request was not stored: UnavailableError while the disk or its bound do not allow
-        it, anything else once the cluster has stopped.
+        Otherwise the error that kept a request from being stored: UnavailableError while the disk fails or the journal
+        is full, any other error once the cluster has stopped.
         """
         with self._lock:
             try:
@@ -113,7 +113,7 @@ class Cluster:
             return [self.error] * len(requests)
 
     def maintain(self) -> None:
-        """Remove what every reader has passed, and keep notes for the next start. Called about once a second.
+        """Remove what every reader has passed, and save the state for the next start. Called about once a second.
 
         Raises UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
         """
@@ -121,17 +121,17 @@ class Cluster:
             writer, window = self._writer, self._window
             if writer is None or (window is None and self.error is None):
                 return
-            self._retain(writer)  # first: it makes the room that the notes may lack
+            self._retain(writer)  # first: it frees the space that saving may need
             self._measure(writer)
             if self.error is not None and not self._is_stop_kept:
                 self._write_stop(self.error)
-            if window is not None and window.mark > self._told:
+            if window is not None and window.mark > self._acknowledged:
                 self._acknowledge(window.mark)
             if self._unsaved >= WINDOW_EVENTS:
                 self._save()
 
     def close(self) -> None:
-        """Give the journal up. A repeat does nothing."""
+        """Close the journal. A second call does nothing."""
         with self._lock:
             if self._writer is not None:
                 if self._unsaved:
@@ -140,7 +140,7 @@ class Cluster:
             self._writer = self._window = None
 
     def level(self) -> Level:
-        """How far the journal goes and how full it is, as of the last change or `tend`. Does not wait for either."""
+        """How far the journal goes and how full it is, as of the last change or `tend`. Does not block on either."""
         return self._level
 
     def describe(self) -> dict[str, Any]:
@@ -156,10 +156,10 @@ class Cluster:
         }
 
     def warnings(self) -> list[str]:
-        """What people should know although everything goes on."""
+        """Conditions that a person should know about, although nothing has stopped."""
         found = []
         if self._level.usage >= _WARNING_LEVEL:
-            found.append(f"the journal is {self._level.usage:.0%} full; at 100% rqlite has to keep the rest")
+            found.append(f"the journal is {self._level.usage:.0%} full; at 100% rqlite has to keep further changes")
         if self.counts.zero_index:
             found.append(
                 f"{self.counts.zero_index} changes came with index 0; rqlite drops batches that hold nothing else:"
@@ -167,7 +167,7 @@ class Cluster:
             )
         if self.counts.late:
             found.append(
-                f"{self.counts.late} changes with index 0 came after newer ones and count as changes without their row"
+                f"{self.counts.late} changes with index 0 came after newer ones and count as changes without a row"
             )
         return found
 
@@ -195,7 +195,7 @@ class Cluster:
             return None
         except (ValueError, KeyError, TypeError):
             error = DamagedError(
-                f"cluster {self.service!r} was stopped, and the file that says why is damaged", fix=RESYNC
+                f"cluster {self.service!r} was stopped, and the file with the reason is damaged", fix=RESYNC
             )
         self._is_stop_kept = True
         return error
@@ -205,16 +205,16 @@ class Cluster:
             hole = writer.damage[0]
             raise DamagedError(
                 f"journal segment {hole.segment} of cluster {self.service!r} is damaged at byte {hole.offset},"
-                " and rqlite was told that it may forget what stood there",
+                " and those events were already acknowledged to rqlite",
                 position=str(hole.after),
                 fix=RESYNC,
             )
         window = DeduplicationWindow.load(self._folder / "window") or DeduplicationWindow()
-        self._told = max(self._read_told(), window.mark)
-        if self._told > writer.mark:
+        self._acknowledged = max(self._read_acknowledged(), window.mark)
+        if self._acknowledged > writer.mark:
             raise DamagedError(
-                f"the journal of cluster {self.service!r} ends at {writer.mark}, but rqlite was told that it may"
-                f" forget everything up to {self._told}",
+                f"the journal of cluster {self.service!r} ends at {writer.mark}, but events up to"
+                f" {self._acknowledged} were already acknowledged to rqlite",
                 position=str(writer.mark),
                 fix=RESYNC,
             )
@@ -242,7 +242,7 @@ class Cluster:
         with (self._folder / name).open("rb") as file:
             return read_header(file.fileno(), name).state.tail
 
-    def _read_told(self) -> Position:
+    def _read_acknowledged(self) -> Position:
         try:
             return Position.parse((self._folder / "told").read_text())
         except (FileNotFoundError, ValueError):
@@ -250,7 +250,7 @@ class Cluster:
 
     def _store(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
         assert self._writer is not None
-        window, self._window = self._window, None  # until the journal agrees, what it knows is a guess
+        window, self._window = self._window, None  # not valid until the journal has confirmed it
         assert window is not None
         outcomes: list[TailraceError | None] = []
         frames: list[Frame] = []
@@ -300,8 +300,8 @@ class Cluster:
             self._retain(self._writer)
             if not self._writer.room():
                 raise UnavailableError(
-                    f"the journal of cluster {self.service!r} is full; rqlite keeps the rest meanwhile",
-                    fix="see that the pipeline runs and keeps up, or raise journal.max_bytes",
+                    f"the journal of cluster {self.service!r} is full; rqlite keeps further changes meanwhile",
+                    fix="check that the pipeline runs and keeps up, or raise journal.max_bytes",
                 )
 
     def _retain(self, writer: JournalWriter) -> None:
@@ -321,10 +321,10 @@ class Cluster:
             self._unsaved = 0
 
     def _acknowledge(self, mark: Position) -> None:
-        # Not synced: it serves to notice a journal that went back, and may itself be a little behind.
+        # Not synced: it only detects a journal that went back, and may itself be slightly out of date.
         with self._disk("written"):
             (self._folder / "told").write_text(str(mark))
-        self._told = mark
+        self._acknowledged = mark
 
     def _stop(self, error: TailraceError) -> None:
         self.error = error
@@ -333,8 +333,8 @@ class Cluster:
         self._write_stop(error)
 
     def _write_stop(self, error: TailraceError) -> None:
-        """For the next start: by then it may look as if nothing had happened, to a rebuilt cluster's events or to a
-        journal whose damaged file has been set aside."""
+        """Keep the error for the next start. By then its cause may no longer show: events of a rebuilt cluster may pass
+        for new ones, or a damaged file may have been moved away."""
         if isinstance(error, LostError | DamagedError):
             with self._disk("written"):
                 replace_durably(self._folder / "stopped", json.dumps(error.describe()).encode())
@@ -347,5 +347,5 @@ class Cluster:
         except OSError as error:
             raise UnavailableError(
                 f"{self._folder} cannot be {used}: {error.strerror}",
-                fix="see that its disk is mounted, not full, and belongs to this user",
+                fix="check that its disk is mounted and not full, and that it belongs to this user",
             ) from error

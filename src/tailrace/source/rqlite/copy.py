@@ -1,10 +1,9 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
 """The copy of a table through the API: its chunks, each read by one task.
 
-A copy begins at X, the end of the journal when it begins. What stands up to X was committed before the first question
-was asked, and a linearizable read sees it. What was committed later arrives behind X, in order, whether or not the copy
-has seen it already; so every key ends at its last change. A table without an API has an empty copy, before its first
-event.
+X is the end of the journal when a copy begins. Everything up to X was committed before the first query, so a
+linearizable read sees it. Everything that was committed later arrives after X, in order, whether or not the copy has
+already seen it, so every key ends at its last change. A table without an API has an empty copy, before its first event.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from tailrace.source.sqlite.catalog import TableDefinition
 from tailrace.source.sqlite.decode import unfit_key
 
 WHOLE = (0,)
-"""The bounds of a table that is copied as one chunk: one without rowids, or one of which nothing can be asked."""
+"""The bounds of a table that is copied as one chunk: one without rowids, or one whose rows cannot be queried."""
 
 
 @dataclass(frozen=True)
 class RqliteCopySplit(Split):
-    """A chunk: the rows with rowids in (low, high], or, `by_key`, all of them. `empty`: none can be asked for.
+    """A chunk: the rows with rowids in (low, high], or, `by_key`, all of them. `empty`: rows cannot be queried.
 
     `failure` is raised in place of the rows.
     """
@@ -47,9 +46,9 @@ class RqliteCopySplit(Split):
 
 
 def chunk_bounds(api: Api, table: TableDefinition, chunk_rows: int) -> tuple[int, ...]:
-    """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound.
+    """The last rowid of each chunk of `chunk_rows` rows. At least one; all current rows are at or below the last bound.
 
-    Raises UnavailableError when rqlite will not say, as when the table is gone since it was listed.
+    Raises UnavailableError when rqlite refuses the query, for example for a table dropped since it was listed.
     """
     if table.lacks_rowid:
         return WHOLE
@@ -63,14 +62,15 @@ def chunk_bounds(api: Api, table: TableDefinition, chunk_rows: int) -> tuple[int
             ]
         )
     except QueryRefusedError as error:
-        # Not a table without rows: it may be gone since it was listed, or the node has no time for the question.
+        # Do not take it for an empty table: it may have been dropped since it was listed, or the node is too busy to
+        # answer.
         raise api.unavailable(f"it does not count the rows of {table.name}: {error}") from None
     last = int(ends[0][0] or 0)
     return (*(int(cut) for (cut,) in cuts if cut < last), last)
 
 
 def read_chunk(api: Api | None, split: RqliteCopySplit) -> Iterator[Changes]:
-    """The rows of a chunk as they are now. Raises StaleCopyError when the table has other columns than its copy."""
+    """The current rows of a chunk. Raises StaleCopyError when the table has other columns than its copy."""
     table = split.copies
     assert table is not None
     if split.failure is not None:
@@ -79,7 +79,7 @@ def read_chunk(api: Api | None, split: RqliteCopySplit) -> Iterator[Changes]:
         return
     if api is None:
         raise TableError(
-            "its rows cannot be asked for: the pipeline knows no API of this cluster",
+            "its rows cannot be read: no API is configured for this cluster",
             fix=f"give source.api for {table.table.schema}, then tailrace resync FILE {table.table}",
             table=str(table.table),
         )

@@ -1,7 +1,7 @@
-"""Events made into changes: the lines of journal frames, as columns of one table at one version.
+"""Turns events into changes: the lines of journal frames, as columns of one table at one version.
 
-Events without the image they need are completed first (see `missing`). A changed key becomes a delete at the event's
-own, even ordinal and an insert at the odd one behind it.
+Events without the image they need are completed first (see `missing_row`). A changed key becomes a delete at the
+event's own even ordinal, and an insert at the odd ordinal after it.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from tailrace.source.sqlite.catalog import ALIAS, ROWID, rowid_column
 from tailrace.source.sqlite.decode import SqliteImage, unfit_key
 from tailrace.source.sqlite.value import cells_of
 
-# Columns of JSON values made into typed Arrow columns: what the API answers and what events hold.
-#
-# JSON knows no storage classes. A BLOB is text in base64 that only the declared type tells from TEXT, and 2.0 is sent
-# as 2: a REAL column makes it a float again, any other column takes the number as it stands.
+# Converts columns of JSON values, from the API and from events, into typed Arrow columns.
+# JSON has no storage classes. A BLOB is base64 text that only the declared type distinguishes from TEXT, and 2.0 is
+# sent as 2: a REAL column makes it a float again, any other column takes the number as it is.
 
 _INT64 = range(-(2**63), 2**63)
 _NONE = type(None)
@@ -40,8 +39,8 @@ _NONE = type(None)
 def read_values(column: Column, values: Sequence[Any], *, encoded: bool) -> Typed:
     """One column. With `encoded`, text in a BLOB column is base64; without, blobs are bytes.
 
-    A value that the type cannot hold is null, and its exact text stands beside it. Cells are looked at one by one only
-    in a column that does hold such a value.
+    A value that the type cannot hold is null, and its exact text is returned next to it. Cells are checked one by one
+    only in a column that holds such a value.
     """
     kinds = set(map(type, values)) - {_NONE}
     if pa.types.is_string(column.type):
@@ -68,7 +67,7 @@ def read_values(column: Column, values: Sequence[Any], *, encoded: bool) -> Type
                 octets = [None if value is None else binascii.a2b_base64(value, strict_mode=True) for value in values]
                 return Typed(pa.array(octets, pa.binary()), None)
             except ValueError:
-                pass  # text that stands in a BLOB column
+                pass  # text stored in a BLOB column
     return _read_mixed(column, values, encoded=encoded)
 
 
@@ -135,8 +134,7 @@ def unreadable(table: TableSchema, events: Events, at: int, why: str, fix: str |
     """The error for one event; its line goes to the dead letter."""
     error = TableError(
         f"a change that rqlite sent cannot be read: {why}",
-        fix=fix
-        or f"tailrace resync FILE {table.table} copies the table again; tailrace errors skip FILE ID passes over it",
+        fix=fix or f"tailrace resync FILE {table.table} copies the table again; tailrace errors skip FILE ID skips it",
         table=str(table.table),
         position=str(events.position(at)),
     )
@@ -147,8 +145,9 @@ def unreadable(table: TableSchema, events: Events, at: int, why: str, fix: str |
 def decode(table: TableSchema, events: Events, gone: Sequence[set[str]] | None = None) -> Changes:
     """The changes of these events, which lack no image that they need.
 
-    `gone` names, per event, columns whose value nobody knows any more: they stay as they are. Raises TableError for an
-    event whose columns are not the table's, UnfitError for a key that is null or no value of its type.
+    `gone` names, per event, columns whose value is no longer known: they keep their current value downstream. Raises
+    TableError for an event whose columns are not the table's, UnfitError for a key that is null or no value of its
+    type.
     """
     found, count = events.events, len(events)
     names = stored_names(table)
@@ -214,7 +213,7 @@ def _require_key(table: TableSchema, events: Events, row: pa.StructArray) -> Non
 
 
 def _times(found: Sequence[EventDict]) -> pa.Array[Any]:
-    # rqlite can be told to leave the time out; 1970 is no time of a commit.
+    # rqlite can be configured to omit the time; 0 (1970) is not a commit time.
     milliseconds = pa.array([event.get("at") or None for event in found], pa.int64())
     return pc.multiply(milliseconds, 1000).cast(pa.timestamp("us", "UTC"))
 

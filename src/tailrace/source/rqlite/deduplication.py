@@ -1,16 +1,16 @@
-"""What is remembered of a cluster's latest events, to know them again when they are sent once more.
+"""Remembers a cluster's latest events, to recognise them when they are sent again.
 
-rqlite delivers at least once: a node tries again until it hears 200, and a new leader starts some entries back, with
-its own node id and its own commit times. Raft indexes never fall, so an index at or below the last one is either such
-a repetition, and then its events are the known ones, or it comes from a cluster that was rebuilt or restored.
+rqlite delivers at least once: a node retries until it gets 200, and a new leader starts some entries back, with
+its own node id and its own commit times. Raft indexes never fall, so an index at or below the last one is either such a
+repeat, with the events that are already known, or it comes from a cluster that was rebuilt or restored.
 
 Later statements of a request without `?transaction` come with index 0 and belong to the entry before them. rqlite
-drops batches that hold nothing else, and each node batches by itself, so any of them may come for the first time when
-the rest comes again. They are compared one by one with those known of their entry: forwards where they follow it,
-backwards where they stand at the head of a request, before a known index. One that is not the next known is new. At
-the head before a new index they are new, too, unless another node repeats the last ones with their images.
+drops batches that hold nothing else, and each node makes its own batches, so any of them may arrive for the first time
+when the others are repeated. They are compared one by one with the known ones of their entry: forwards if they follow
+it, backwards if they are at the head of a request, before a known index. One that is not the next known one is new. At
+the head before a new index they are new as well, unless another node repeats the last ones with their images.
 
-A new one goes to the end, where everything new goes. It is late if others that belong behind it came before it.
+A new one is appended at the end, like every new event. It is late if events that belong after it came first.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from tailrace.source.source import RESYNC
 from tailrace.system.atomic_file import replace_durably
 
 WINDOW_EVENTS = 65_536
-"""How many of the latest events are remembered. rqlite goes back by what its leader delivered in about a second."""
+"""How many of the latest events are remembered. A new leader repeats what the old one delivered in about a second."""
 
 
 class Zero(NamedTuple):
-    """Where an event with index 0 belongs: behind the entry of an index, as number `place` of those that do."""
+    """Where an event with index 0 belongs: after the entry `behind`, as number `place` of the events there."""
 
     behind: int
     place: int
@@ -53,7 +53,7 @@ class Placed:
 
 @dataclass(slots=True)
 class _Group:
-    """The known events of one index: the entry's own, and those with index 0 behind it in the cluster's order."""
+    """The known events of one index: the entry's own, and those with index 0 after it, in the cluster's order."""
 
     own: list[EventId] = field(default_factory=list)
     zeros: list[EventId] = field(default_factory=list)
@@ -63,10 +63,10 @@ class _Group:
 
 
 class DeduplicationWindow:
-    """The latest events of one cluster, and where the next one goes. Changed by `admit` and `remember` alone."""
+    """The latest events of one cluster, and the position of the next one. Only `admit` and `remember` change it."""
 
     def __init__(self, *, events: int = WINDOW_EVENTS) -> None:
-        # Nothing stands at (0, 0): that is the position before everything.
+        # No event has (0, 0): that is the position before everything.
         self.next = Position(0, 2)
         self._request = self._node = ""
         self._groups: dict[int, _Group] = {}
@@ -75,14 +75,14 @@ class DeduplicationWindow:
 
     @property
     def mark(self) -> Position:
-        """The position up to which everything has been placed: the second half of the last event."""
+        """The position up to which every event has its place: the second half of the last event."""
         return START if self.next == (0, 2) else Position(self.next.commit, self.next.ordinal - 1)
 
     def admit(self, request: PostedRequest) -> list[Placed]:
-        """The events of a request that are new, with their positions; from here on they are known.
+        """The events of a request that are new, with their positions. They are known from then on.
 
-        Raises LostError for different events at a known index, or an index that is no longer remembered: the window
-        may then hold a part of the request and must be made again.
+        Raises LostError for different events at a known index, or an index that is no longer remembered. The window may
+        then hold a part of the request and must be rebuilt.
         """
         if request.digest == self._request:
             return []
@@ -102,13 +102,13 @@ class DeduplicationWindow:
         return placed
 
     def remember(self, position: Position, known: EventId, zero: Zero | None, request: str, node: str) -> None:
-        """Take in an event that the journal holds, in the journal's order."""
+        """Add an event that the journal holds, in the journal's order."""
         self.next = position
         self._add(zero, known)
         self._request, self._node = request, node
 
     def resume(self, mark: Position) -> None:
-        """Go on behind `mark` although nothing is known of what lies before."""
+        """Continue after `mark` without knowing the events before it."""
         self.next = Position(mark.commit, mark.ordinal + 1)
 
     def _admit_own(self, entry: RaftEntry) -> Iterator[Placed]:
@@ -130,7 +130,7 @@ class DeduplicationWindow:
         head = [(entry.at, event) for entry in request.entries[:first] for event in entry.events]
         following = request.entries[first].index if first < len(request.entries) else None
         is_repeated = following is not None and following <= self.next.commit
-        # Before the oldest there is nothing to belong to; they stay with the oldest then.
+        # No known entry precedes the oldest one: they are assigned to the oldest.
         home = self._home(max((following or 0) - 1, self._oldest)) if is_repeated else self.next.commit
         known = self._zeros(home)
         place = len(known)
@@ -138,9 +138,9 @@ class DeduplicationWindow:
         if is_repeated or request.node != self._node:
             for at in reversed(range(len(head))):
                 event = head[at][1]
-                # Before a new index only images tell a repetition from the same change made again.
-                tells = is_repeated or (event.image and place and known[place - 1][1])
-                if place and tells and event.is_same(known[place - 1]):
+                # Before a new index, only images distinguish a repeat from the same change made again.
+                comparable = is_repeated or (event.image and place and known[place - 1][1])
+                if place and comparable and event.is_same(known[place - 1]):
                     place, is_known[at] = place - 1, True
         for (at, event), skipped in zip(head, is_known, strict=True):
             if not skipped:
@@ -159,7 +159,7 @@ class DeduplicationWindow:
         return group.zeros if group is not None else []
 
     def _home(self, index: int) -> int:
-        """The index that zeros behind `index` belong to: itself, or the one before it that had events."""
+        """The index that zeros after `index` belong to: itself, or the last one before it that has events."""
         if not self._groups:
             return max(index, self.next.commit)
         if index >= self.next.commit or index in self._groups:
@@ -180,11 +180,11 @@ class DeduplicationWindow:
         return placed
 
     def _add(self, zero: Zero | None, known: EventId) -> None:
-        """One more event at `next`, which moves on."""
+        """Add an event at `next`, and advance `next`."""
         home = self.next.commit if zero is None else zero.behind
         self.next = Position(self.next.commit, self.next.ordinal + 2)
         if home not in self._groups and home < self._newest:
-            return  # a late one, read back from the journal, whose entry is forgotten
+            return  # a late one from the journal, whose entry is no longer remembered
         group = self._groups.setdefault(home, _Group())
         if zero is None:
             group.own.append(known)
@@ -225,7 +225,7 @@ class DeduplicationWindow:
 
     @classmethod
     def load(cls, file: Path) -> DeduplicationWindow | None:
-        """The window that was saved last; None when there is none that can be trusted."""
+        """The window that was saved last; None when there is none, or it cannot be trusted."""
         window = cls()
         try:
             crc, text = file.read_bytes().split(b"\n", 1)

@@ -1,4 +1,4 @@
-"""Which tables a cluster has, looked up now and then: through its API, in the schema file, or not at all."""
+"""Which tables a cluster has, checked now and then: through its API, in the schema file, or not at all."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class RqliteDiscovery(Discovery):
         return self._selected
 
     def wants(self, name: str) -> bool:
-        """Whether the table is selected, wherever it is known from."""
+        """Whether the table is selected, listed or not."""
         return bool(self._wanted.select([TableName(self._service, name)]))

@@ -1,12 +1,12 @@
 """The HTTP endpoint that rqlite posts to. It answers 200 once the journal holds the events durably, and never before.
 
-    POST path      200 stored, or known already       400 not what rqlite posts     401 who are you
+    POST path      200 stored, or known already       400 not what rqlite posts     401 bad credentials
                    408 too slow                       413 too large                 415 compressed, or not JSON
                    429 too many a second              503 not now: rqlite keeps it and tries again
     GET /healthz   200, or 503 when a cluster has stopped
     GET /metrics   for Prometheus, with the endpoint's credentials if it has any
 
-rqlite takes only 200 and 202 for an answer and tries everything else again, so nothing is lost by a refusal.
+rqlite accepts only 200 and 202 and sends everything else again, so a refusal loses nothing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tailrace.errors import TailraceError, UnavailableError
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.request import NotOursError, PostedRequest, parse
 
-# The receiver's figures in Prometheus's text form. Names of services, never of rows.
+# The receiver's metrics in Prometheus's text format. Labels name services, never rows.
 
 _MEANINGS = {
     "requests": "Requests that were answered with 200",
@@ -47,7 +47,7 @@ _MEANINGS = {
 
 
 class ReceiverMetrics(Collector):
-    """Reads the clusters and the answers whenever somebody asks; nothing is counted twice."""
+    """Reads the clusters and the answers on every scrape; nothing is counted twice."""
 
     def __init__(self, clusters: Callable[[], Iterable[Cluster]], answers: Mapping[int, int]) -> None:
         self._clusters = clusters
@@ -72,7 +72,7 @@ class ReceiverMetrics(Collector):
         index = GaugeMetricFamily("tailrace_rqlite_index", "The last Raft index that was stored", labels=["service"])
         size = GaugeMetricFamily("tailrace_rqlite_journal_bytes", "The size of the journal", labels=["service"])
         usage = GaugeMetricFamily(
-            "tailrace_rqlite_journal_usage", "The journal's part of its bound", labels=["service"]
+            "tailrace_rqlite_journal_usage", "The journal's size as a fraction of its limit", labels=["service"]
         )
         stopped = GaugeMetricFamily(
             "tailrace_rqlite_stopped", "1 when an error stopped the cluster", labels=["service"]
@@ -98,7 +98,7 @@ _RETRY_SECONDS = 5
 
 @dataclass(frozen=True)
 class Limits:
-    """What the endpoint takes. `credentials` is user:password; `per_second` None is without bound."""
+    """What the endpoint accepts. `credentials` is user:password; `per_second` None means no limit."""
 
     max_body: int
     per_second: float | None
@@ -106,7 +106,7 @@ class Limits:
 
 
 class Lane:
-    """The way to one cluster's journal: requests that come while others are being synced go together in the next."""
+    """Writes one cluster's requests to its journal. Those that arrive during a sync share the next one."""
 
     def __init__(self, cluster: Cluster) -> None:
         self.cluster = cluster
@@ -127,11 +127,11 @@ class Lane:
             try:
                 outcomes = await asyncio.to_thread(self.cluster.commit, [request for request, _ in group])
             except Exception as error:  # noqa: BLE001 - every request gets its answer, and rqlite sends these again
-                # Without the error's own words, which may hold anything.
+                # Leave out the exception's text. It may hold anything, even row values.
                 place = traceback.extract_tb(error.__traceback__)[-1]
-                told = f"storing failed: {type(error).__name__} in {place.filename}:{place.lineno}"
-                _log.error("cluster %r: %s", self.cluster.service, told)
-                outcomes = [UnavailableError(told)] * len(group)
+                reason = f"storing failed: {type(error).__name__} in {place.filename}:{place.lineno}"
+                _log.error("cluster %r: %s", self.cluster.service, reason)
+                outcomes = [UnavailableError(reason)] * len(group)
             for (_, future), outcome in zip(group, outcomes, strict=True):
                 if not future.done():
                     future.set_result(outcome)
@@ -139,7 +139,7 @@ class Lane:
 
 
 class RateLimit:
-    """A bound on requests per second, with bursts of up to a second's worth."""
+    """A limit on requests per second, with bursts of up to one second's worth."""
 
     def __init__(self, per_second: float, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._rate = per_second
@@ -159,7 +159,7 @@ class RateLimit:
 
 
 class CdcEndpoint:
-    """The application. `clusters` holds every cluster known so far; `make` makes the one of a new service."""
+    """The application. `clusters` holds every cluster known so far; `make` creates the one of a new service."""
 
     def __init__(self, path: str, limits: Limits, make: Callable[[str], Cluster]) -> None:
         self.answers: Counter[int] = Counter()
@@ -176,7 +176,7 @@ class CdcEndpoint:
                 Route("/metrics", self._metrics, methods=["GET"]),
             ]
         )
-        # A redirect is no answer that rqlite would take.
+        # rqlite does not accept a redirect as an answer.
         self.application.router.redirect_slashes = False
 
     @property
@@ -200,25 +200,25 @@ class CdcEndpoint:
     async def _receive(self, http: HttpRequest) -> Response:
         if not self._is_known(http):
             return Response(status_code=401, headers={"WWW-Authenticate": 'Basic realm="tailrace"'})
-        # Behind the credentials: strangers must not use up what rqlite may send.
+        # Count after checking credentials: unknown clients must not use up rqlite's limit.
         if self._rate_limit is not None and not self._rate_limit.allows():
             return _refuse(429, "too many requests", retry=1)
-        # A web page can post anything else to this machine without being allowed to.
+        # Browsers let any web page post other content types to this machine, without asking.
         if http.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            return _refuse(415, "only application/json is taken")
+            return _refuse(415, "only application/json is accepted")
         if http.headers.get("content-encoding", "identity") != "identity":
-            return _refuse(415, "compressed bodies are not taken")
+            return _refuse(415, "compressed bodies are not accepted")
         try:
             async with asyncio.timeout(BODY_SECONDS):
                 body = await self._read(http)
         except (TimeoutError, ClientDisconnect):
-            return _refuse(408, "the body did not come")
+            return _refuse(408, "the body did not arrive")
         if body is None:
             return self._turn_down(
                 413, f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size"
             )
         try:
-            # A large one must not keep other clusters waiting.
+            # In a thread: a large body must not keep other clusters waiting.
             request = parse(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(parse, body)
         except NotOursError as error:
             return self._turn_down(400, str(error))
@@ -233,13 +233,13 @@ class CdcEndpoint:
         return Response(status_code=200)
 
     def _turn_down(self, code: int, reason: str) -> Response:
-        """A refusal that somebody should look into. Not each one is logged: there may be any number."""
+        """A refusal that someone should look into. Not every one is logged: there may be any number."""
         if self._lines.allows():
             _log.warning("a request was refused: %s", reason)
         return _refuse(code, reason)
 
     async def _read(self, http: HttpRequest) -> bytes | None:
-        """The body; None when it is too large, of which no more than the bound is read."""
+        """The body; None when it is too large. No more than the limit is read."""
         length = http.headers.get("content-length", "0")
         if length.isdigit() and int(length) > self._limits.max_body:
             return None

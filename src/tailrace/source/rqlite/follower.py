@@ -1,9 +1,9 @@
-"""The driver half: every cluster that posts here, each with its own journal and its own place.
+"""The driver half: every cluster that posts here, each with its own journal and position.
 
     {"services": {"rqlite": {"log": "<position>", "tables": {…}}, …}}
 
-An error of one cluster stops its tables and no others: its offset carries it as `failure`, and the batch that ends
-there tells each of them.
+An error of one cluster stops only that cluster's tables: its offset carries the error as `failure`, and the batch that
+ends there reports it for each table.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 
 class RqliteFollower(Follower):
-    """Owns a receiver process where there is no other. Clusters appear with their first request, or by their API."""
+    """Owns a receiver process unless another one runs. Clusters appear with their first request, or through their
+    API."""
 
     def __init__(self, source: RqliteSource, versions: SchemaVersions, *, is_receiving: bool) -> None:
         self.source = source
@@ -39,7 +40,7 @@ class RqliteFollower(Follower):
 
     def done(self, start: Offset, target: Offset) -> bool:
         if self._away:
-            raise self._away[0]  # what it was asked for is still to do, and there is no other that could be held up
+            raise self._away[0]  # its directives are still to be carried out, and there is no other cluster to delay
         followers, given = self._followers(), start["services"]
         for name, goal in target["services"].items():
             follower = followers.get(name) or self._follow(name)
@@ -69,7 +70,7 @@ class RqliteFollower(Follower):
             if reached != raw:
                 end[name] = reached
         if self._away and len(self._away) == len(followers):
-            raise self._away[0]  # one of several may be away without holding the others up
+            raise self._away[0]  # one of several may be unavailable without delaying the others
         return start if end == given else {"services": end}
 
     @staticmethod
@@ -84,7 +85,7 @@ class RqliteFollower(Follower):
             if follower.fail(directed, error):
                 return {**directed.to_json(), "failure": error.describe(), "failures": raw.get("failures", 0) + 1}
             if not now.tables:
-                raise  # no table would show it
+                raise  # there is no table to report it for
             return raw if directed == now else {**raw, **directed.to_json()}
 
     def plan(self, start: Offset, end: Offset) -> list[Split]:
@@ -106,7 +107,7 @@ class RqliteFollower(Follower):
         except UnavailableError:
             if not self._services:
                 raise
-            return self._services  # those that are known have their journals to read
+            return self._services  # known clusters still have journals to read
         for name in names:
             self._follow(name)
         return self._services

@@ -1,8 +1,8 @@
-"""New events as a frame of the journal: one line of JSON each, and a summary that spares readers the lines.
+"""New events as a frame of the journal: one line of JSON each, and a summary, so that planning need not read the lines.
 
     line   {"index": …, "ordinal": …, "at": …, the event as it came}
-           with "zero": [index, place] if it came with index 0, and where it belongs; a late one goes without its
-           images and has all of it in "sent"
+           with "zero": [index, place] if it came with index 0, and where it belongs; a late one has no
+           images and holds the whole event in "sent"
     meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
 
 `missing` counts the events without images. A shape is a run of events of one table whose images have the same
@@ -79,20 +79,20 @@ def build(placed: list[Placed], request: PostedRequest) -> Frame:
         lines.append(line)
         tables.setdefault(event.table, _Summary()).add(one.position, event.columns, len(line))
     last = placed[-1].position
-    told = {name: summary.describe() for name, summary in tables.items()}
+    described = {name: summary.describe() for name, summary in tables.items()}
     return Frame(
         placed[0].position,
-        # A changed key becomes two changes; both halves of the last one lie in the frame.
+        # A changed key becomes two changes; the frame holds both halves of the last one.
         Position(last.commit, last.ordinal + 1),
         True,
         len(lines),
-        json.dumps({"request": request.digest, "node": request.node, "tables": told}).encode(),
+        json.dumps({"request": request.digest, "node": request.node, "tables": described}).encode(),
         b"".join(lines),
     )
 
 
 def remember(frame: Frame, window: DeduplicationWindow) -> None:
-    """Make a window know the events of a frame that lies behind it."""
+    """Add the events of a frame after it to a window."""
     meta = json.loads(frame.meta)
     for line in bytes(frame.payload).splitlines():
         found, event = read_line(line)

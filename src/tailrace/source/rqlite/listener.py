@@ -19,9 +19,9 @@ HEAD_SECONDS = 30.0
 
 
 class HttpConnection(H11Protocol):
-    """Ends when the head of a request does not come in time: else those who never ask take every place there is.
+    """Closes a connection whose request head is late: otherwise idle clients could use up every connection.
 
-    The server bounds by itself how long a connection stays without a request behind an answer.
+    The server itself limits how long a connection stays idle after an answer.
     """
 
     _deadline: asyncio.TimerHandle | None = None
@@ -50,7 +50,7 @@ class HttpConnection(H11Protocol):
 
 @contextmanager
 def listening(listen: str, backlog: int) -> Iterator[socket.socket]:
-    """A listening socket for as long as the context lasts. Raises UnavailableError when it cannot be had."""
+    """A listening socket for the duration of the context. Raises UnavailableError when it cannot be opened."""
     host, port = split_listen(listen)
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
@@ -78,7 +78,7 @@ def secure(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
-        # An empty passphrase: without one, a locked key would ask for it on a terminal that is not there.
+        # Pass an empty passphrase: otherwise OpenSSL prompts for one on a terminal, and there is none.
         context.load_cert_chain(cert, key, password=lambda: b"")
         if client_ca is not None:
             context.load_verify_locations(client_ca)

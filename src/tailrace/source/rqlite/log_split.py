@@ -1,4 +1,4 @@
-"""Stretches of a cluster's journal as splits: which frames, for which tables, read by which of their versions."""
+"""Ranges of a cluster's journal as splits: which frames, for which tables, decoded with which version."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tailrace.source.rqlite.missing_row import complete
 from tailrace.source.table_range import TableRange
 
 DECODE_BYTES = 4 * 1024 * 1024
-"""Requests are small; so many bytes of them are decoded at once."""
+"""How many bytes are decoded at once: a single request is small."""
 
 
 class EventColumns(NamedTuple):
@@ -73,7 +73,7 @@ class RqliteRange(TableRange):
 
 @dataclass(frozen=True)
 class RqliteLogSplit(FrameSplit):
-    """Some frames of a service's journal and what is wanted of them, by table. `asks`: it has an API to ask."""
+    """Some frames of a service's journal and what to read of them, by table. `asks`: the cluster has an API."""
 
     ranges: Mapping[str, RqliteRange] = field(default_factory=dict)
     service: str = ""

@@ -1,7 +1,7 @@
 """Events that came without their row: the first after ADD COLUMN, those with an error, all of `row_ids_only`.
 
-With an API the row is asked for as it is now. That is not what the event said, but what came of it since: the changes
-in between follow in the log, and every key ends at its last one. A row that is gone has its delete further on.
+With an API, the row's current state is queried. It may be newer than the event: the changes in between follow in the
+log, and every key ends at its last one. A row that is gone has its delete later in the log.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _IDS = ("new_row_id", "old_row_id")
 
 @dataclass(frozen=True)
 class Completed:
-    """Events that lack nothing, and for each the columns whose value nobody knows any more."""
+    """Complete events, and for each the columns whose value is no longer known."""
 
     events: Events
     gone: list[set[str]] | None = None
@@ -31,7 +31,7 @@ class Completed:
 def complete(table: TableSchema, events: Events, api: Api | None, *, passes: bool) -> Completed:
     """The events with their images. What cannot be completed raises TableError, or with `passes` is left out.
 
-    `passes` is heeded only without an API. Not repeatable to the byte: a repeat sees the rows of its own time.
+    `passes` applies only without an API. Not repeatable byte for byte: a repeat reads the rows as they are by then.
     """
     by_rowid = rowid_column(table) is not None
     lacking = [at for at, event in enumerate(events.events) if needs_image(event, by_rowid=by_rowid)]
@@ -60,7 +60,7 @@ def complete(table: TableSchema, events: Events, api: Api | None, *, passes: boo
 
 
 def _deletion(event: EventDict, *, by_rowid: bool) -> EventDict | None:
-    """What is left of an insert or update whose row is gone: its old row goes, where that can be named."""
+    """What remains of an insert or update whose row is gone: a delete of its old row, if the event identifies it."""
     if not by_rowid or event["op"] == "INSERT":
         return None
     return {name: value for name, value in event.items() if name != "new_row_id"} | {"op": "DELETE"}
@@ -85,10 +85,10 @@ def _without_api(table: TableSchema, events: Events, lacking: list[int], *, pass
             table,
             events,
             lacking[0],
-            "it came without its row, and there is no API to ask for it",
+            "it came without its row, and no API is configured to read it from",
             fix=f"give source.api for {table.table.schema} and tailrace resync FILE {table.table}; "
             "or tailrace errors skip FILE ID; or set missing_images: pass",
         )
-    _log.warning("%d changes of %s came without their row and were passed over", len(lacking), table.table)
+    _log.warning("%d changes of %s came without their row and were skipped", len(lacking), table.table)
     left = sorted(set(range(len(events))) - set(lacking))
     return Completed(Events([events.events[at] for at in left], [events.lines[at] for at in left]))

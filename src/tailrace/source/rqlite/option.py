@@ -18,7 +18,7 @@ MAX_BODY_BYTES = 32_000_000
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener there."""
+    """Whether only this machine can reach a listener at this address."""
     if host == "localhost":
         return True
     try:
@@ -71,7 +71,7 @@ class ListenerTlsOptions(Options):
 
 
 class ApiTlsOptions(Options):
-    """Whom to trust at the API, and who we are. There is no way to trust everybody."""
+    """The authorities to trust at the API, and our certificate. Verification is always on."""
 
     ca: FilePath | None = Field(default=None, description="authorities to trust, PEM; default: the system's")
     cert: FilePath | None = Field(

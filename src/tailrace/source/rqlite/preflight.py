@@ -1,4 +1,4 @@
-"""Are the clusters ready? Every finding comes with what mends it. Nothing is changed here."""
+"""Are the clusters ready? Every finding comes with its fix. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(source: RqliteSource) -> list[Finding]:
             Finding(
                 "warning",
                 "api",
-                "no API is given: tables begin with their first event, and rows that were there before are not copied",
+                "no API is given: tables begin with their first event, and existing rows are not copied",
                 'source: {api: "http://127.0.0.1:4001"}',
             )
         )
@@ -49,8 +49,8 @@ def _cluster(source: RqliteSource, service: str, api: Api) -> Iterator[Finding]:
         yield Finding(
             "warning",
             subject,
-            f"the node at {api.url} does not say that it sends its changes",
-            f"rqlited -cdc-config=http://{source.options.listen}{source.options.path}; let the user have `status`",
+            f"the node at {api.url} does not report that it sends its changes",
+            f"rqlited -cdc-config=http://{source.options.listen}{source.options.path}; allow the user `status`",
         )
     elif service and (pending.service or SERVICE) != service:
         yield Finding(

@@ -1,8 +1,8 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Rows asked for through the API, with their storage classes.
+"""Rows read through the API, with their storage classes.
 
 rqlite turns columns declared as dates and booleans into other values, and writes BLOB as base64 that looks like TEXT.
-So every column is asked for as an expression, which has no declared type, and a letter for each says what it is.
+So every column is selected as an expression, which has no declared type, with a letter for its storage class.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ QueryRow = list[Any]
 
 
 def rowid_name(columns: Sequence[str]) -> str:
-    """A name by which SQL reaches the rowid of a table with these columns."""
+    """A name by which SQL can address the rowid of a table with these columns."""
     return layout.rowid_name(columns) or "NULL"
 
 
 class Selection:
-    """SELECTs of a table's stored columns. Names are qualified: SQLite takes a lone unknown one for a text."""
+    """SELECTs of a table's stored columns. Names are qualified: SQLite reads an unknown bare name as a string."""
 
     def __init__(self, table: TableSchema, *, lacks_rowid: bool, columns: Sequence[str] | None = None) -> None:
         self.table = table
@@ -47,7 +47,7 @@ class Selection:
         self.sql = f"SELECT {cells} FROM {quoted(table.table.name)} AS t"
 
     def only(self, names: Collection[str]) -> Selection:
-        """The selection of those of its columns that are named."""
+        """The selection of the named columns only."""
         kept = [name for name in self.columns if name in names]
         return Selection(self.table, lacks_rowid=self.rowid == "NULL", columns=kept)
 
@@ -65,7 +65,7 @@ def _name(column: str) -> str:
 
 def _cell(column: str) -> str:
     name = _name(column)
-    # JSON has no infinity, and one would cost the whole answer.
+    # JSON has no infinity: one such value would make the whole answer fail.
     real = f"CASE WHEN {name} > {_LARGEST} THEN 'inf' WHEN {name} < -{_LARGEST} THEN '-inf' ELSE {name} END"
     return f"CASE typeof({name}) WHEN 'blob' THEN hex({name}) WHEN 'real' THEN {real} ELSE {name} END"
 
@@ -97,7 +97,8 @@ def read_image(table: TableSchema, selection: Selection, rows: Sequence[QueryRow
 
 
 def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple[dict[int, dict[str, Any]], set[str]]:
-    """The rows with these rowids as they are now, by rowid, and the columns that are gone since. None found: gone."""
+    """The current rows by rowid, and the columns dropped since. A rowid that is not found belongs to a row that is
+    gone."""
     selection = Selection(table, lacks_rowid=False)
     found: dict[int, dict[str, Any]] = {}
     gone: set[str] = set()
@@ -114,9 +115,9 @@ def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple
 
 
 def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now; those that are gone are left out. A null finds nothing.
+    """The current rows of these keys; rows that are gone are left out. A null key finds nothing.
 
-    A column that is gone is null.
+    A column that was dropped is null.
     """
     selection = Selection(table, lacks_rowid=lacks_rowid(table))
     is_rowid = rowid_column(table) is not None
@@ -133,7 +134,7 @@ def fetch_by_key(api: Api, table: TableSchema, keys: pa.Table) -> pa.Table:
 
 
 def _ask(api: Api, selection: Selection, where: str, values: Sequence[Any]) -> tuple[Selection, list[QueryRow]]:
-    """Rows of the columns that the table still has, and the selection of those. None of a table that is gone."""
+    """Rows of the columns that the table still has, and their selection. No rows if the table is gone."""
     try:
         return selection, api.query(selection.sql + where, *values)
     except QueryRefusedError:
@@ -148,12 +149,12 @@ def _ask(api: Api, selection: Selection, where: str, values: Sequence[Any]) -> t
 
 
 def lacks_rowid(table: TableSchema) -> bool:
-    """Whether nothing of the table's version needs a rowid, so that it may have none."""
+    """Whether the table's version needs no rowid, so that the table may have none."""
     return not any(column.upstream_type in (ROWID, ALIAS) for column in table.columns)
 
 
 def parameter(value: Any) -> Any:
-    """A value as rqlite takes it for a parameter: bytes are a list of numbers."""
+    """A value as an rqlite parameter: bytes become a list of numbers."""
     return list(value) if isinstance(value, bytes) else value
 
 

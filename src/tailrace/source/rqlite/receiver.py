@@ -1,7 +1,7 @@
-"""The receiver: a process of its own that takes in what rqlite posts, whether Spark runs or not.
+"""The receiver: a process of its own that stores what rqlite posts, whether Spark runs or not.
 
 One process, one event loop, one listener for any number of clusters. An error of one cluster stops that one; the
-process ends only when nothing can be received at all. It leaves its status in the journal's folder every second.
+process ends only when nothing can be received at all. It writes its status to the journal's folder every second.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ MAINTENANCE_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 CONNECTIONS = 256
 KEEP_ALIVE_SECONDS = 75
-"""Longer than a quiet cluster's pauses mostly are, so that its connection is there for the next change."""
+"""Longer than most pauses of a quiet cluster, so that its connection is still open for the next change."""
 
 
 @dataclass(frozen=True)
 class RqliteReceiverOptions:
-    """What the receiver is told on its standard input."""
+    """The options that the receiver gets on its standard input."""
 
     journal: str
     segment_bytes: int
@@ -93,7 +93,7 @@ def is_receiving(journal: Path) -> bool:
 
 
 class RqliteReceiver:
-    """Serves the endpoint until told to stop. One per journal: a second one gets OwnedError from `run`."""
+    """Serves the endpoint until it is stopped. One per journal: `run` of a second one raises OwnedError."""
 
     def __init__(self, options: RqliteReceiverOptions, stopping: Callable[[], bool]) -> None:
         self.options = options
@@ -104,7 +104,7 @@ class RqliteReceiver:
         self._started = False
 
     def run(self, on_status: Callable[[dict[str, object]], None] = lambda status: None) -> None:
-        """Until stopped. `on_status` gets what the status file gets, about once a second.
+        """Serve until stopped. `on_status` gets the content of the status file, about once a second.
 
         Raises OwnedError when another process receives into the journal, UnavailableError when the address is taken
         or the disk does not answer, ConfigError when the certificate cannot be used.
@@ -149,7 +149,7 @@ class RqliteReceiver:
         )
 
     def _open_known(self) -> None:
-        """Take in the clusters that were received before, so that what is wrong with one shows at once."""
+        """Open the clusters that posted before, so that an error of one shows at once."""
         for folder in sorted(self.journal.iterdir()):
             service = unquote(folder.name)
             if folder.is_dir() and (folder / "lock").exists() and folder_of(service) == folder.name:
@@ -202,7 +202,7 @@ class RqliteReceiver:
             ws="none",
             lifespan="off",
             log_config=None,
-            log_level=logging.ERROR,  # below, it says what strangers do, as often as they like
+            log_level=logging.ERROR,  # lower levels log every bad request, and anyone can send those without limit
             access_log=False,
             server_header=False,
             limit_concurrency=CONNECTIONS,
@@ -215,7 +215,7 @@ class RqliteReceiver:
 class _Server(uvicorn.Server):
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Signals are the owner's affair."""
+        """The owner handles signals."""
         yield
 
 
@@ -226,9 +226,9 @@ def _limits(options: RqliteReceiverOptions) -> Limits:
 
 @contextmanager
 def receiving_alone(journal: Path) -> Iterator[None]:
-    """Nobody else receives into the journal, whose folder is made, while the context lasts.
+    """Hold the journal for this process during the context; creates its folder.
 
-    Raises OwnedError while somebody does, UnavailableError when the disk does not answer.
+    Raises OwnedError while another process holds it, UnavailableError when the disk does not answer.
     """
     lock = journal / LOCK
     try:
@@ -237,7 +237,7 @@ def receiving_alone(journal: Path) -> Iterator[None]:
     except OSError as error:
         raise UnavailableError(
             f"{journal} cannot be used: {error.strerror}",
-            fix="see that its disk is mounted, not full, and belongs to this user; or change source.journal.path",
+            fix="check that its disk is mounted, not full and belongs to this user; or change source.journal.path",
         ) from error
     try:
         deadline = time.monotonic() + LOOK_SECONDS
@@ -248,25 +248,25 @@ def receiving_alone(journal: Path) -> Iterator[None]:
                     fix="stop it, the pipeline or tailrace receive, or give this one its own journal",
                 )
         if not is_current(file, lock):
-            raise UnavailableError(f"{journal} is being reset", fix="none needed: it is tried again")
+            raise UnavailableError(f"{journal} is being reset", fix="nothing to do: tailrace retries by itself")
         yield
     finally:
         os.close(file)
 
 
 def remove_journal(journal: Path) -> None:
-    """Remove everything in it, and the folder if it may be. A repeat, also after an interruption, does the rest.
+    """Remove everything in it, and the folder itself if permitted. A second call completes an interrupted one.
 
     Raises OwnedError while a process receives into it, UnavailableError when something cannot be removed.
     """
     if not journal.exists():
         return
     with receiving_alone(journal):
-        remove(journal, last=LOCK)  # until then no receiver begins what is being removed
+        remove(journal, last=LOCK)  # the lock goes last, so that no receiver starts in a folder that is being removed
 
 
 def run(options: str, stopping: Callable[[], bool]) -> int:
-    """The process, for `tailrace.system.child_process.serve`: options as JSON, the exit code back."""
+    """The process, for `tailrace.system.child_process.serve`: takes the options as JSON, returns the exit code."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     receiver = RqliteReceiver(RqliteReceiverOptions.from_json(options), stopping)
     try:

@@ -1,11 +1,10 @@
-"""What rqlite posts, read and checked. No I/O here.
+"""Parses and checks what rqlite posts. No I/O here.
 
     {"service_id": "svc", "node_id": "n1", "payload": [{"index": 6, "commit_timestamp": 1794766424567, "events": [
       {"op": "UPDATE", "table": "t", "new_row_id": 1, "old_row_id": 1, "before": {…}, "after": {…}}]}]}
 
-An event comes out as the text that goes into the journal and as two digests that know it again: one of what was
-changed, one of the images. Numbers keep their value: an integer beyond 64 bits is a REAL that was written without
-its exponent.
+An event becomes the text that goes into the journal and two digests by which it is recognised: one of what was changed,
+one of the images. Numbers keep their value: an integer beyond 64 bits is a REAL that was written without its exponent.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ _INTEGERS = range(-(2**63), 2**63)
 _ROW_ID = frozenset({int, type(None)})
 _SCALARS = frozenset({int, float, str, type(None)})
 _FOLDER_BYTES = 200  # file systems take 255 in a name
-_RESERVED = (".", "receiver.")  # hidden names, `..`, and the receiver's own files beside the clusters' folders
+_RESERVED = (".", "receiver.")  # hidden names, `..`, and the receiver's own files next to the clusters' folders
 
 ColumnSignature = tuple[tuple[str, ...], tuple[type, ...]]
 """The columns of an image and the types of their values, in the same order."""
 
 
 class NotOursError(ValueError):
-    """A body that is not what rqlite posts. Says what is wrong with it, and where, without a value of it."""
+    """A body that is not what rqlite posts. The message says what is wrong and where, without any value of it."""
 
 
 EventId = tuple[int, int]
-"""What is remembered of an event: its `identity` and its `image`. A plain tuple: there are many of them."""
+"""What is remembered of an event: its `identity` and its `image`. A plain tuple, because there are many."""
 
 
 class CdcEvent(NamedTuple):
@@ -53,21 +52,21 @@ class CdcEvent(NamedTuple):
 
     @property
     def belated(self) -> CdcEvent:
-        """The event without its images, which newer ones may have overtaken: what it says of the row is to be asked.
+        """The event without its images, which newer changes may have made stale: the row has to be queried.
 
-        A delete becomes an update, as the row may be there again. What was sent stays with it.
+        A delete becomes an update, as the row may exist again. The event keeps what was sent.
         """
         sent = json.loads("{" + self.text)
-        told = {name: value for name, value in sent.items() if name not in ("before", "after")}
+        stripped = {name: value for name, value in sent.items() if name not in ("before", "after")}
         if sent["op"] == "DELETE":
-            told["op"] = "UPDATE"
+            stripped["op"] = "UPDATE"
             if "old_row_id" in sent:
-                told["new_row_id"] = sent["old_row_id"]
-        told |= {"error": "it came with index 0, after newer changes", "sent": sent}
-        return self._replace(text=_text(told)[1:], columns=())
+                stripped["new_row_id"] = sent["old_row_id"]
+        stripped |= {"error": "it came with index 0, after newer changes", "sent": sent}
+        return self._replace(text=_text(stripped)[1:], columns=())
 
     def is_same(self, known: EventId) -> bool:
-        """Whether it is the known event, as far as both say: one of them may lack its images."""
+        """Whether it is the known event, as far as can be compared: one of them may lack its images."""
         identity, image = known
         return self.identity == identity and (self.image == image or self.image == 0 or image == 0)
 
@@ -83,7 +82,7 @@ class RaftEntry:
 
 @dataclass(frozen=True, slots=True)
 class PostedRequest:
-    """One body. `digest` is the same only for the very same bytes, as when a node tries again."""
+    """One body. `digest` is equal only for identical bytes, as when a node retries."""
 
     service: str
     node: str
@@ -96,7 +95,7 @@ def parse(body: bytes) -> PostedRequest:
     try:
         found = json.loads(body, parse_int=_integer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
-        # Not the error's own words: they may quote the body.
+        # Leave out the exception's text: it may quote the body.
         where = f" at byte {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise NotOursError(f"the body is not JSON{where}") from None
     if not isinstance(found, dict):
@@ -184,7 +183,7 @@ def _columns(image: object, where: str) -> ColumnSignature:
         raise NotOursError(f"{where} is not a row")
     kinds = tuple(map(type, image.values()))
     if not _SCALARS.issuperset(kinds):
-        raise NotOursError(f"{where} holds a value that SQLite has not")
+        raise NotOursError(f"{where} holds a value that SQLite does not have")
     return tuple(image), kinds
 
 
@@ -202,12 +201,12 @@ def _name(table: str) -> str:
     return json.dumps(table, ensure_ascii=False)
 
 
-# Sorted, so that an image has one text and one digest whoever sent it.
+# Sorted, so that an image has the same text and digest from every node.
 _text = json.JSONEncoder(ensure_ascii=False, sort_keys=True, allow_nan=False).encode
 
 
 def _digest(text: str) -> int:
-    # Never 0, which stands for images that did not come.
+    # Never 0, which means that the images are missing.
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) or 1
 
 

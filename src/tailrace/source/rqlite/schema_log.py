@@ -1,8 +1,8 @@
 """Follows the tables' versions along a cluster's journal.
 
-rqlite never sends DDL. What shows is that events have other columns than before, or come without their row because the
-sender did not know its columns yet; the catalog then says what the table is now. Where that has moved on already, the
-version in between is put together from what the table was and what it is.
+rqlite never sends DDL. A schema change shows only in events that have other columns than before, or that come without
+their row because the sender did not know its columns yet; the catalog then gives the current table. If the table has
+changed again since, the version in between is built from the previous and the current one.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, stored_columns
 from tailrace.source.sqlite.offset import SqliteTableOffset
 
-# The first events of tables of which nothing was known: where they begin, and what their values show.
+# The first events of unknown tables: where they begin, and the kinds of their values.
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """One table. `x` lies right before its first event; `kinds` are those of its first columns, None without images."""
+    """One table. `x` is right before its first event; `kinds` are those of its first columns, None without images."""
 
     name: str
     snapshot_position: Position
@@ -45,7 +45,7 @@ class Arrival:
 def arrivals(
     journal: JournalReader, refs: Sequence[FrameRef], names: Collection[str], after: Position
 ) -> dict[str, Arrival]:
-    """The tables as these frames show them behind a position. Only frames that hold them are read."""
+    """The tables as these frames show them after a position. Only frames that hold them are read."""
     firsts: dict[str, Position] = {}
     named: set[str] = set()
     for ref in refs:
@@ -56,7 +56,7 @@ def arrivals(
             position = position_of(event)
             if event["table"] in here and position > after:
                 firsts.setdefault(event["table"], position)
-                # A row with rowid 0 comes without it too, but hardly alone.
+                # A row with rowid 0 also comes without a rowid, but is hardly ever the only row.
                 if "new_row_id" in event or "old_row_id" in event:
                     named.add(event["table"])
     return {name: Arrival(name, just_before(at), _kinds(refs, name), name in named) for name, at in firsts.items()}
@@ -81,7 +81,7 @@ def _joined(kinds: Mapping[str, set[str]]) -> Kinds:
 
 
 class RqliteSchemaLog(SchemaLog[str]):
-    """One per service. `failures` holds where a table came to columns that are not known, and the error to raise."""
+    """One per service. `failures` holds the position at which a table got unknown columns, and the error to raise."""
 
     def __init__(self, service: str, versions: SchemaVersions, discovery: RqliteDiscovery, *, rowids: bool) -> None:
         super().__init__(versions)
@@ -92,7 +92,7 @@ class RqliteSchemaLog(SchemaLog[str]):
         self.failures: dict[str, tuple[Position, Mapping[str, str | None]]] = {}
 
     def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
-        """A copy of the table begins at `x` with its columns of now."""
+        """Start a copy of the table at `x`, with its current columns."""
         known = self._versions.schema_at(upstream_id(self._service, table.name))
         return self.put(
             catalog.begin(known, table, self._service, snapshot_position, rowids=self._rowids), snapshot_position
@@ -101,10 +101,10 @@ class RqliteSchemaLog(SchemaLog[str]):
     def scan(
         self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, SqliteTableOffset]
     ) -> None:
-        """Store the versions that events up to `upto` bring; `after` is where the first call begins to look."""
+        """Store the versions found in the events up to `upto`; the first call starts at `after`."""
         for name, (at, _) in [*self.failures.items()]:
             if name not in tables or tables[name].phase != "stopped":
-                # It may have been fixed since.
+                # The cause may have been fixed since.
                 del self.failures[name]
                 self._rewind(max(just_before(at), after))
         self._looked = False
@@ -122,7 +122,7 @@ class RqliteSchemaLog(SchemaLog[str]):
         self._scan(after, upto, read)
 
     def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[EventColumns]:
-        """A frame's events without their row, as shapes without columns, unless the table is still what it was."""
+        """A frame's events without their row, as shapes without columns, unless the table is unchanged."""
         now, known = self._now(name), upstream_id(self._service, name)
         history = self._versions.schemas_between(known, just_before(ref.first), ref.last)
         if now is None or not history:
@@ -137,7 +137,7 @@ class RqliteSchemaLog(SchemaLog[str]):
         ]
 
     def _now(self, name: str) -> TableDefinition | None:
-        """The table in the catalog, looked up at most once for each scan: after everything that is scanned."""
+        """The table in the catalog, read at most once per scan, and after everything that is scanned."""
         if not self._looked:
             self._discovery.refresh(at_once=True)
             self._looked = True
@@ -159,7 +159,7 @@ class RqliteSchemaLog(SchemaLog[str]):
         table = now if not shape.kinds else fitting(known, now, shape.kinds)
         if table is None:
             if shape.kinds and self._discovery.is_live:
-                self._mark(name, shape.at)  # a column came and went, and only the rows of now can be asked for
+                self._mark(name, shape.at)  # a column was added and dropped, and only current rows can be queried
             elif shape.kinds:
                 self.failures[name] = shape.at, self._unknown(known, shape).describe()
             return
@@ -177,16 +177,16 @@ class RqliteSchemaLog(SchemaLog[str]):
             "its events have other columns than its schema"
             + (f"; new: {', '.join(new)}" if new else "")
             + (f"; gone: {', '.join(gone)}" if gone else ""),
-            fix=f"bring the schema file up to date, then tailrace retry FILE {known.table}",
+            fix=f"update the schema file, then tailrace retry FILE {known.table}",
             table=str(known.table),
             position=str(shape.at),
         )
 
 
 def fitting(known: TableSchema, now: TableDefinition | None, kinds: Kinds) -> TableDefinition | None:
-    """The table with just these columns, as it is now or was in between; None where a column is in neither.
+    """The table with just these columns, taken from the known or the current version; None if a column is in neither.
 
-    Columns keep their order, and what is known of them: an older one keeps the type it had.
+    Columns keep their order and attributes: an older column keeps its type.
     """
     if now is not None and {field.name for field in now.fields} == kinds.keys():
         return now

@@ -40,7 +40,7 @@ from tailrace.system.child_process import Child, read_status
 
 MODULE = "tailrace.source.rqlite"
 PENDING_SECONDS = 60.0
-"""How long a node is believed about its service: it changes only with a restart of the node."""
+"""How long a node's service name is cached: it changes only with a restart of the node."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class RqliteSource(Source):
         return self.context.tables.settings_of(str(TableName(service, table)))
 
     def apis(self) -> dict[str, Api]:
-        """The APIs by their URLs' own words: for each service, or `""` for one whose service only itself can tell."""
+        """The APIs as configured: by service, or under `""` a single URL whose service only the node itself knows."""
         auth, tls = self.options.api_auth, self.options.api_tls or ApiTlsOptions()
         username, password = (auth.username, auth.password.reveal()) if auth else (None, None)
         trust = ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key)))
@@ -85,16 +85,16 @@ class RqliteSource(Source):
         return {service: Api(url, username, password, trust) for service, url in sorted(urls.items())}
 
     def services(self) -> list[str]:
-        """The clusters that have posted, or whose API is known. Raises UnavailableError when the API is asked first."""
+        """The clusters that have posted or have an API. Raises UnavailableError if the API must answer and does not."""
         folder = self.journal
         names = [each.name for each in folder.iterdir() if each.is_dir()] if folder.is_dir() else []
         posted = {unquote(name) for name in names if folder_of(unquote(name)) == name}
-        told = {name for service, api in self.apis().items() if (name := service or _service_of(api))}
-        # A node that does not say it may be one that has posted already.
-        return sorted(posted | told or ({SERVICE} if self.options.api else set()))
+        reported = {name for service, api in self.apis().items() if (name := service or _service_of(api))}
+        # A node that does not report its service may be one that has already posted.
+        return sorted(posted | reported or ({SERVICE} if self.options.api else set()))
 
     def api_of(self, service: str) -> Api | None:
-        """The API of a cluster, if there is one. A single URL serves its own cluster, or all if it does not tell."""
+        """The API of a cluster, if any. A single URL serves its own cluster, or all if the node reports no service."""
         apis = self.apis()
         single = apis.get("")
         if single is None:
@@ -118,7 +118,7 @@ class RqliteSource(Source):
         return found
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
-        """Make the journal's folder. Repeating it changes nothing; PreflightError with what stands in the way."""
+        """Make the journal's folder. A second call changes nothing. Raises PreflightError with the obstacle."""
         errors.require(self.check())
         make_folder(self.journal)
 
@@ -127,7 +127,7 @@ class RqliteSource(Source):
         remove_journal(self.journal)
 
     def start_receiver(self, patience_seconds: float = 0.0) -> Child:
-        """The receiver as a child of this process, unless another one serves the journal already."""
+        """The receiver as a child process, unless another one already serves the journal."""
         return Child(
             MODULE,
             self.receiver.to_json(),
@@ -166,7 +166,9 @@ class RqliteSource(Source):
     def refetch(self, table: TableSchema, keys: pa.Table) -> pa.Table:
         api = self._asked(table.table.schema)
         if api is None:
-            raise TableError("its rows cannot be asked for again", fix="give source.api", table=str(table.table))
+            raise TableError(
+                "its rows cannot be read again: no API is configured", fix="give source.api", table=str(table.table)
+            )
         return fetch_by_key(api, table, keys)
 
     def read_table(self, table: TableSchema) -> TableRows:
@@ -188,7 +190,7 @@ class RqliteSource(Source):
         error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
         marks = [one["mark"] for one in services if one.get("mark")]
         return SourceStatus(
-            # A receiver that was killed could not take back what it said.
+            # A receiver that was killed leaves its last status in the file.
             gear="receiving" if raw.get("receiving") and is_receiving(self.journal) else "waiting",
             received=max(marks, default=None),
             journal_bytes=sum(one.get("journal_bytes") or 0 for one in services),
@@ -203,6 +205,6 @@ def _read_pending(api: Api, period: int) -> Pending | None:
 
 
 def _service_of(api: Api) -> str | None:
-    """The service that a single URL belongs to; None where the node does not tell."""
+    """The service that a single URL belongs to; None if the node does not report it."""
     pending = _read_pending(api, int(time.monotonic() / PENDING_SECONDS))
     return None if pending is None else pending.service or SERVICE

@@ -1,8 +1,8 @@
 """The initial copy: a detached checkpoint, scanned in key ranges by as many tasks as there are.
 
-A checkpoint holds what is in SlateDB's tables: rows up to the manifest's `last_l0_seq`. What is newer, is in the WAL
-files behind the manifest's replay point. So the copy is the state at x = (replay point, last_l0_seq), and the log goes
-on from there: nobody has to flush the writer's memtable, which only the writer itself could do.
+A checkpoint holds what is in SlateDB's tables: rows up to the manifest's `last_l0_seq`. Newer rows are in the WAL files
+after the manifest's replay point. So the copy is the state at x = (replay point, last_l0_seq), and the log continues
+from there: the writer's memtable, which only the writer can flush, need not be flushed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
 
 _LIFETIME_SECONDS = 3600.0
-"""Should nobody be left to delete a checkpoint, it goes by itself after this long."""
+"""A checkpoint that is never deleted expires after this long."""
 _PIECE_ROWS = 20_000
 _MOST_RANGES = 64
 
@@ -50,7 +50,7 @@ class SlateDbCopySplit(Split):
 
 
 class SlateDbSnapshot:
-    """A checkpoint, kept alive while tables are copied under it. Whoever opens one deletes it with `close`."""
+    """A checkpoint, kept alive while tables are copied from it. The owner must delete it with `close`."""
 
     def __init__(self, database: SlateDbDatabase, name: str) -> None:
         self._database = database
@@ -69,14 +69,14 @@ class SlateDbSnapshot:
         return made.id, WalPoint(manifest.replay_after_wal_id, manifest.last_l0_seq), _tables_of(manifest)
 
     def keep_alive(self) -> None:
-        """Prolong the checkpoint's life when half of it is over. Called between batches."""
+        """Extend the checkpoint's lifetime when half of it is over. Called between batches."""
         if time.monotonic() - self._refreshed > _LIFETIME_SECONDS / 2:
             work = self._database.admin().refresh_checkpoint(self.checkpoint, int(_LIFETIME_SECONDS * 1000))
-            run(work, "prolonging a checkpoint")
+            run(work, "extending a checkpoint")
             self._refreshed = time.monotonic()
 
     def cuts(self, rule: TableMapping, chunk_bytes: int) -> tuple[str, ...]:
-        """Keys, in hex, that cut a table into ranges of about the same size: where SlateDB's own tables begin."""
+        """Keys, in hex, that split a table into ranges of about the same size: the first keys of SlateDB's SSTs."""
         end = prefix_end(rule.prefix)
         inside = sorted(
             (first, size) for first, size in self._tables if first > rule.prefix and (end is None or first < end)
@@ -92,7 +92,7 @@ class SlateDbSnapshot:
         return tuple(found)
 
     def close(self) -> None:
-        """Delete the checkpoint. A repeat, or one that expired, changes nothing."""
+        """Delete the checkpoint. A second call, or one after it expired, changes nothing."""
         run(self._database.admin().delete_checkpoint(self.checkpoint), "deleting a checkpoint")
 
 
@@ -108,12 +108,12 @@ async def _delete_named(admin: Any, name: str) -> None:
 
 
 def delete_leftovers(database: SlateDbDatabase, name: str) -> None:
-    """Delete the checkpoints that a run before this one left behind."""
-    run(_delete_named(database.admin(), name), "deleting checkpoints that were left behind")
+    """Delete the checkpoints that an earlier run did not delete."""
+    run(_delete_named(database.admin(), name), "deleting checkpoints of an earlier run")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:
-    """The first key behind all that begin with the prefix; None when there is none."""
+    """The first key after all keys with the prefix; None when there is none."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else None
 
@@ -127,7 +127,7 @@ def range_of(rule: TableMapping, cuts: Sequence[str], index: int) -> tuple[bytes
 
 
 def read_range(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[Changes]:
-    """The rows of a range as the checkpoint has them, a few MB at a time. A changelog begins empty."""
+    """The rows of a range in the checkpoint, a few MB at a time. A changelog begins empty."""
     assert split.copies is not None
     rule = source.rule(split.copies)
     if rule.changelog:
@@ -152,7 +152,7 @@ def read_range(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[Chang
 
 
 def _pieces(source: SlateDbSource, split: SlateDbCopySplit) -> Iterator[pa.RecordBatch]:
-    """The scan, piece by piece: each is fetched when it is asked for."""
+    """The scan, piece by piece, fetched on demand."""
     api, folds = binding(), folds_of(source.rules)
     keys = api.KeyRange(start=split.low or None, start_inclusive=True, end=split.high, end_inclusive=False)
     with Loop() as loop:

@@ -1,8 +1,8 @@
-"""Which keys of a table may leave, and when: an index beside the stream, sorted by time.
+"""Which keys of a table may expire, and when: an index next to the stream, sorted by time.
 
-SlateDB sends nothing when a row expires. So whoever reads a row with an `expire_ts` notes its key here, before the row
-reaches the destination; once a batch's clock has passed it, the key is looked up in SlateDB and, unless it was written
-again meanwhile, deleted. An entry is a reason to look, never more: one too many, or one noted twice, does no harm.
+SlateDB sends nothing when a row expires. So a task that reads a row with an `expire_ts` stores its key here, before the
+row reaches the destination; once a batch's clock has passed it, the key is looked up in SlateDB and, unless it was
+written again meanwhile, deleted. An entry only triggers a lookup: an extra or duplicate entry does no harm.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from tailrace.system.atomic_file import make_folder, sync
 
 ENTRIES = pa.schema([("expire_ts", pa.int64()), ("key", pa.binary()), ("seq", pa.int64())])
 _FAN = 8
-"""So many files of about the same size become one."""
+"""How many files of about the same size are merged into one."""
 
 
 class ExpiryIndex:
-    """The entries of one table, in a folder that every task sees. Files are replaced as a whole."""
+    """The entries of one table, in a folder that every task sees. Files are replaced atomically."""
 
     def __init__(self, folder: str | Path, table: str) -> None:
         self.folder = Path(folder) / quote(table, safe="")
         self._times: dict[str, tuple[int, npt.NDArray[np.int64]]] = {}
 
     def note(self, name: str, expire_ts: pa.Array[Any], key: pa.Array[Any], seq: pa.Array[Any]) -> None:
-        """Keep entries durably under a name; the same name again replaces them."""
+        """Store entries durably under a name; a second call with the same name replaces them."""
         if len(key):
             self._write(name, pa.table([expire_ts, key, seq], schema=ENTRIES))
 
     def is_due(self, since: int, clock: int) -> bool:
-        """Whether an entry lies in (since, clock]. Cheap: a file's times are read once."""
+        """Whether an entry is in (since, clock]. Cheap: a file's times are read once."""
         while True:
             try:
                 return any(
@@ -60,7 +60,7 @@ class ExpiryIndex:
             yield known[1]
 
     def between(self, since: int, clock: int) -> pa.Table:
-        """The keys with an entry in (since, clock], each once, with the newest `seq` it was noted for."""
+        """The keys with an entry in (since, clock], each once, with the newest `seq` it was stored for."""
         while True:
             try:
                 tables = [_slice(_read(path), since, clock) for path in self._files()]
@@ -70,7 +70,7 @@ class ExpiryIndex:
             return due.group_by("key", use_threads=False).aggregate([("seq", "max")]).sort_by("seq_max")
 
     def tidy(self, clock: int) -> None:
-        """Forget what lies at or before `clock`, and merge small files. Called between batches."""
+        """Delete entries at or before `clock`, and merge small files. Called between batches."""
         levels: dict[int, list[tuple[Path, pa.Table]]] = {}
         for path in self._files():
             table = _read(path)
@@ -108,7 +108,7 @@ def _slice(table: pa.Table, since: int, clock: int | None) -> pa.Table:
 
 
 def write_durably(path: Path, table: pa.Table | pa.RecordBatch) -> None:
-    """A file that is there as a whole or not at all, also after a power cut."""
+    """Write a file completely or not at all, even after a power cut."""
     partial = path.with_name(f".{path.name}.{os.getpid()}.{id(table):x}")
     with partial.open("wb") as file:
         with pa.ipc.new_file(file, table.schema) as writer:

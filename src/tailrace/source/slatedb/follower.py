@@ -45,10 +45,10 @@ if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
 
 EXPIRY_SECONDS = 1.0
-"""How often a batch is made of nothing but rows that expire."""
+"""How often a batch may consist only of rows that expire."""
 BYPASS_SECONDS = 10.0
 SPLIT_BYTES = 8 << 20
-"""What one split holds is read at once."""
+"""The size of one split, which is read in one go."""
 _RANGE_BYTES = 64 << 20
 _RANGES_PER_BATCH = 2 * (os.cpu_count() or 1)
 
@@ -110,7 +110,7 @@ class SlateDbFollower(Follower):
     # -- which tables -------------------------------------------------------------------------------------
 
     def _place(self, resume: str, reached: WalPoint) -> WalPoint | None:
-        """Where a table that failed goes on: behind the position it had before; None when that is lost."""
+        """Where a table that failed continues: after the position it had before; None when that is lost."""
         seq = Position.parse(resume).commit
         if seq >= reached.seq:
             return reached
@@ -143,27 +143,28 @@ class SlateDbFollower(Follower):
         return self._log
 
     def _read_log(self, now: SlateDbOffset, limit: Limit, directives: TableDirectives) -> SlateDbOffset:
-        """Ready tables move to the new common place; the tables behind it move towards it together."""
-        behind = now.within("catchup")
-        share = halved(limit) if behind else limit
+        """Move ready tables to the new common position, and tables that lag together towards it."""
+        lagging = now.within("catchup")
+        share = halved(limit) if lagging else limit
         try:
             log = self._advance(now, share)
         except CollectedError as error:
             now = self._give_up(now, now.within("ready", "catchup", "copy"), directives, error)
             return replace(now, log=self._jump(now.log))
-        late = {name: entry.at for name, entry in behind.items() if entry.at is not None and entry.at.wal <= log.wal}
+        late = {name: entry.at for name, entry in lagging.items() if entry.at is not None and entry.at.wal <= log.wal}
         if not late:
             return replace(now, log=log)
         try:
-            # What is asked for says so when it is gone, and ends where a copy of the log has not come further yet.
+            # `tail` raises if the next file is gone. With `keep_wal` it may end early, where the copying has got to so
+            # far.
             there = self._open_log().tail(min(late.values()).wal)
             reached = self._take(min(late.values()), min(log.wal, there), share)
         except CollectedError as error:
-            return replace(self._give_up(now, behind, directives, error), log=log)
+            return replace(self._give_up(now, lagging, directives, error), log=log)
         changed = {
-            name: behind[name].join()
+            name: lagging[name].join()
             if reached.wal >= log.wal
-            else replace(behind[name], at=WalPoint(reached.wal, max(reached.seq, at.seq)))
+            else replace(lagging[name], at=WalPoint(reached.wal, max(reached.seq, at.seq)))
             for name, at in late.items()
             if at.wal <= reached.wal
         }
@@ -189,13 +190,13 @@ class SlateDbFollower(Follower):
         return log
 
     def _jump(self, log: WalPoint) -> WalPoint:
-        """The end of the log, when nobody has to read what lies before it."""
+        """The end of the log, when no table needs what is before it."""
         self._open_log()
         head = read_head(self.source.database)
         if log.wal > find_tail(self.source.database, head.flushed):
             raise LostError(
-                f"the WAL ends before file {log.wal}, which was already read: it is another database now",
-                fix="tailrace reset FILE, and copy every table anew",
+                f"the WAL ends before file {log.wal}, which was already read: this is another database",
+                fix="tailrace reset FILE; the next run copies every table again",
             )
         after = max(log, WalPoint(head.flushed, head.seq))
         self._tail = max(after.wal, self._open_log().tail(after.wal))
@@ -203,7 +204,7 @@ class SlateDbFollower(Follower):
         return wal_point_at(self._open_log(), self._measure, after, self._tail)
 
     def _take(self, after: WalPoint, upto: int, limit: Limit) -> WalPoint:
-        """The furthest file in (after, upto] within the limit, by the size of those that were seen so far."""
+        """The furthest file in (after, upto] within the limit, estimated from the sizes seen so far."""
         if upto <= after.wal:
             return after
         if self._measure.is_unknown:
@@ -212,7 +213,7 @@ class SlateDbFollower(Follower):
         return wal_point_at(self._open_log(), self._measure, after, last)
 
     def _require_log(self, now: SlateDbOffset) -> None:
-        """Raises LostError when rows were written past the log, or the log is that of another database."""
+        """Raise LostError when rows were written without the WAL, or the WAL is that of another database."""
         if self._tail > now.log.wal or time.monotonic() - self._bypass < BYPASS_SECONDS:
             return
         self._bypass = time.monotonic()
@@ -232,7 +233,7 @@ class SlateDbFollower(Follower):
         directives: TableDirectives,
         error: CollectedError,
     ) -> SlateDbOffset:
-        """Tables that need a lost file wait for a new copy, if they may. Raises LostError otherwise."""
+        """Make tables that need a lost file wait for a new copy, if allowed. Raises LostError otherwise."""
         stuck = [name for name in needy if name not in directives.resync]
         if stuck and self.source.options.on_collected == "stop":
             raise LostError(
@@ -243,7 +244,7 @@ class SlateDbFollower(Follower):
                 " prevents it",
             ) from error
         if self.source.keep_wal is not None and self._log is not None:
-            # What is kept ends before the gap, and cannot be gone on with.
+            # The kept files end before the gap, so they are of no further use.
             self._log.stop()
             self._log = None
             shutil.rmtree(self.source.keep_wal)
@@ -258,17 +259,17 @@ class SlateDbFollower(Follower):
             if not end.within("catchup"):
                 self._open_log().release()
             return end
-        round_ = self._open_snapshot()
+        snapshot = self._open_snapshot()
         if new:
-            self._open_log().hold(round_.snapshot_position.wal)
+            self._open_log().hold(snapshot.snapshot_position.wal)
         begun: dict[str, SlateDbTableOffset] = {}
         for name, entry in new.items():
             rule = self._rules[name]
-            self._versions.put_schema(rule.schema, round_.snapshot_position.position)
+            self._versions.put_schema(rule.schema, snapshot.snapshot_position.position)
             begun[name] = SlateDbTableOffset(
                 "copy",
-                snapshot_position=round_.snapshot_position,
-                cuts=() if rule.changelog else round_.cuts(rule, _RANGE_BYTES),
+                snapshot_position=snapshot.snapshot_position,
+                cuts=() if rule.changelog else snapshot.cuts(rule, _RANGE_BYTES),
                 clock=read_clock(),
                 copy=end.copies + len(begun) + 1,
                 request=entry.request,
@@ -283,8 +284,8 @@ class SlateDbFollower(Follower):
 
     def _close_snapshot(self) -> None:
         if self._snapshot is not None:
-            round_, self._snapshot = self._snapshot, None
-            round_.close()
+            snapshot, self._snapshot = self._snapshot, None
+            snapshot.close()
 
     # -- time ---------------------------------------------------------------------------------------------
 
@@ -326,8 +327,8 @@ class SlateDbFollower(Follower):
             wanted = entry.chunks_since(now.tables.get(name))
             if not wanted or name not in self._rules:
                 continue
-            # A restart copies what is left under another checkpoint; the log from x on makes them agree.
-            round_ = self._open_snapshot()
+            # After a restart the rest is copied from another checkpoint; the log from x on makes both consistent.
+            snapshot = self._open_snapshot()
             for index in wanted:
                 low, high = range_of(self._rules[name], entry.cuts, index)
                 splits.append(
@@ -335,7 +336,7 @@ class SlateDbFollower(Follower):
                         copies=self._schema(name),
                         starts=wanted.start == 0,
                         completes=entry.next == entry.chunks,
-                        checkpoint=round_.checkpoint,
+                        checkpoint=snapshot.checkpoint,
                         snapshot_position=entry.snapshot_position,
                         copy=entry.copy,
                         index=index,
@@ -377,7 +378,7 @@ class SlateDbFollower(Follower):
             own = {name: one for name, one in log.items() if one.after.wal < end and one.upto.wal >= begin}
             if not own:
                 continue
-            # Nobody wants what lies between a table that is behind and the others, and it may be gone.
+            # No table needs the files between one that lags and the others, and they may be gone.
             begin = max(begin, min(one.after.wal for one in own.values()) + 1)
             end = min(end, max(one.upto.wal for one in own.values()))
             whole = size * (end - begin + 1)

@@ -1,6 +1,6 @@
 """Keys as columns: whole, or made of fields of a fixed width or between separators.
 
-Every layout tells two keys apart that SlateDB tells apart; a key that does not fit its layout is a misfit.
+Every layout maps different keys to different values; a key that does not fit its layout raises MisfitError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _END = 2**31 - 1
 
 
 class MisfitError(Exception):
-    """Row `index` of a chunk does not fit; `reason` says what was expected, never what was found."""
+    """Row `index` of a chunk does not fit; `reason` names what was expected, never what was found."""
 
     def __init__(self, index: int, reason: str) -> None:
         super().__init__(reason)
@@ -34,7 +34,7 @@ class MisfitError(Exception):
 
 
 def require(good: pa.Array[Any], reason: str) -> None:
-    """Raises MisfitError for the first row that is not good."""
+    """Raise MisfitError for the first row that is not valid."""
     bad = np.flatnonzero(~good.fill_null(False).to_numpy(zero_copy_only=False))
     if len(bad):
         raise MisfitError(int(bad[0]), reason)
@@ -55,7 +55,7 @@ def as_text(values: pa.Array[Any], what: str) -> pa.Array[Any]:
 
 
 def fixed_width(values: pa.Array[Any], kind: pa.DataType, order: str = ">") -> pa.Array[Any]:
-    """Numbers of a fixed width, big-endian unless `order` says otherwise; every value has that width."""
+    """Numbers of a fixed width, big-endian unless `order` is given; every value has that width."""
     dtype = np.dtype(kind.to_pandas_dtype()).newbyteorder(order)
     dense = pc.fill_null(values, bytes(dtype.itemsize)).cast(pa.binary(dtype.itemsize))
     numbers = np.frombuffer(dense.buffers()[1], dtype, len(dense), dense.offset * dtype.itemsize)
@@ -65,7 +65,7 @@ def fixed_width(values: pa.Array[Any], kind: pa.DataType, order: str = ">") -> p
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """What the key holds behind its prefix: named fields, in order. Without a separator integers are big-endian and
+    """What the key holds after its prefix: named fields, in order. Without a separator integers are big-endian and
     of a fixed width, and only the last field may be of any length; with one, they are decimal text."""
 
     prefix: bytes = b""
@@ -98,7 +98,7 @@ class KeyLayout:
         total = sum(width or 0 for width in widths)
         lengths = pc.binary_length(rest)
         fits = pc.equal(lengths, total) if None not in widths else pc.greater_equal(lengths, total)
-        require(fits, f"the key has not the {total} bytes that its fields take")
+        require(fits, f"the key does not have the {total} bytes of its fields")
         if len(widths) == 1:
             return [rest]
         starts = np.cumsum([0, *(width or 0 for width in widths)])
@@ -110,7 +110,7 @@ class KeyLayout:
     def _separated(self, rest: pa.Array[Any], separator: bytes) -> list[pa.Array[Any]]:
         count = len(self.fields)
         parts = pc.split_pattern(rest, separator, max_splits=count - 1)
-        require(pc.equal(pc.list_value_length(parts), count), f"the key has not {count} fields")
+        require(pc.equal(pc.list_value_length(parts), count), f"the key does not have {count} fields")
         return [pc.list_element(parts, index) for index in range(count)]
 
     def _read(self, piece: pa.Array[Any], name: str, kind: str) -> pa.Array[Any]:

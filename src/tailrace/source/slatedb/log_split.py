@@ -1,4 +1,4 @@
-"""WAL files and due expiries as splits: what a task reads, and what it makes of it."""
+"""WAL files and due expiries as splits: what a task reads, and the changes it makes of it."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 
 _BEHIND_WRITES = 2**62
-"""Ordinals from here on lie behind those of all rows of a write batch."""
+"""Ordinals from here on are greater than those of all rows of a write batch."""
 
 
 @dataclass(frozen=True)
 class WalRange:
-    """What a batch takes from the log for one table: rows in (after, upto], but for `skips`, as of a clock."""
+    """What a batch takes from the log for one table: rows in (after, upto] except `skips`, as of a clock."""
 
     schema: TableSchema
     after: WalPoint
@@ -44,7 +44,7 @@ class WalRange:
 
 @dataclass(frozen=True)
 class WalSplit(Split):
-    """The WAL files first … last, and what is wanted of them, by table.
+    """The WAL files first … last, and what to read of them, by table.
 
     `bytes` is about how large the files are; `readers` is how many tasks may read them at the same time.
     """
@@ -102,7 +102,7 @@ def read_wal(source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
 
 
 def settle(source: SlateDbSource, rule: TableMapping, rows: WalRows, clock: int, name: str) -> WalRows:
-    """The rows for a table of current state: operands folded, expired rows gone, later expiries noted."""
+    """The rows for a table of current state: operands folded, expired rows removed, later expiries stored."""
     merges = rows.numpy("kind") == MERGE
     if merges.any():
         rows = _fold(source, rule, rows)
@@ -118,7 +118,7 @@ def settle(source: SlateDbSource, rule: TableMapping, rows: WalRows, clock: int,
 
 
 def note(source: SlateDbSource, rule: TableMapping, rows: WalRows, name: str) -> None:
-    """Keep in mind which of the rows will expire, durably, before they reach the destination."""
+    """Store durably which of the rows will expire, before they reach the destination."""
     batch = rows.batch
     later = pc.and_(batch.column("expire_ts").is_valid(), pc.equal(batch.column("kind"), VALUE))
     due = batch.filter(later)
@@ -128,7 +128,7 @@ def note(source: SlateDbSource, rule: TableMapping, rows: WalRows, name: str) ->
 
 
 def _fold(source: SlateDbSource, rule: TableMapping, rows: WalRows) -> WalRows:
-    """Each key's last operand becomes the row as SlateDB folds it now; its earlier ones add nothing to that."""
+    """Replace each key's last operand by the row as SlateDB folds it now, which includes the earlier operands."""
     merges = np.flatnonzero(rows.numpy("kind") == MERGE)
     keys = rows.batch.column("key").take(pa.array(merges)).to_pylist()
     first = Position(int(rows.commit[merges[0]]), int(rows.ordinal[merges[0]]))
@@ -148,7 +148,7 @@ def _fold(source: SlateDbSource, rule: TableMapping, rows: WalRows) -> WalRows:
     arrays = {
         "kind": _replaced(rows.batch.column("kind"), mask, kind),
         "key": rows.batch.column("key"),
-        # A row that is gone keeps the place of its operand.
+        # The delete of a row that is gone gets the position of its operand.
         "seq": _replaced(rows.batch.column("seq"), mask, pc.coalesce(found.column("seq"), _own(rows, "seq", mask))),
         "create_ts": _replaced(
             rows.batch.column("create_ts"), mask, pc.coalesce(found.column("create_ts"), _own(rows, "create_ts", mask))
@@ -171,9 +171,9 @@ def _replaced(values: pa.Array[Any], mask: pa.Array[Any], new: Any) -> pa.Array[
 def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]:
     """Deletes for the keys that SlateDB no longer has, or whose rows have expired by the split's clock.
 
-    Each stands where the row was last written, before anything newer, and at a place of its own: keys that were written
-    in one batch may expire together. A row with operands is read again: an expired
-    operand may have changed it.
+    Each delete has the position of the row's last write, before anything newer, with an ordinal of its own: keys that
+    were written in one batch may expire together. A row with operands is read again: an expired operand may have
+    changed it.
     """
     if split.table is None:
         return
@@ -211,7 +211,7 @@ def read_expired(source: SlateDbSource, split: ExpirySplit) -> Iterator[Changes]
 def _collected(source: SlateDbSource, split: WalSplit, error: CollectedError) -> TableError:
     table = next(iter(split.ranges))
     if source.options.on_collected == "resnapshot":
-        return StaleCopyError(f"{error.message}; the table is copied anew", table=table)
+        return StaleCopyError(f"{error.message}; the table is copied again", table=table)
     return TableError(
         f"{error.message}: changes are lost, and only a new snapshot helps",
         table=table,

@@ -24,7 +24,7 @@ _COMBINE: dict[str, Callable[[Any, Any], Any]] = {"sum": lambda a, b: a + b, "ma
 
 
 def make(name: str, value_format: str) -> Fold:
-    """The operator of that name for values of a format. Raises ConfigError for one that cannot be had."""
+    """The operator of that name for values of a format. Raises ConfigError for one that cannot be loaded."""
     if name == "append":
         return lambda existing, operand: (existing or b"") + operand
     if name == "json_merge":
@@ -69,7 +69,7 @@ def _custom(reference: str) -> Fold:
     module, _, name = reference.partition(":")
     if not name:
         raise ConfigError(
-            f"{reference} is no merge operator",
+            f"{reference} is not a merge operator",
             fix=f"use one of {', '.join(BUILT_IN)}, or `package.module:function` for one of your own",
         )
     try:
@@ -83,7 +83,7 @@ def _custom(reference: str) -> Fold:
 
 
 def for_reader(folds: Mapping[bytes, Fold]) -> Any:
-    """SlateDB's kind of operator, which finds the one of the longest prefix that the key has."""
+    """A merge operator for SlateDB, which calls the one of the key's longest prefix."""
     api = binding()
     prefixes = sorted(folds, key=len, reverse=True)
 
@@ -94,7 +94,7 @@ def for_reader(folds: Mapping[bytes, Fold]) -> Any:
         try:
             return fold(existing_value, operand)
         except Exception as error:
-            # The text of the error may hold the value.
+            # Leave out the exception's text: it may hold the value.
             raise api.MergeOperatorCallbackError.Failed(f"it raised {type(error).__name__}") from error
 
     return type("Dispatch", (api.MergeOperator,), {"merge": merge})()

@@ -1,4 +1,4 @@
-"""The object store behind a database: what opens it, what its errors mean, and one way into asynchronous code."""
+"""The object store of a database: how it is opened, what its errors mean, and how asynchronous code is called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _KINDS = {"local": "LOCAL", "memory": "IN_MEMORY", "s3": "S3", "gcs": "GCS", "az
 _PLACES = {"local": "local_path", "s3": "bucket", "gcs": "bucket", "azure": "container_name"}
 _SCAN_BYTES = 4 << 20
 ANSWER_SECONDS = 60.0
-"""SlateDB itself would ask a store that is out of reach again and again, for ever."""
+"""SlateDB itself would retry an unreachable store forever."""
 _opened: dict[tuple[Any, ...], Any] = {}
 
 
@@ -54,7 +54,7 @@ class ObjectStore:
 
     def open(self) -> Any:
         """The store's handle, with its connections: one per process, which is also how long a memory store lives."""
-        # A process that was forked must not use the connections of its parent.
+        # A forked process must not use its parent's connections.
         key = (os.getpid(), self.type, self.place, *sorted(self.options.items()))
         if key not in _opened:
             _opened[key] = self._build()
@@ -65,7 +65,7 @@ class ObjectStore:
         kind = getattr(api.ObjectStoreType, _KINDS[self.type])
         if self.type == "memory":
             return api.ObjectStoreBuilder(kind).build()
-        # Credentials that are not given come from the environment, as with the provider's own tools.
+        # Credentials that are not configured come from the environment, as with the provider's own tools.
         remote = self.type != "local"
         if remote:
             self._require_encryption()
@@ -76,16 +76,17 @@ class ObjectStore:
                 builder.with_config(name, value)
             return builder.build()
         except api.Error as error:
-            # The longest first: a value may be a part of another.
+            # The longest first: one value may be part of another.
             values = sorted(filter(None, self.options.values()), key=len, reverse=True)
             text = re.sub("|".join(map(re.escape, values)) or "(?!)", "***", str(error.message))
-            # Without its cause: that one quotes values.
+            # Leave out the cause: its text quotes values.
             raise ConfigError(
-                f"the {self.type} store cannot be opened: {text}", fix="look at `store` and its `options` in the file"
+                f"the {self.type} store cannot be opened: {text}",
+                fix="check `store` and its `options` in the pipeline file",
             ) from None
 
     def _require_encryption(self) -> None:
-        """Its client would refuse each request to a plain endpoint, and SlateDB try again for ever."""
+        """The client refuses every request to a plain endpoint, and SlateDB would retry forever."""
         plain = any("endpoint" in name and value.startswith("http://") for name, value in self.options.items())
         if plain and not any(name.lower().endswith("allow_http") for name in (*self.options, *os.environ)):
             raise ConfigError(
@@ -108,7 +109,7 @@ class SlateDbDatabase:
         return all(store.type != "memory" for store in (self.store, self.wal_store) if store is not None)
 
     def wal_reader(self) -> Any:
-        """A reader of WAL files. Few fetches at once: what lies behind the wanted files would be fetched in vain."""
+        """A reader of WAL files. Few parallel fetches: files after the wanted ones would be fetched for nothing."""
         api = binding()
         options = api.SlateDbWalReaderOptions(max_buffered_bytes=32 << 20, max_fetch_tasks=4)
         if self.wal_store is None:
@@ -124,14 +125,14 @@ class SlateDbDatabase:
         return builder.build()
 
     async def reader(self, *, checkpoint: str | None = None, operator: Any) -> Any:
-        """Everything that is durable now, or what a checkpoint holds. The caller shuts it down."""
+        """A reader of everything that is durable now, or of a checkpoint. The caller shuts it down."""
         api = binding()
         builder = api.DbReaderBuilder(self.path, self.store.open())
         if self.wal_store is not None:
             builder.with_wal_object_store(self.wal_store.open())
         if operator is not None:
             builder.with_merge_operator(operator)
-        # A reader of the latest state that writes nothing upstream: it is open for one batch only.
+        # Reads the latest state and writes nothing upstream: it is open for one batch only.
         pinned = checkpoint is not None
         builder.with_reader_mode(api.ReaderMode.CHECKPOINT(checkpoint) if pinned else api.ReaderMode.FOLLOW_LATEST())
         builder.with_options(
@@ -161,17 +162,17 @@ def scan_options() -> Any:
 
 
 class Loop:
-    """An event loop for work that is done step by step. What SlateDB raises comes out as one of tailrace's errors."""
+    """An event loop for work done step by step. Errors of SlateDB become tailrace errors."""
 
     def __init__(self) -> None:
         self._runner = asyncio.Runner()
 
     def run(self, work: Coroutine[Any, Any, Result], doing: str) -> Result:
-        """Do one step. Raises UnavailableError when there is no answer."""
+        """Run one step. Raises UnavailableError when there is no answer."""
         return self.run_steps(in_time(work), doing)
 
     def run_steps(self, work: Coroutine[Any, Any, Result], doing: str) -> Result:
-        """Do work of many steps, each of which keeps to its time by itself."""
+        """Run work of many steps, each of which has its own timeout."""
         api = binding()
         try:
             return self._runner.run(work)
@@ -180,7 +181,7 @@ class Loop:
         except TimeoutError as error:
             raise UnavailableError(
                 f"the object store did not answer within {ANSWER_SECONDS:.0f} s while {doing}",
-                fix="look at its endpoint and credentials, and at the network between",
+                fix="check its endpoint and credentials, and the network",
             ) from error
 
     def __enter__(self) -> Self:
@@ -192,38 +193,43 @@ class Loop:
 
 
 async def in_time(step: Awaitable[Result]) -> Result:
-    """Raises TimeoutError when there is no answer."""
+    """Wait for a result. Raises TimeoutError when there is no answer."""
     return await asyncio.wait_for(step, ANSWER_SECONDS)
 
 
 def run(work: Coroutine[Any, Any, Result], doing: str) -> Result:
-    """Do one step on an event loop of its own."""
+    """Run one step on its own event loop."""
     with Loop() as loop:
         return loop.run(work, doing)
 
 
 def run_steps(work: Coroutine[Any, Any, Result], doing: str) -> Result:
-    """Do many on an event loop of their own."""
+    """Run many steps on their own event loop."""
     with Loop() as loop:
         return loop.run_steps(work, doing)
 
 
 def translate(error: Any, doing: str) -> TailraceError:
-    """One of SlateDB's errors as one of ours. Its message never holds values: it is SlateDB's own text."""
+    """Turn a SlateDB error into a tailrace error. The message never holds values: it is SlateDB's own text."""
     api = binding()
     text = str(error.message)
     if isinstance(error, api.Error.Data):
         if "WAL was truncated" in text:
             return CollectedError(f"SlateDB deleted a WAL file that is still needed ({text})")
         if "failed to find latest" in text:
-            return LostError(f"there is no SlateDB database any more, while {doing}", fix="put it back, or run reset")
+            return LostError(
+                f"there is no SlateDB database any more, while {doing}",
+                fix="restore the database, or run tailrace reset FILE",
+            )
         return DamagedError(f"SlateDB cannot read its own data while {doing}: {text}")
     if isinstance(error, api.Error.Invalid):
         if "merge operator" in text:
             return MergeFailedError(text)
-        return ConfigError(f"SlateDB refuses while {doing}: {text}", fix="look at path and store in the file")
+        return ConfigError(
+            f"SlateDB refuses while {doing}: {text}", fix="check `path` and `store` in the pipeline file"
+        )
     return UnavailableError(f"SlateDB is not available while {doing}: {text}")
 
 
 class MergeFailedError(TailraceError):
-    """Operands met a reader that has no operator for them, or one that failed."""
+    """A read found merge operands without an operator, or the operator failed."""

@@ -1,11 +1,11 @@
-"""Where a SlateDB stream stands: one WAL file, and for every table its copy, its place behind the log, its clock.
+"""How far a SlateDB stream is: one WAL file, and for every table its copy, its own position in the log, its clock.
 
     {"wal": 812, "seq": 90321, "copies": 1,
      "tables": {"slatedb.db1": {"phase": "ready", "clock": 1794785532233, "copy": 1, "x": [800, 90000]}, …}}
 
 A table waits for a checkpoint (`init`), then copies key ranges under checkpoints whose first holds everything up to
-x = (WAL file, seq); its log changes stay in the WAL meanwhile. Then it catches up from x, and is ready once it meets
-the common place. Its clock, in milliseconds, says which rows have expired for it. Pure values.
+x = (WAL file, seq); its log changes stay in the WAL meanwhile. Then it catches up from x, and is ready once it reaches
+the common position. Its clock, in milliseconds, decides which of its rows have expired. Pure values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tailrace.source import offset
 
 
 class WalPoint(NamedTuple):
-    """A place in the log: behind WAL file `wal`, and behind every row up to `seq`."""
+    """A position in the log: after WAL file `wal`, and after every row up to `seq`."""
 
     wal: int
     seq: int
@@ -35,7 +35,7 @@ NOWHERE = WalPoint(0, 0)
 
 @dataclass(frozen=True)
 class SlateDbTableOffset(offset.TableOffset[WalPoint]):
-    """One table. `cuts` are the keys, in hex, at which the copy is cut into ranges."""
+    """One table. `cuts` are the keys, in hex, at which the copy is split into ranges."""
 
     snapshot_position: WalPoint = NOWHERE
     cuts: tuple[str, ...] = ()
@@ -78,7 +78,7 @@ class SlateDbTableOffset(offset.TableOffset[WalPoint]):
 
 @dataclass(frozen=True)
 class SlateDbOffset(offset.LogOffset[str, SlateDbTableOffset, WalPoint]):
-    """The whole offset; `copies` counts the copies that were ever begun."""
+    """The whole offset; `copies` counts all copies begun so far."""
 
     copies: int = 0
 
@@ -101,7 +101,7 @@ class ExpiringRange(offset.LogRange[WalPoint]):
 
 
 def wal_ranges(start: SlateDbOffset, end: SlateDbOffset) -> dict[str, ExpiringRange]:
-    """Per table, what lies between two offsets. Pure: `plan` relies on it."""
+    """Per table, the range between two offsets. Pure: `plan` relies on it."""
     found = {
         name: ExpiringRange(now.place(start.log), then.place(end.log), now.clock, then.clock)
         for name, now, then in offset.readers(start, end)

@@ -13,7 +13,7 @@ _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "a
 
 
 class ObjectStoreOptions(Options):
-    """An object store. What else its client takes (region, endpoint, credentials) goes into `options`, by its names."""
+    """An object store. Client settings (region, endpoint, credentials) go into `options`, under the client's names."""
 
     type: Literal["local", "memory", "s3", "gcs", "azure"]
     path: FilePath | None = Field(default=None, description="local: the folder that is the store")
@@ -65,6 +65,6 @@ class SlateDbOptions(SourceOptions):
         default=None, description="a folder to copy WAL files to as they appear; on a cluster one every executor sees"
     )
     on_collected: Literal["stop", "resnapshot"] = Field(
-        default="stop", description="when a WAL file that is still needed was deleted: stop, or copy anew by itself"
+        default="stop", description="when a WAL file that is still needed was deleted: stop, or copy again by itself"
     )
     partition: PartitionOptions | None = None

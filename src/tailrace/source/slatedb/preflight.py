@@ -1,4 +1,4 @@
-"""Is a SlateDB database ready to be followed, and does it stay so?"""
+"""Whether a SlateDB database can be followed, now and in the near future."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(source: SlateDbSource) -> list[Finding]:
-    """Everything that stands in the way, and what may before long. Reads the manifest and the end of the WAL."""
+    """Everything that prevents following it, or soon may. Reads the manifest and the end of the WAL."""
     where = f"database {source.database.path}"
     try:
         binding()
@@ -29,7 +29,7 @@ def check(source: SlateDbSource) -> list[Finding]:
 
 
 def _log(head: Head, tail: int) -> Finding:
-    # Every writer begins with an empty file: rows without any other file did not come through the WAL.
+    # Every writer begins with an empty file. If there are rows but no other file, they were not written to the WAL.
     if head.seq and tail <= head.writers:
         return Finding(
             "error",
@@ -50,7 +50,7 @@ def _retention(source: SlateDbSource) -> Finding:
         "ok",
         "WAL retention",
         f"a copy or an outage must not last longer than {source.options.min_age:.0f} s (min_age of the writer's garbage"
-        " collection); keep_wal lifts that while the pipeline runs",
+        " collection); keep_wal removes that limit while the pipeline runs",
     )
 
 
@@ -59,17 +59,17 @@ def _tables(source: SlateDbSource) -> list[Finding]:
     idle = source.context.tables.idle_patterns(names)
     found = [Finding("warning", "tables", f"the pattern {pattern} matches no table") for pattern in idle]
     strangers = [name for name, one in source.context.tables.settings.items() if name not in names and not one.mapping]
-    found += [Finding("warning", "tables", f"settings name {name}, which is no table here") for name in strangers]
+    found += [Finding("warning", "tables", f"settings name {name}, which is not a table here") for name in strangers]
     if not source.followed:
         found.append(Finding("error", "tables", "no table is followed", f"include one of {', '.join(names)}"))
     return found
 
 
-# What the follower says of itself, for `tailrace status` and `check`: a small file in the state folder.
+# The follower's status, for `tailrace status` and `check`: a small file in the state folder.
 
 _EVERY_SECONDS = 1.0
 _WARN_FRACTION = 0.5
-"""From this part of `min_age` on, the age of the oldest file that is still needed is a reason to warn."""
+"""Warn once the oldest file that is still needed has reached this fraction of `min_age`."""
 
 
 class Watch:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def read_rows(source: SlateDbSource, table: TableSchema) -> RowBatches:
     """The whole table, read as one chunk of a copy."""
-    # What will expire is noted while rows are read: for a reader of our own, and forgotten with it.
+    # Reading rows stores their expiries: under a separate reader, so that they are deleted with it.
     reader = source.for_reader(f"verify-{uuid.uuid4().hex}")
     low, high = range_of(reader.rule(table), (), 0)
     latest = cast(str, None)  # not a checkpoint, but what is durable now

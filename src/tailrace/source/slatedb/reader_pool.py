@@ -1,7 +1,7 @@
-"""Processes beside this one that read WAL files, because SlateDB's binding keeps a process to one core.
+"""Additional processes that read WAL files, because SlateDB's binding limits a process to one core.
 
-A process reads one split at a time by itself. A large split that comes while it does so goes to another process; such
-are started when they are needed, end when they are not, and never outlive the one that started them.
+A process reads one split at a time itself. A large split that arrives meanwhile goes to another process; these are
+started when they are needed, end when they are not, and never outlive the process that started them.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
 
 WORTHWHILE_BYTES = 4 << 20
-"""A smaller split is read here sooner than a process has started."""
+"""Reading a smaller split here takes less time than starting a process."""
 _MOST = 4
-"""So many processes decode more than a destination takes."""
+"""This many processes decode faster than a destination can write."""
 
 
 class ReaderProcess:
-    """One further process. `read` is called by one thread at a time."""
+    """One additional process. `read` is called by one thread at a time."""
 
     def __init__(self) -> None:
-        # What can be imported here, such as an operator of somebody's own, can be imported there.
+        # Everything importable here, such as a user's own merge operator, must be importable there.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         program = [sys.executable, "-m", "tailrace.source.slatedb.reader_process"]
         self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
@@ -51,14 +51,14 @@ class ReaderProcess:
         except TailraceError:
             raise
         except BaseException:
-            # Whoever asks next would take what is left of the answer for theirs.
+            # The next request would read the rest of this answer as its own.
             self.process.kill()
             self.close()
             raise
         return [Changes(split.ranges[name].schema, batch) for name, batch in answer]
 
     def close(self) -> None:
-        """End the process. A repeat changes nothing."""
+        """End the process. A second call changes nothing."""
         for pipe in (self.process.stdin, self.process.stdout):
             with suppress(BrokenPipeError):
                 assert pipe is not None
@@ -67,27 +67,27 @@ class ReaderProcess:
 
 
 class ReaderPool:
-    """The further processes of this one. Threads share it."""
+    """The additional processes of this one. Threads share it."""
 
     def __init__(self) -> None:
-        # A reading that was left alone ends when its garbage is collected, which may be within `_take`.
+        # Reentrant: an abandoned `read` ends when it is garbage collected, which may happen inside `_take`.
         self._lock = threading.RLock()
         self._here = 0
         self._idle: list[ReaderProcess] = []
         self._busy: set[ReaderProcess] = set()
 
     def read(self, source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
-        """What `read_wal` reads, here or in another process. Raises the same."""
+        """The changes of `read_wal`, read here or in another process. Raises the same errors."""
         process = self._take(_helpers(source, split))
         try:
             found = process.read(source, split) if process is not None else None
-            # Nothing is lost with a process that ends early: reading is repeatable.
+            # If a process ends early, read here instead: reading is repeatable.
             yield from read_wal(source, split) if found is None else found
         finally:
             self._give_back(process)
 
     def _take(self, most: int) -> ReaderProcess | None:
-        """A process that is free; None when this one is, or when there may not be more of them."""
+        """A free process; None when this one is free, or the limit is reached."""
         with self._lock:
             if self._here and most:
                 for gone in [process for process in self._idle if process.process.poll() is not None]:
@@ -110,7 +110,7 @@ class ReaderPool:
                     self._idle.append(process)
 
     def close(self) -> None:
-        """End those that have nothing to do."""
+        """End the idle processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
@@ -118,10 +118,10 @@ class ReaderPool:
 
 
 def _helpers(source: SlateDbSource, split: WalSplit) -> int:
-    """How many further processes may read this split and those like it at the same time."""
+    """How many additional processes may read this split and similar ones at the same time."""
     if split.bytes < WORTHWHILE_BYTES or source.keep_wal is not None or not source.database.is_shared:
         return 0
-    # As many tasks as there are tables may read the same files, each with processes of its own.
+    # Up to one task per table may read the same files, each with processes of its own.
     return max(0, min((os.cpu_count() or 1) // split.readers, _MOST) - 1)
 
 
@@ -129,7 +129,7 @@ _pools: dict[int, ReaderPool] = {}
 
 
 def reader_pool() -> ReaderPool:
-    """That of this process: one that was forked must not talk to the processes of its parent."""
+    """The pool of this process: a forked process must not use its parent's processes."""
     return _pools.setdefault(os.getpid(), ReaderPool())
 
 

@@ -1,8 +1,8 @@
 """A process that reads splits for another: `python -m tailrace.source.slatedb.reader_process`.
 
-Requests come on standard input, each a length of eight bytes and a pickled source and split; an answer is a line of
-JSON for every piece of changes, the piece itself as an Arrow stream behind it, and a line that ends it. Only the owner
-holds that input: when it closes it, or dies, the process ends. It also ends after a minute without a request.
+Requests come on standard input, each a length of eight bytes and a pickled source and split. An answer is a line of
+JSON for every piece of changes, followed by the piece itself as an Arrow stream, and a final line. Only the owner holds
+that input: when it closes it, or dies, the process ends. It also ends after a minute without a request.
 """
 
 from __future__ import annotations
@@ -79,10 +79,10 @@ def _send(answers: IO[bytes], head: Mapping[str, Any]) -> None:
 def main() -> None:
     # Ctrl-C reaches the whole process group; the owner decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # Whatever a library prints must not end up between answers.
+    # Output that a library prints must not end up between answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-    # Unbuffered, so that what `select` sees is all there is.
+    # Unbuffered: otherwise `select` would miss input that is already buffered.
     requests = os.fdopen(os.dup(sys.stdin.fileno()), "rb", buffering=0)
     while select.select([requests], [], [], _IDLE_SECONDS)[0]:
         length = _exactly(requests, LENGTH.size)
@@ -98,7 +98,7 @@ def main() -> None:
 
 
 def _exactly(requests: IO[bytes], count: int) -> bytes | None:
-    """So many bytes; None where the owner is gone."""
+    """Exactly this many bytes; None when the owner is gone."""
     found = b""
     while len(found) < count:
         piece = requests.read(count - len(found))

@@ -49,7 +49,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class WalRows:
-    """Rows in the layout of `wal.ROWS`, each with its place in the stream."""
+    """Rows in the layout of `wal.ROWS`, each with its position in the stream."""
 
     batch: pa.RecordBatch
     commit: Indexes
@@ -59,7 +59,7 @@ class WalRows:
     def of_log(cls, batch: pa.RecordBatch) -> WalRows:
         """Rows of whole WAL files. All rows of a write batch have its `seq`, and are counted from 0 by even numbers.
 
-        An odd one behind a delete would make the two a changed key, which a key-value store does not have.
+        An odd ordinal after a delete would turn the two into a key change, which a key-value store does not have.
         """
         seq = batch.column("seq").to_numpy()
         at = np.arange(len(seq))
@@ -76,7 +76,7 @@ class WalRows:
         return WalRows(self.batch.filter(pa.array(mask)), self.commit[mask], self.ordinal[mask])
 
     def without(self, places: Sequence[Position]) -> WalRows:
-        """Those that are not at one of the places."""
+        """The rows that are not at one of these positions."""
         mask = np.ones(len(self), bool)
         for place in places:
             mask &= (self.commit != place.commit) | (self.ordinal != place.ordinal)
@@ -88,7 +88,7 @@ class WalRows:
 
 
 def by_table(rows: WalRows, rules: Sequence[TableMapping]) -> Iterator[tuple[TableMapping, WalRows]]:
-    """The rows of each table that has some: the longest prefix wins. `rules` have the longest first."""
+    """The rows of each table that has some: the longest prefix wins. `rules` are sorted, longest first."""
     left = np.ones(len(rows), bool)
     keys = rows.batch.column("key")
     for rule in rules:
@@ -106,7 +106,7 @@ def _starts(keys: pa.Array[Any], prefix: bytes) -> Mask:
 
 
 def build(rule: TableMapping, table: TableSchema, rows: WalRows, *, copied: bool = False) -> Changes:
-    """The rows as changes of their table. Raises UnfitError, with its place, for the first that its layout refuses."""
+    """The rows as changes of their table. Raises UnfitError, with its position, for the first row that does not fit."""
     kind = rows.numpy("kind")
     gone = pa.array(kind == TOMBSTONE)
     keys = rows.batch.column("key")
@@ -143,23 +143,23 @@ def _unfit(rule: TableMapping, rows: WalRows, misfit: MisfitError) -> UnfitError
         f"a row does not fit the mapping of its table: {misfit.reason}",
         table=rule.name,
         position=str(Position(int(rows.commit[at]), int(rows.ordinal[at]))),
-        fix=f"mend tables.settings.{rule.name}.mapping and tailrace resync FILE {rule.name}, or pass over the row",
+        fix=f"correct tables.settings.{rule.name}.mapping and tailrace resync FILE {rule.name}, or skip the row",
     )
     error.raw = (rows.batch.column("value")[at].as_py() or b"") or rows.batch.column("key")[at].as_py()
     return error
 
 
-# Rows as SlateDB itself reads them now: the one authority on folded operands and on what has been overwritten.
+# Rows as SlateDB itself reads them now: only SlateDB knows the folded operands and what was overwritten.
 
 _AT_ONCE = 256
 _PIECE_ROWS = 2048
 _GAIN = 16
-"""A row costs so much more when it is asked for than when a scan comes by it."""
+"""How many times more a single lookup costs than a row of a scan."""
 _LONGEST_STRIDE = 16
 
 
 async def _find(database: SlateDbDatabase, keys: Collection[bytes], merges: Any) -> dict[bytes, Any]:
-    """The rows of those keys that have one: scanned where they lie close together, else asked for one by one."""
+    """The rows of those keys that have one: scanned where they are close together, otherwise looked up one by one."""
     wanted = sorted(set(keys))
     found: dict[bytes, Any] = {}
     reader = await in_time(database.reader(operator=merges))
@@ -168,7 +168,7 @@ async def _find(database: SlateDbDatabase, keys: Collection[bytes], merges: Any)
         while wanted:
             if len(wanted) * _GAIN > _PIECE_ROWS:
                 settled = await _sweep(reader, wanted, found)
-                # Where they lie far apart, that was in vain, and is tried less and less often.
+                # Where keys are far apart a scan does not pay: try it less and less often.
                 stride = 1 if settled * _GAIN >= _PIECE_ROWS else min(stride * 2, _LONGEST_STRIDE)
                 wanted = wanted[settled:]
             for _ in range(stride):
@@ -181,7 +181,7 @@ async def _find(database: SlateDbDatabase, keys: Collection[bytes], merges: Any)
 
 
 async def _sweep(reader: Any, wanted: Sequence[bytes], found: dict[bytes, Any]) -> int:
-    """Scan for as long as enough of what comes is wanted; how many of the keys that settled."""
+    """Scan as long as enough of the rows are wanted. Returns how many of the keys are done."""
     api = binding()
     keys = api.KeyRange(start=wanted[0], start_inclusive=True, end=wanted[-1], end_inclusive=True)
     settled = 0
@@ -196,7 +196,7 @@ async def _sweep(reader: Any, wanted: Sequence[bytes], found: dict[bytes, Any]) 
             if not dense:
                 return settled
     except api.Error.Invalid:
-        # Operands of a row that nobody asked for cannot be folded.
+        # The scan met operands that cannot be folded, of a row that may not be wanted: look the rest up one by one.
         return settled
     return len(wanted)
 
@@ -204,10 +204,10 @@ async def _sweep(reader: Any, wanted: Sequence[bytes], found: dict[bytes, Any]) 
 def look_up(
     database: SlateDbDatabase, rules: Sequence[TableMapping], rule: TableMapping, keys: Sequence[bytes]
 ) -> pa.Table:
-    """The rows of these keys with everything that is durable by now, in the same order; null rows where there is none.
+    """The current durable rows of these keys, in the same order; null rows where there is none.
 
-    Columns as in `wal.ROWS` and `found`. A row may be newer than the change that asked for it: its own change is still
-    to come then, and brings the same. Raises TableError when operands cannot be folded.
+    Columns as in `wal.ROWS` and `found`. A row may be newer than the change it is looked up for: its own change then
+    follows, with the same row. Raises TableError when operands cannot be folded.
     """
     folds = folds_of(rules)
     merges = merge_operator.for_reader(folds) if folds else None

@@ -41,7 +41,7 @@ from tailrace.system.status_file import read_file
 class SlateDbSource(Source):
     """A database and the tables wanted of it. Frozen and picklable; credentials never show in its repr.
 
-    `folder` holds what is known of expiries. Raises ConfigError for a mapping in `tables.settings` that cannot be read.
+    `folder` holds the expiry index. Raises ConfigError for a mapping in `tables.settings` that cannot be read.
     """
 
     Options = SlateDbOptions
@@ -67,7 +67,7 @@ class SlateDbSource(Source):
 
     @cached_property
     def rules(self) -> tuple[TableMapping, ...]:
-        """Every table over the keys, followed or not: a key belongs to one of them."""
+        """Every table, followed or not: each key belongs to one of them."""
         return read_mappings(self.options.path, self.context.tables)
 
     @cached_property
@@ -88,7 +88,7 @@ class SlateDbSource(Source):
 
     @property
     def keep_wal(self) -> str | None:
-        """Each reader keeps files of its own, and forgets them at its own pace."""
+        """Each reader keeps its own files, and deletes them at its own pace."""
         kept = self.options.keep_wal
         return None if kept is None else str(kept / quote(self.context.reader, safe=""))
 
@@ -141,7 +141,7 @@ class SlateDbSource(Source):
         return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
-        """SlateDB forgets by itself; what is kept here goes. Expiries of a table that copies stay until it has them."""
+        """Delete what is kept here; SlateDB cleans up by itself. A table's expiries stay until its copy is complete."""
         at = SlateDbOffset.from_json(upto)
         if self.keep_wal is not None:
             remove_archived(self.keep_wal, at.low_water.wal)

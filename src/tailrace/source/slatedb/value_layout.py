@@ -1,4 +1,4 @@
-"""Values as columns: bytes, text, numbers, JSON or MessagePack with the fields that are wanted of them."""
+"""Values as columns: bytes, text, numbers, JSON or MessagePack with their configured fields."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _TYPES: dict[str, pa.DataType] = {
 }
 _DECIMAL = re.compile(r"decimal\((\d{1,2}),\s*(\d{1,2})\)")
 _EXACT_IN_JSON = {"boolean", "int32", "int64", "float64", "string"}
-"""Types that Arrow's JSON reader holds to as strictly as we do."""
+"""Types that Arrow's JSON reader checks as strictly as we do."""
 
 
 def column_type(name: str) -> pa.DataType:
-    """The Arrow type of a column's type as it stands in the file. Raises ValueError for an unknown one."""
+    """The Arrow type of a column's configured type. Raises ValueError for an unknown one."""
     if name in _TYPES:
         return _TYPES[name]
     if found := _DECIMAL.fullmatch(name):
@@ -81,7 +81,7 @@ class ValueLayout:
             return [as_text(values, "the value")]
         if self.format in NUMBERS:
             kind, order = NUMBERS[self.format]
-            require(pc.fill_null(pc.equal(pc.binary_length(values), 8), True), "the value has not 8 bytes")
+            require(pc.fill_null(pc.equal(pc.binary_length(values), 8), True), "the value does not have 8 bytes")
             return [fixed_width(values, kind, order)]
         if self.format == "json":
             text = as_text(values, "the value")
@@ -106,7 +106,7 @@ class ValueLayout:
         return self._columns_of(documents)
 
     def _read_at_once(self, text: pa.Array[Any]) -> list[pa.Array[Any]] | None:
-        """All documents in one go by Arrow's reader; None when one of them does not please it."""
+        """All documents in one go by Arrow's reader; None when it rejects one of them."""
         trimmed = pc.utf8_trim_whitespace(text)
         if not pc.all(pc.and_(pc.starts_with(trimmed, "{"), pc.ends_with(trimmed, "}"))).as_py():
             return None

@@ -23,7 +23,7 @@ from tailrace.source.slatedb.offset import WalPoint
 
 
 class WalLog(Protocol):
-    """WAL files where they are, or where they are kept."""
+    """WAL files in place, or their kept copies."""
 
     def tail(self, after: int) -> int:
         """The last file there is, from `after` on. Raises CollectedError when the next one is gone."""
@@ -34,18 +34,18 @@ class WalLog(Protocol):
         ...
 
     def hold(self, after: int) -> None:
-        """From now on nothing behind `after` may be forgotten, as far as that is ours to say."""
+        """From now on keep everything after `after`, where we control that."""
         ...
 
     def release(self) -> None:
-        """What was held may be forgotten as it is read."""
+        """End `hold`: files may be deleted again once they are read."""
         ...
 
     def stop(self) -> None: ...
 
 
 class RemoteLog:
-    """WAL files read in place. Few are looked into on the driver: the last one of each batch."""
+    """WAL files read in place. The driver reads few of them: the last one of each batch."""
 
     def __init__(self, database: SlateDbDatabase) -> None:
         self._database = database
@@ -59,7 +59,7 @@ class RemoteLog:
         return FileSummary.of(rows)
 
     def hold(self, after: int) -> None:
-        """SlateDB's garbage collector asks nobody."""
+        """Does nothing: SlateDB's garbage collector cannot be held back."""
 
     def release(self) -> None:
         """Nothing is held."""
@@ -70,11 +70,11 @@ class RemoteLog:
 
 _REMEMBERED = 64
 _FENCES = 16
-"""How many files are passed over at once as long as only empty ones were seen."""
+"""How many files a batch skips at once while only empty ones were seen."""
 
 
 class Measure:
-    """How large a WAL file is, on average of those that were looked into: it decides how many make a batch."""
+    """The average size of the WAL files read so far: it decides how many make a batch."""
 
     def __init__(self) -> None:
         self._files = 0
@@ -87,7 +87,7 @@ class Measure:
             self._rows += summary.rows
             self._bytes += summary.bytes
         if self._files >= _REMEMBERED:
-            # What was long ago counts less and less.
+            # Older files count less and less.
             self._files, self._rows, self._bytes = self._files // 2, self._rows // 2, self._bytes // 2
 
     @property
@@ -107,7 +107,7 @@ class Measure:
 
 
 def wal_point_at(log: WalLog, measure: Measure, after: WalPoint, wal: int) -> WalPoint:
-    """The place behind a file. Files without rows are passed over backwards, at most to `after`."""
+    """The position after a file. Files without rows are skipped backwards, at most to `after`."""
     for number in range(wal, after.wal, -1):
         summary = log.summary(number)
         measure.add(summary)
@@ -117,9 +117,9 @@ def wal_point_at(log: WalLog, measure: Measure, after: WalPoint, wal: int) -> Wa
 
 
 def oldest_at(log: WalLog, after: int, upto: int) -> int | None:
-    """When the first row behind `after` was written, in milliseconds; None when there is none, or it is gone.
+    """When the first row after `after` was written, in milliseconds; None when there is none, or it is gone.
 
-    Fence files hold no time, and are looked behind.
+    Fence files hold no time, and are skipped.
     """
     for number in range(after + 1, min(upto, after + _FENCES) + 1):
         try:
@@ -132,9 +132,9 @@ def oldest_at(log: WalLog, after: int, upto: int) -> int | None:
 
 
 def wal_point_before(log: WalLog, seq: int, near: int) -> WalPoint:
-    """A place from which everything behind `seq` can be read, found backwards from the file `near`.
+    """A position from which everything after `seq` can be read, searched backwards from the file `near`.
 
-    Raises CollectedError when that lies behind what is left of the log.
+    Raises CollectedError when that part of the log was deleted.
     """
     lost, high, step = 0, near + 1, 1
     while high - lost > 1:
@@ -193,7 +193,7 @@ async def _read(database: SlateDbDatabase, first: int, last: int) -> list[pa.Rec
     iterator = await in_time(database.wal_reader().iterator(first))
     found: list[pa.RecordBatch] = []
     for number in range(first, last + 1):
-        # The files were there when the range was chosen: past the end the iterator would wait for ever.
+        # The files existed when the range was chosen: past the end the iterator would wait forever.
         file = await in_time(iterator.next())
         if file.last_consumed_wal_file_id != number:
             raise LostError(
@@ -205,18 +205,18 @@ async def _read(database: SlateDbDatabase, first: int, last: int) -> list[pa.Rec
 
 
 def read_files(database: SlateDbDatabase, first: int, last: int) -> list[pa.RecordBatch]:
-    """The rows of the files first … last, all of which were seen. Raises CollectedError when one is gone."""
+    """The rows of the files first … last, all of which are known to exist. Raises CollectedError when one is gone."""
     return run_steps(_read(database, first, last), "reading WAL files")
 
 
 def find_tail(database: SlateDbDatabase, after: int) -> int:
-    """The number of the last file, from `after` on. Raises CollectedError when the one behind `after` is gone."""
+    """The number of the last file, from `after` on. Raises CollectedError when the one after `after` is gone."""
     return int(run(database.wal_reader().last_wal_file_id(after), "looking for new WAL files"))
 
 
 @dataclass(frozen=True)
 class Head:
-    """What the manifest says: files up to `flushed` and rows up to `seq` are in the tables that checkpoints hold."""
+    """From the manifest: files up to `flushed` and rows up to `seq` are in the tables that checkpoints hold."""
 
     flushed: int
     seq: int
@@ -224,19 +224,19 @@ class Head:
 
 
 def read_head(database: SlateDbDatabase) -> Head:
-    """Raises LostError where there is no database."""
+    """Read the manifest. Raises LostError where there is no database."""
     manifest = run(database.manifest(), "reading the manifest")
     if manifest is None:
         raise LostError(
             f"there is no SlateDB database at {database.path!r} in the {database.store.type} store",
-            fix="let its writer create it, or look at `path` and `store`",
+            fix="let its writer create it, or check `path` and `store`",
         )
     return Head(manifest.replay_after_wal_id, manifest.last_l0_seq, manifest.writer_epoch)
 
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What planning needs to know of a WAL file; `last_seq` and `create_ts` are 0 for a fence file."""
+    """What planning needs of a WAL file; `last_seq` and `create_ts` are 0 for a fence file."""
 
     rows: int
     bytes: int

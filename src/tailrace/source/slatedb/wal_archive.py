@@ -1,6 +1,6 @@
-"""WAL files copied to a place of ours as they appear, for readers slower than the writer's garbage collector.
+"""Copies WAL files to our own folder as they appear, for readers slower than the writer's garbage collector.
 
-Each file becomes an Arrow file of its rows under its number, whole or not at all. A thread of the follower copies;
+Each file becomes an Arrow file of its rows under its number, complete or not at all. A thread of the follower copies;
 tasks read the copies, which costs a fraction of reading the WAL itself.
 """
 
@@ -22,7 +22,7 @@ _PAUSE_SECONDS = 1.0
 _LEAST_POLL_SECONDS = 0.01
 _AT_ONCE = 64
 _FLOOR = "floor"
-"""Names the file behind which nothing is forgotten, while a table is copied."""
+"""Names the file after which nothing is deleted while a table is copied."""
 
 
 def archived_file(folder: str | Path, number: int) -> Path:
@@ -30,7 +30,7 @@ def archived_file(folder: str | Path, number: int) -> Path:
 
 
 def read_archived(folder: str | Path, number: int) -> pa.RecordBatch:
-    """The rows of a file that was kept. Raises LostError when it is not there any more."""
+    """The rows of a file that was kept. Raises LostError when it is gone."""
     try:
         with pa.memory_map(str(archived_file(folder, number))) as file:
             table = pa.ipc.open_file(file).read_all()
@@ -47,7 +47,7 @@ def archived_numbers(folder: str | Path) -> list[int]:
 
 
 def remove_archived(folder: str | Path, upto: int) -> None:
-    """Remove the copies up to a number, but for the last of all: it says where to go on."""
+    """Remove the copies up to a number, except the very last one: it shows where to continue."""
     with suppress(FileNotFoundError):
         upto = min(upto, int((Path(folder) / _FLOOR).read_text()))
     for number in archived_numbers(folder)[:-1]:
@@ -56,7 +56,7 @@ def remove_archived(folder: str | Path, upto: int) -> None:
 
 
 def archived_bytes(folder: str | Path) -> int:
-    """How much disk the copies take; files that go meanwhile do not count."""
+    """How much disk the copies take; files that are deleted meanwhile do not count."""
     total = 0
     for path in Path(folder).glob("[0-9]*.arrow"):
         with suppress(FileNotFoundError):
@@ -65,7 +65,7 @@ def archived_bytes(folder: str | Path) -> int:
 
 
 class WalArchive:
-    """Copies the files behind `after`, or behind the last copy there is, in a thread of its own."""
+    """Copies the files after `after`, or after the last existing copy, in a thread of its own."""
 
     def __init__(self, database: SlateDbDatabase, folder: str, after: int, poll_seconds: float) -> None:
         self._database = database
@@ -79,7 +79,7 @@ class WalArchive:
         self._thread.start()
 
     def tail(self, after: int) -> int:
-        """The last file that is kept. Raises what stopped the copying, once everything before it has been read."""
+        """The last file that is kept. Raises the error that stopped the copying, once everything before it is read."""
         if self._error is not None and self.head <= after:
             raise self._error
         return self.head
@@ -88,10 +88,10 @@ class WalArchive:
         return FileSummary.of(read_archived(self._folder, number))
 
     def hold(self, after: int) -> None:
-        """Keep the files behind `after`, those before the first copy included, until `let_go`."""
+        """Keep the files after `after`, including those before the first copy, until `release`."""
         replace_durably(self._folder / _FLOOR, b"%d" % after)
         first = min(archived_numbers(self._folder), default=self.head + 1)
-        # Backwards, so that the copies are without a gap whenever this is interrupted.
+        # Backwards, so that an interruption leaves no gap between the copies.
         for number in range(first - 1, after, -1):
             [rows] = read_files(self._database, number, number)
             write_durably(archived_file(self._folder, number), rows)

@@ -1,3 +1,3 @@
-"""SQLite and Turso files: their capture table is a durable, re-readable log, and is read where it is."""
+"""SQLite and Turso files: their capture table is a durable log that can be read again, so it is read in place."""
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
 """The tables of a file and their columns, read from the text of their CREATE TABLE.
 
-The same text stands in the file and on the tape, so a table of now and one of then are read alike.
+The file and the tape hold the same text, so current and earlier versions of a table are read in the same way.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tailrace.source.sqlite.value import cells_of
 
 SCHEMA = "main"
 ROWID = "rowid"
-"""The upstream type of the column that shows a rowid which the table itself does not."""
+"""The upstream type of the column that shows the rowid of a table that does not declare it."""
 ALIAS = "INTEGER PRIMARY KEY"
 
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as its CREATE TABLE says: the stored columns, those that must be set, the key, and the rowid's alias."""
+    """A table as its CREATE TABLE declares it: stored columns, NOT NULL columns, the key, and the rowid's alias."""
 
     name: str
     fields: tuple[Field, ...]
@@ -41,7 +41,7 @@ class TableDefinition:
     lacks_rowid: bool
 
     def declared(self, field: Field) -> str:
-        """The type for people; the column that is the rowid is told from others that are INTEGER."""
+        """The type for people. The column that is the rowid is distinguished from other INTEGER columns."""
         return ALIAS if field.name == self.alias else field.declared
 
     @property
@@ -57,7 +57,7 @@ class TableDefinition:
 
 @lru_cache(maxsize=4096)
 def describe(sql: str) -> TableDefinition:
-    """What a CREATE TABLE makes. Raises sqlite3.Error for text that this SQLite does not understand."""
+    """The table that a CREATE TABLE declares. Raises sqlite3.Error for text that this SQLite cannot parse."""
     with closing(sqlite3.connect(":memory:")) as scratch:
         scratch.execute(sql)
         (name,) = scratch.execute(
@@ -76,7 +76,7 @@ def describe(sql: str) -> TableDefinition:
 
 @dataclass(frozen=True)
 class Listed:
-    """One table of the file now. `entry` is its rowid in sqlite_schema; `described` is None for text not understood."""
+    """One current table of the file. `entry` is its rowid in sqlite_schema; `described` is None if parsing failed."""
 
     name: str
     entry: int
@@ -86,21 +86,21 @@ class Listed:
 def list_tables(connection: CaptureConnection, cdc_table: str, *, by_triggers: bool) -> dict[str, Listed]:
     """The tables whose changes can be on the tape, as the capture knows them.
 
-    Triggers were made for the schema they remember; what DDL did since is not theirs until they are made anew.
-    Raises PreflightError when they were taken away: what is written since then is on no tape.
+    Triggers fit the schema they were created for; later DDL is not captured until they are created again. Raises
+    PreflightError when they were removed: changes made since then are not on the tape.
     """
     if by_triggers:
         if layout.trigger_capture(connection) is None:
             raise PreflightError(
                 "the capture by triggers was stopped, and changes made since are not on the tape",
                 fix="tailrace sqlite disable FILE --drop && tailrace sqlite enable FILE;"
-                " then tailrace reset and run the pipeline, which copies every table anew",
+                " then tailrace reset and run the pipeline, which copies every table again",
             )
         source = quoted(side_tables(cdc_table)[2])
         prefix = f"{TRIGGER_PREFIX}insert:"
         triggers = connection.execute("SELECT name FROM sqlite_schema WHERE type = 'trigger'").fetchall()
         names = {name.removeprefix(prefix) for (name,) in triggers if name.startswith(prefix)}
-        # A table that was renamed is another one, and its triggers still write the name of before.
+        # A renamed table counts as another table, and its triggers still write the old name.
         names &= set(layout.list_tables(connection))
         rows = connection.execute(f"SELECT id, name, sql FROM {source} WHERE type = 'table'").fetchall()
     else:
@@ -114,7 +114,7 @@ def list_tables(connection: CaptureConnection, cdc_table: str, *, by_triggers: b
 
 
 def try_describe(sql: str) -> TableDefinition | None:
-    """As `describe`; None for text that this SQLite does not understand."""
+    """As `describe`; None for text that this SQLite cannot parse."""
     try:
         return describe(sql)
     except sqlite3.Error:
@@ -152,12 +152,12 @@ def rowid_column(table: TableSchema) -> str | None:
 
 
 def stored_columns(table: TableSchema) -> list[Column]:
-    """The columns that records and rows of the file hold, in their order: all but a rowid that is only shown."""
+    """The columns that records and rows of the file hold, in order: all except a rowid column that tailrace added."""
     return [column for column in table.columns if column.upstream_type != ROWID]
 
 
 def read_default(field: Field) -> tuple[Value, bool]:
-    """What rows older than an added column hold in it, and whether that can be told: only constants can."""
+    """What rows older than an added column hold in it, and whether that is known: only constant defaults are."""
     if field.default is None:
         return None, True
     try:

@@ -1,7 +1,7 @@
-"""Reading a Turso file that no process has open, so that its bytes and what lies next to it stay as they were.
+"""Reads a Turso file that no process has open, and changes neither its bytes nor the files next to it.
 
-A WAL that was written back is empty, and the file is read alone, without a lock. An application that was killed leaves
-frames in its WAL: only opening the file for writing would put them back, so a copy of both is read instead.
+After a checkpoint the WAL is empty, and the file alone is read, without a lock. An application that was killed leaves
+frames in its WAL: only opening the file for writing would checkpoint them, so a copy of both is read instead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from tailrace.errors import UnavailableError
 from tailrace.system import turso_lock
 
 _CLOCK_TICK_NS = 50_000_000
-"""Two writes within one tick of the file system's clock may bear the same time."""
+"""Two writes within one tick of the file system's clock may have the same time."""
 
 
 class _Content(NamedTuple):
@@ -42,7 +42,7 @@ _copies: dict[tuple[int, Path], tuple[_Pair, tempfile.TemporaryDirectory[str]]] 
 
 @contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
-    """A connection that only reads. Raises UnavailableError when the file was written meanwhile: read it again then."""
+    """A read-only connection. Raises UnavailableError when the file was written meanwhile: then read it again."""
     path = path.resolve()
     before = _look(path)
     if before.wal is not None and before.wal.size:
@@ -92,7 +92,7 @@ def _content(path: Path) -> _Content:
 
 
 def _require_unwritten(path: Path, before: _Pair, cause: Exception | None = None) -> None:
-    """A WAL alone may have grown: what was read is the file without it."""
+    """If only the WAL has grown, what was read is still valid: the file without the WAL."""
     if _look(path).file != before.file:
         raise _written(path) from cause
 

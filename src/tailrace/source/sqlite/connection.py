@@ -39,7 +39,7 @@ class CapturedFile:
         """A connection for the length of a `with` block, in autocommit mode.
 
         Raises PreflightError for a file that is not there, may not be read or is no database, DamagedError for one
-        that is corrupt, and UnavailableError while it is locked. `doing` says in the message what was going on.
+        that is corrupt, and UnavailableError while it is locked. `doing` describes the operation in the message.
         """
         path = Path(self.path)
         if not path.is_file():
@@ -112,8 +112,8 @@ class CapturedFile:
 class _SharedConnection:
     """A Turso connection next to an application's.
 
-    It ends without `close()`, which writes the WAL back and cuts it: that is the application's to do. If it has ended
-    meanwhile, and opened the file alone since, the cut would take what it committed.
+    Do not call `close()` on it: that checkpoints and truncates the WAL, which only the application may do. If the
+    application has restarted meanwhile and opened the file alone, truncating would delete what it committed.
     """
 
     def __init__(self, connection: Any) -> None:
@@ -152,18 +152,18 @@ PAGE_BYTES = 16 * 1024 * 1024
 
 
 def next_rows(rows: int, size: int) -> int:
-    """How many rows to fetch at once after so many were that large: they are all in memory."""
+    """How many rows to fetch next, given the size of the last ones: all of them are held in memory."""
     return max(1, min(MOST_ROWS, PAGE_BYTES * rows // max(size, 1)))
 
 
 def fetch(connection: CaptureConnection, sql: str, parameters: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-    """All rows of a query. Text that is not UTF-8 comes with surrogates, as in `record.decode`."""
+    """All rows of a query. Text that is not UTF-8 is returned with surrogates, as in `record.decode`."""
     try:
         rows: list[tuple[Any, ...]] = connection.execute(sql, parameters).fetchall()
     except sqlite3.OperationalError as error:
         if "UTF-8" not in str(error) or not isinstance(connection, sqlite3.Connection):
             raise
-        # Decoding in Python is slow, so it is kept for files that need it.
+        # Decoding in Python is slow, so it is done only for files that need it.
         connection.text_factory = lambda raw: raw.decode("utf-8", SURROGATE)
         return connection.execute(sql, parameters).fetchall()
     return rows

@@ -35,7 +35,7 @@ class SqliteCopySplit(Split):
 
 
 def chunk_bounds(connection: CaptureConnection, table: str, chunk_rows: int) -> tuple[int, ...]:
-    """The last rowids of chunks of so many rows. At least one; all rows of now are at or below the last bound."""
+    """The last rowid of each chunk of so many rows. At least one; all current rows are at or below the last bound."""
     shape = read_table_shape(connection, table)
     rowid, name = shape.rowid, quoted(table)
     bounds: list[int] = []
@@ -50,7 +50,7 @@ def chunk_bounds(connection: CaptureConnection, table: str, chunk_rows: int) -> 
 
 
 def read_chunk(engine: CapturedFile, split: SqliteCopySplit) -> Iterator[Changes]:
-    """The rows of a chunk as they are now. Raises StaleCopyError when the table has other columns than its copy."""
+    """The current rows of a chunk. Raises StaleCopyError when the table has other columns than its copy."""
     table = split.copies
     assert table is not None
     ordinal = 0
@@ -112,7 +112,7 @@ def _read(table: TableSchema, rows: list[tuple[Any, ...]]) -> SqliteImage:
 
 
 def fetch_rows(engine: CapturedFile, table: TableSchema, keys: pa.Table) -> pa.Table:
-    """The rows of these keys as they are now; those that are gone are left out. A null finds nothing."""
+    """The current rows of these keys; rows that are gone are left out. A null key finds nothing."""
     batches: list[pa.RecordBatch] = []
     with engine.snapshot("reading rows again") as connection:
         shape = read_table_shape(connection, table.table.name)

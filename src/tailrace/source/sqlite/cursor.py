@@ -1,4 +1,4 @@
-"""How far each reader of a file is, in one small file per reader; what all of them have may be purged."""
+"""How far each reader of a file is, in one small file per reader. Changes that all readers have may be purged."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Cursors:
         self._folder = Path(folder)
 
     def begin(self, reader: str, change_id: int) -> None:
-        """From now on nothing behind this change goes before the reader has it. Repeating it changes nothing."""
+        """From now on nothing after this change is purged before the reader has it. A second call changes nothing."""
         if not self._file(reader).exists():
             self.advance(reader, change_id)
 
@@ -34,11 +34,11 @@ class Cursors:
         return min(map(_load, self._folder.glob(f"*{_SUFFIX}")), default=None)
 
     def forget(self, reader: str) -> None:
-        """The reader is gone, or begins anew."""
+        """Remove the cursor of a reader that is gone or starts over."""
         remove(self._file(reader))
 
     def is_due(self, seconds: float) -> bool:
-        """Whether the last purge is so long ago; if so, it counts as done now."""
+        """Whether the last purge is at least that long ago; if so, records a purge now."""
         mark = self._folder / _PURGED
         if mark.exists() and time.time() - mark.stat().st_mtime < seconds:
             return False

@@ -1,7 +1,7 @@
-"""Rows of the capture table made into changes: many at once, by columns, without an object per row.
+"""Turns rows of the capture table into changes: many at once, by columns, without an object per row.
 
-Images are SQLite records, or native values where triggers keep them beside the tape. Turso's habits are undone here:
-the new row of a changed rowid stands in `before`; an upsert that updates has its new row in `before` as well.
+Images are SQLite records, or native values where triggers store them next to the tape. Turso's peculiarities are
+corrected here: it puts the new row of a changed rowid into `before`, and also the new row of an upsert that updates.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CapturedRows:
         )
 
     def normal(self) -> CapturedRows:
-        """The same without Turso's habits."""
+        """The same, with Turso's peculiarities corrected."""
         before, after = self.before, self.after
         moved = (self.type == INSERT) & missing(after)
         if moved.any():
@@ -128,7 +128,7 @@ def read_pictures(table: TableSchema, pictures: Pictures, rowids: pa.Array[Any])
 def decode(table: TableSchema, rows: CapturedRows, main: Pictures, before: Pictures | None) -> Changes:
     """The changes of these rows, in order; an update that changes the key becomes two.
 
-    `main` are the new images, for deletes the old ones. Raises TableError for a row that makes no sense and UnfitError
+    `main` are the new images, for deletes the old ones. Raises TableError for an inconsistent row and UnfitError
     for one whose key is null or does not fit its type.
     """
     _require_sense(table, rows)
@@ -157,7 +157,9 @@ def read_records(table: TableSchema, rows: CapturedRows, images: pa.Array[Any]) 
     decoded = decode_records(images, len(stored_columns(table)))
     if decoded.malformed.any():
         row = int(np.flatnonzero(decoded.malformed)[0])
-        raise malformed(table, rows, row, images[row].as_py() or b"", "its image is no record of the table's columns")
+        raise malformed(
+            table, rows, row, images[row].as_py() or b"", "its image is not a record of the table's columns"
+        )
     return Pictures(decoded.columns, ~missing(images))
 
 
@@ -174,7 +176,7 @@ def malformed(table: TableSchema, rows: CapturedRows, row: int, raw: bytes, why:
     change_id = int(rows.change_id[row])
     error = TableError(
         f"change {change_id} of the tape cannot be read: {why}",
-        fix=f"tailrace errors skip FILE ID passes over it; tailrace resync FILE {table.table} copies the table again",
+        fix=f"tailrace errors skip FILE ID skips it; tailrace resync FILE {table.table} copies the table again",
         table=str(table.table),
         position=str(Position(change_id, FIRST_HALF)),
     )
@@ -191,7 +193,7 @@ def _require_key(table: TableSchema, rows: CapturedRows, row: pa.StructArray, va
         position = str(Position(int(rows.change_id[at]), FIRST_HALF))
         if rows.type[at] == DELETE and not valid[at]:
             raise TableError(
-                f"the capture does not say which row was deleted: its key is ({', '.join(table.key)}), not the rowid",
+                f"the capture does not show which row was deleted: its key is ({', '.join(table.key)}), not the rowid",
                 fix=f"capture in mode full, then tailrace resync FILE {table.table}",
                 table=str(table.table),
                 position=position,
@@ -202,7 +204,7 @@ def _require_key(table: TableSchema, rows: CapturedRows, row: pa.StructArray, va
 def unfit_key(table: TableSchema, name: str, position: str | None) -> UnfitError:
     return UnfitError(
         f"the key column {name} is null or holds a value that is no {table.column(name).type}",
-        fix=f"give the row a proper key, or exclude the table; then tailrace resync FILE {table.table}",
+        fix=f"give the row a valid key, or exclude the table; then tailrace resync FILE {table.table}",
         table=str(table.table),
         position=position,
     )

@@ -1,4 +1,4 @@
-"""The driver half: how far the next batch goes, and how it is split. It opens the file for each look at it."""
+"""The driver half: how far the next batch goes, and how it is split. The file is open only during a read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource
 
 STEP_ASIDE_ROWS = 100_000
-"""After this many changes that concern no table, the offset moves on so that they may be purged."""
+"""After this many changes of tables that are not followed, the offset advances, so that they may be purged."""
 _KEPT_WINDOWS = 256
 
 
@@ -56,7 +56,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
 
     @contextmanager
     def _snapshot(self, doing: str) -> Iterator[TapeLog]:
-        """The tape as it is now, for as long as the context lasts."""
+        """A snapshot of the tape for the duration of the context."""
         with self.source.engine.snapshot(doing) as connection:
             self._opened, self._head = TapeLog(connection, self.source.options.cdc_table), None
             try:
@@ -88,7 +88,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
     # -- which tables -------------------------------------------------------------------------------------
 
     def discover(self, *, at_once: bool = False) -> None:
-        """Look at the file's tables when its schema is another than before."""
+        """Read the file's tables again when its schema has changed."""
         version = self._log.schema_version()
         if version == self._listed_at:
             return
@@ -147,7 +147,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         return upto if reached >= upto.commit else after_change(reached)
 
     def _take(self, after: int, upto: int, tables: frozenset[str], limit: Limit) -> int:
-        """The end of the transaction in (after, upto] with which the limit is reached, or `upto`."""
+        """The end of the first transaction in (after, upto] that reaches the limit, or `upto`."""
         if not tables or upto <= after:
             return max(after, upto)
         rows = size = 0
@@ -163,7 +163,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         return upto
 
     def _count(self, after: int, upto: int) -> dict[TapeWindow, dict[str, Counted]]:
-        """What lies in (after, upto], window by window. A window below the end of the tape never changes."""
+        """The contents of (after, upto], window by window. A window before the end of the tape never changes."""
         found = {}
         for window in windows(after, upto):
             if window not in self._counted:
@@ -174,7 +174,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         return found
 
     def is_worth_batch(self, given: SqliteOffset, now: SqliteOffset, end: SqliteOffset) -> bool:
-        """Whether the step holds changes of a table we keep, or enough foreign ones to be worth passing over."""
+        """Whether the step holds changes of a table we keep, or enough changes of other tables to be worth skipping."""
         head = self.head().commit
         if end.log <= now.log:
             return False
@@ -202,7 +202,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
     # -- the copy -----------------------------------------------------------------------------------------
 
     def copy(self, now: SqliteOffset, end: SqliteOffset, limit: Limit, directives: TableDirectives) -> SqliteOffset:
-        # What was found by looking lies after the last change, and a copy of now has seen it.
+        # A schema change found by comparison comes after the last change, and a copy that starts now has seen it.
         head = self.head()
         snapshot_position = end.log if end.log.commit == head.commit else head
         changed: dict[str, SqliteTableOffset] = {}

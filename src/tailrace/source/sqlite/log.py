@@ -14,9 +14,9 @@ from tailrace.errors import LostError
 from tailrace.source.source import RESYNC
 
 WINDOW = 50_000
-"""How many change ids are counted, and read by one split, at a time."""
+"""How many change ids are counted at a time, and read by one split."""
 NATIVE_BYTES = 200
-"""What a change counts for whose images are not on the tape but beside it, by triggers."""
+"""The assumed size of a change whose images triggers store next to the tape."""
 
 
 class TapeWindow(NamedTuple):
@@ -32,7 +32,7 @@ class Counted(NamedTuple):
 
 
 def windows(after: int, upto: int) -> Iterator[TapeWindow]:
-    """(after, upto] in pieces whose inner borders are the same whoever asks."""
+    """(after, upto] in pieces. Their inner borders are the same for every caller."""
     while after < upto:
         border = min((after // WINDOW + 1) * WINDOW, upto)
         yield TapeWindow(after, border)
@@ -53,8 +53,8 @@ class TapeLog:
     def head(self) -> int:
         """The last change of the last whole transaction; 0 for an empty tape.
 
-        What another connection shows is committed. Rows without the COMMIT row that Turso ends a transaction with are
-        left alone all the same, unless something follows them.
+        Everything another connection can read is committed. Rows without the COMMIT row with which Turso ends a
+        transaction are still left out, unless other rows follow them.
         """
         row = self._one(f"SELECT change_id, {self._txn}, change_type FROM {self._name} ORDER BY change_id DESC LIMIT 1")
         if row is None:
@@ -73,7 +73,7 @@ class TapeLog:
         return 0 if before is None else int(before[0])
 
     def boundary(self, cut: int, head: int) -> int:
-        """The last change of the transaction that the first change at or behind `cut` belongs to."""
+        """The last change of the transaction of the first change at or after `cut`."""
         row = self._one(
             f"SELECT change_id, {self._txn} FROM {self._name} WHERE change_id >= ? ORDER BY change_id LIMIT 1", cut
         )
@@ -105,11 +105,11 @@ class TapeLog:
         return [CapturedChange(row[0], row[1], None, *row[2:]) for row in rows]
 
     def mark(self, change_id: int) -> TapeMark:
-        """A change and the last rows up to it, by which the tape is known again."""
+        """A change and the last rows up to it, by which the tape is recognised later."""
         return read_tape_mark(self.connection, self.table, change_id)
 
     def require_sequence(self, mark: TapeMark) -> None:
-        """Raises LostError when the tape was started over, or its rows behind a mark were taken away."""
+        """Raise LostError when the tape was started over, or rows after a mark were removed."""
         check_sequence(self.connection, self.table, mark, fix=RESYNC)
 
     def _nearest(self, change_id: int) -> int:
@@ -117,11 +117,11 @@ class TapeLog:
         return int(row[0] or 0) if row is not None else 0
 
     def require_rows_after(self, change_id: int, table: str) -> None:
-        """Raises LostError if changes behind one that `table` still needs were taken away."""
+        """Raise LostError if changes after this one, which `table` still needs, were removed."""
         row = self._one(f"SELECT min(change_id) FROM {self._name}")
         if row is not None and row[0] is not None and int(row[0]) > change_id + 1:
             raise LostError(
-                f"the changes behind {change_id} that {table} still needs were purged from {self.table}",
+                f"the changes after {change_id} that {table} still needs were purged from {self.table}",
                 fix=f"tailrace resync FILE {table}",
                 table=table,
                 position=str(change_id),
@@ -134,7 +134,7 @@ class TapeLog:
 
     @property
     def _txn(self) -> str:
-        # Statements that touched nothing commit under -1, which no other row has.
+        # Statements that changed nothing commit with id -1, which no other row has.
         return "change_txn_id" if self.has_transactions else "NULL"
 
     def _one(self, sql: str, *parameters: object) -> tuple[Any, ...] | None:

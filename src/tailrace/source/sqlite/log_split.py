@@ -1,4 +1,4 @@
-"""Stretches of the tape as splits: which change ids, for which tables, read by which of their versions."""
+"""Ranges of the tape as splits: which change ids, for which tables, decoded with which version."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tailrace.source.table_range import TableRange
 
 @dataclass(frozen=True, kw_only=True)
 class SqliteRange(TableRange):
-    """`newest` has the columns of now, for rows whose image is not on the tape."""
+    """`newest` has the current columns, for rows whose image is not on the tape."""
 
     newest: TableSchema
 
@@ -31,7 +31,7 @@ class SqliteRange(TableRange):
 
 @dataclass(frozen=True)
 class SqliteLogSplit(Split):
-    """A window of the tape and what is wanted of it, by table; without a window, only what their columns are now."""
+    """A window of the tape and what to read of it, by table; without a window, only their current columns."""
 
     window: TapeWindow | None = None
     ranges: Mapping[str, SqliteRange] = field(default_factory=dict)
@@ -88,7 +88,7 @@ def _within(wanted: SqliteRange, change_id: Indexes, chosen: Indexes) -> Indexes
 
 
 def _by_version(history: SchemaHistory, change_id: Indexes, chosen: Indexes) -> Iterator[tuple[TableSchema, Indexes]]:
-    """The rows of each version in turn. One that was found by looking, behind a change, begins with the next."""
+    """The rows of each version in turn. A version found by comparison after a change begins with the next change."""
     firsts = [position.commit + (position.ordinal > 0) for position, _ in history[1:]]
     cuts = np.searchsorted(change_id[chosen], firsts, side="left").tolist()
     for (_, table), begin, end in zip(history, [0, *cuts], [*cuts, len(chosen)], strict=True):

@@ -3,9 +3,9 @@
     {"log": "<position>", "witness": {…}, "tables": {"orders": {"phase": "copy", "x": "<position>", …}, …}}
 
 A position is (change_id, ordinal). Ordinals 0 and 1 are a change and, where its key was changed, the second half of it;
-higher ones stand for changes of the schema that were found by looking, behind that change. By `witness` the rows up to
-`log` are known again. A table waits (`init`), copies in chunks of rowids while its changes stay on the tape, then
-catches up from x, the end of the tape when its copy began, and is ready once it meets the common position. Pure values.
+higher ones stand for schema changes after that change, found by comparing schemas. `witness` identifies the rows up to
+`log`. A table waits (`init`), copies in chunks of rowids while its changes stay on the tape, then catches up from x,
+the end of the tape when its copy began, and is ready once it meets the common position. Pure values.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIRST_HALF, SECOND_HALF = 0, 1
 
 
 def after_change(change_id: int) -> Position:
-    """The position behind a change, before any schema change that nobody wrote down."""
+    """The position after a change, before any schema change that the tape does not record."""
     return Position(change_id, SECOND_HALF)
 
 
@@ -40,7 +40,7 @@ class SqliteTableOffset(offset.TableOffset[Position]):
         return self.place(log)
 
     def begin(self, snapshot_position: Position, bounds: tuple[int, ...]) -> SqliteTableOffset:
-        """A new copy, of which no chunk was read yet."""
+        """A new copy, with no chunk read yet."""
         return SqliteTableOffset(
             "copy", snapshot_position=snapshot_position, bounds=bounds, request=self.request, copy=self.copy + 1
         )
@@ -77,7 +77,7 @@ class SqliteTableOffset(offset.TableOffset[Position]):
 
 @dataclass(frozen=True)
 class SqliteOffset(offset.LogOffset[str, SqliteTableOffset, Position]):
-    """The whole offset; `tables` is keyed by name, which is all that tells one table of a file from another."""
+    """The whole offset; `tables` is keyed by name, the only thing that distinguishes the tables of a file."""
 
     witness: Mapping[str, int] = field(default_factory=dict)
 

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Reads a stretch of the capture table, page by page, and sorts its rows by table, version and kind of image."""
+"""Reads a range of the capture table, page by page, and groups its rows by table, version and kind of image."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ LOOKUP_ROWS = 500
 
 @dataclass(frozen=True)
 class TapePage:
-    """Some rows of the capture table: the names of their tables, and all else as columns.
+    """Some rows of the capture table: the names of their tables, and everything else as columns.
 
-    `widths` and `values` are the native images beside the tape: how many values are old and new ones, and the values.
+    `widths` and `values` are the native images stored next to the tape: how many old and new values, and the values.
     """
 
     tables: pa.Array[Any]
@@ -107,10 +107,10 @@ def _widths(present: Sequence[Any], widths: Sequence[Any]) -> Indexes:
 def decode_rows(
     connection: CaptureConnection, table: TableSchema, newest: TableSchema, page: TapePage, chosen: Indexes
 ) -> Iterator[Changes]:
-    """The changes of the chosen rows of one table at one version, in order. Raises as `image.decode` does.
+    """The changes of the chosen rows of one table at one version, in order. Raises as `decode.decode` does.
 
-    Where the capture did not keep the new image, the row is read from the table as it is now; `newest` are its columns
-    of now. One that is gone by now is left out: its delete follows.
+    If the capture did not keep the new image, the current row is read from the table; `newest` has its current columns.
+    A row that is gone is left out: its delete follows.
     """
     parts: list[Changes] = []
     native = np.zeros(len(chosen), bool)
@@ -145,7 +145,7 @@ def _merge(table: TableSchema, parts: Sequence[Changes]) -> Changes:
 def _decode_native(
     connection: CaptureConnection, table: TableSchema, newest: TableSchema, page: TapePage, chosen: Indexes
 ) -> Iterator[Changes]:
-    """Images that triggers keep as native values: rows with equally many of them are read together."""
+    """Images that triggers keep as native values: rows with the same number of values are read together."""
     assert page.widths is not None
     old, new = page.widths[0][chosen], page.widths[1][chosen]
     for pair in np.unique(np.stack([old, new]), axis=1).T:
@@ -184,9 +184,9 @@ def _pictures(
 def _look_up(
     connection: CaptureConnection, table: TableSchema, newest: TableSchema, rows: CapturedRows, before: Pictures
 ) -> Iterator[Changes]:
-    """Changes with the rows as they are now, found by rowid. What happened since comes again with its own change.
+    """Changes with the current rows, found by rowid. Later changes of a row follow with their own entries.
 
-    A row that is gone had perhaps another key when it went: that of before is deleted here.
+    A row that is gone may have had another key when it was deleted: delete its old key here.
     """
     found = read_rows(connection, table, newest, np.unique(rows.id.drop_null().to_numpy()))
     ids = rows.id.fill_null(0).to_numpy()
@@ -204,14 +204,14 @@ def _look_up(
 
 @dataclass(frozen=True)
 class FoundRows:
-    """Rows of a table now: their rowids, ascending, and the cells of the stored columns."""
+    """Current rows of a table: their rowids, ascending, and the cells of the stored columns."""
 
     ids: Indexes
     cells: list[RecordCells]
 
 
 def read_rows(connection: CaptureConnection, table: TableSchema, newest: TableSchema, ids: Indexes) -> FoundRows:
-    """The rows with these rowids, as far as they are there. Columns that the table no longer has are null."""
+    """The rows with these rowids that exist. Columns that the table no longer has are null."""
     if not has_table(connection, newest.table.name):
         return FoundRows(np.zeros(0, np.int64), [cells_of([]) for _ in stored_columns(table)])
     now = {column.number: column.name for column in stored_columns(newest)}

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""Is the file ready? Every finding comes with the command that mends it. Nothing is changed here."""
+"""Is the file ready? Every finding comes with the command that fixes it. Nothing is changed here."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _triggers(log: TapeLog) -> Iterator[Finding]:
         yield Finding(
             "warning",
             "triggers",
-            "the schema was changed since they were made; what is new in it is not captured",
+            "the schema has changed since they were created; the new parts are not captured",
             "tailrace sqlite enable FILE",
         )
 
@@ -99,15 +99,15 @@ def _table(one: Listed, lacking: Collection[str] | None) -> Iterator[Finding]:
         yield Finding(
             "warning",
             subject,
-            "its key is the rowid, which VACUUM may give its rows anew; nothing of that is on the tape",
+            "its key is the rowid, which VACUUM may renumber; the tape does not record that",
             f"tailrace resync FILE {TableName(SCHEMA, one.name)} after a VACUUM, or give it an INTEGER PRIMARY KEY",
         )
 
 
 def _lacking_before(log: TapeLog) -> Collection[str] | None:
-    """The tables whose old images the capture leaves out, by what its last changes hold; None: all tables'.
+    """The tables whose old images the capture leaves out, according to its last changes; None: all tables.
 
-    Turso's pragma belongs to a connection and is written nowhere; only triggers say their mode.
+    Turso's pragma belongs to a connection and is not stored; only triggers record their mode.
     """
     mode = trigger_capture(log.connection) if log.by_triggers else None
     if mode is not None:

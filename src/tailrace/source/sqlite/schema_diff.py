@@ -1,4 +1,4 @@
-"""Which column is which between two versions of a table, and whether the log alone leads from one to the other.
+"""Matches the columns of two versions of a table, and decides whether the log alone leads from one to the other.
 
 SQLite gives columns no identity, but it never moves them: RENAME leaves a column in its place, ADD puts one at the
 end, DROP takes one out.
@@ -33,20 +33,20 @@ def same(known: TableSchema, table: TableDefinition) -> bool:
 
 
 def begin(known: TableSchema | None, table: TableDefinition, at: Position) -> TableSchema:
-    """The version a copy begins with: columns that are still there keep their numbers."""
+    """The version a copy begins with: columns that still exist keep their numbers."""
     if known is None:
         return make_schema(table, {field.name: number for number, field in enumerate(table.fields, 1)})
     return derive(known, table, at).schema
 
 
 def derive(known: TableSchema, table: TableDefinition, at: Position) -> SqliteDerivedSchema:
-    """The version `table` is of `known` from position `at` on. Deterministic: asked again it gives the same."""
+    """`table` as the next version of `known`, from position `at` on. Deterministic: a second call gives the same."""
     old = stored_columns(known)
     names = [field.name for field in table.fields]
     origins = align([column.name for column in old], names)
     reasons: list[str] = []
     if origins is None:
-        reasons.append("it cannot be told which of its columns are which")
+        reasons.append("its old and new columns cannot be matched")
         places = {column.name: place for place, column in enumerate(old)}
         origins = [places.get(name) for name in names]
     numbers, initial = {}, {}
@@ -66,7 +66,7 @@ def derive(known: TableSchema, table: TableDefinition, at: Position) -> SqliteDe
         if value is not None:
             initial[field.name] = value
         if not is_known:
-            reasons.append(f"older rows hold a value in the new column {field.name} that the log does not tell")
+            reasons.append(f"older rows hold a value in the new column {field.name} that the log does not contain")
     schema = make_schema(table, numbers, initial)
     if [known.column(name).number for name in known.key] != [schema.column(name).number for name in schema.key]:
         reasons.append(f"the key ({', '.join(known.key)}) is now ({', '.join(schema.key)})")
@@ -74,7 +74,7 @@ def derive(known: TableSchema, table: TableDefinition, at: Position) -> SqliteDe
 
 
 def align(old: Sequence[str], new: Sequence[str]) -> list[int | None] | None:
-    """For each new column the place it had, None for one that was added; None altogether if that cannot be told."""
+    """For each new column its old place, None for an added one; None for all if the columns cannot be matched."""
     if len(new) < len(old):
         places = [old.index(name) for name in new if name in old]
         return [*places] if len(places) == len(new) and places == sorted(places) else None
@@ -87,6 +87,6 @@ def align(old: Sequence[str], new: Sequence[str]) -> list[int | None] | None:
 
 
 def _new_number(at: Position, index: int) -> int:
-    """A number no column of the table ever had: positions of schema changes do not come twice."""
+    """A number no column of the table ever had: no two schema changes have the same position."""
     place = at.commit + 1 << _COMMIT_BITS
     return place + (at.ordinal % (1 << _COMMIT_BITS - _ORDINAL_BITS) << _ORDINAL_BITS) + index

@@ -26,7 +26,7 @@ class SqliteSchemaLog(SchemaLog[str]):
     """The versions of the tables of one file."""
 
     def begin(self, table: TableDefinition, snapshot_position: Position) -> TableSchema:
-        """A copy of the table begins at `x` with its columns of now."""
+        """Start a copy of the table at `x`, with its current columns."""
         known = self._versions.schema_at(table.name)
         return self.put(schema_diff.begin(known, table, snapshot_position), snapshot_position)
 
@@ -38,7 +38,7 @@ class SqliteSchemaLog(SchemaLog[str]):
         tables: Mapping[str, SqliteTableOffset],
         listed: Mapping[str, Listed],
     ) -> None:
-        """Store the versions that the rows up to `upto` bring; `after` is where the first call begins to look."""
+        """Store the versions found in the rows up to `upto`; the first call starts at `after`."""
 
         def read(begin: Position, end: Position) -> None:
             for change in log.schema_changes(TapeWindow(begin.commit, end.commit)):
@@ -64,12 +64,12 @@ class SqliteSchemaLog(SchemaLog[str]):
         if row is None:
             self._take_unseen(change, at, older, listed)
         elif row[0] == "trigger" and change.type == INSERT and by_triggers:
-            # One that is newer than those of the capture ran before them: the tape has what it did first.
+            # A trigger newer than those of the capture ran before them, so the tape has its effects first.
             self._mark_all(older, at, row[2])
         elif row[0] != "table":
             return
         elif before is not None and after is not None and before[1] != after[1]:
-            # A renamed table is another one, also where the name is taken at once, or given back.
+            # A renamed table counts as another table, even if its name is reused at once or restored.
             self._mark_all(older, at, before[1], after[1])
         elif (name := str(row[1])) in older:
             if change.type in (INSERT, DELETE):
@@ -84,7 +84,7 @@ class SqliteSchemaLog(SchemaLog[str]):
         if known is None:
             return
         try:
-            # Renames since the known version show in the text of before.
+            # Renames since the known version show in the old text.
             renamed = schema_diff.derive(known, describe(str(before[SQL])), at)
             altered = schema_diff.derive(renamed.schema, describe(str(after[SQL])), at)
         except sqlite3.Error:
@@ -97,7 +97,7 @@ class SqliteSchemaLog(SchemaLog[str]):
     def _take_unseen(
         self, change: CapturedChange, at: Position, tables: Collection[str], listed: Mapping[str, Listed]
     ) -> None:
-        """A capture without images says that the schema changed, not how: the file is looked at."""
+        """A capture without images shows that the schema changed, but not how: compare with the file."""
         for name in tables:
             now, known = listed.get(name), self._versions.schema_at(name, at)
             if now is None or now.described is None or known is None:
@@ -108,7 +108,7 @@ class SqliteSchemaLog(SchemaLog[str]):
                 self._put(schema_diff.derive(known, now.described, at), at)
 
     def look(self, name: str, table: TableDefinition, at: Position) -> bool:
-        """Compare a table of the file with its newest version; whether it changed without a row on the tape."""
+        """Compare a table of the file with its newest version. True if it changed without a row on the tape."""
         known = self._versions.schema_at(name)
         if known is None or schema_diff.same(known, table):
             return False

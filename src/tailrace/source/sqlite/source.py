@@ -34,7 +34,7 @@ from tailrace.source.sqlite.reader import read_rows
 from tailrace.system.atomic_file import remove
 
 PURGE_SECONDS = 60.0
-"""How often consumed changes are looked for."""
+"""How often to check for changes that can be purged."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class SqliteSource(Source):
 
     @property
     def folder(self) -> Path:
-        """The cursors of every reader: what all of them have may be purged."""
+        """The cursors of all readers: changes that every reader has may be purged."""
         return self.context.state_dir / "tape"
 
     @property
@@ -62,7 +62,7 @@ class SqliteSource(Source):
         return preflight.check(self)
 
     def tables(self) -> list[TableSchema]:
-        with self.engine.snapshot("looking at the tables") as connection:
+        with self.engine.snapshot("listing the tables") as connection:
             log = TapeLog(connection, self.options.cdc_table)
             return [schema_diff.begin(None, table, START) for table in preflight.select_tables(self, log)]
 
@@ -89,7 +89,7 @@ class SqliteSource(Source):
         return TableRows(read_rows(self, table))
 
     def release(self, upto: Offset) -> None:
-        """Note how far the reader is. With `purge`, take out what every reader has had for long enough."""
+        """Store how far the reader is. With `purge`, delete changes that every reader has had for long enough."""
         cursors = Cursors(self.folder)
         cursors.advance(self.context.reader, SqliteOffset.from_json(upto).low_water.commit)
         if self.options.purge is None or self.context.reader != PIPELINE or not cursors.is_due(PURGE_SECONDS):
@@ -99,7 +99,7 @@ class SqliteSource(Source):
         try:
             self._purge(lowest, time.time() - self.options.purge)
         except UnavailableError:
-            return  # somebody writes: it is looked at again with a later batch
+            return  # the file is being written: a later batch tries again
 
     def _purge(self, upto: int, before: float) -> None:
         with self.engine.session("purging consumed changes", writes=True) as connection:
@@ -109,7 +109,7 @@ class SqliteSource(Source):
             )
             row = connection.execute(sql, (upto, int(before))).fetchone()
             if row is not None:
-                # That row stays, and with it the number that the next change gets.
+                # Keep that row: it determines the number of the next change.
                 tape.purge(connection, int(row[0]), self.options.cdc_table)
 
     def progress(self, offset: Offset) -> list[TableProgress]:
@@ -117,12 +117,12 @@ class SqliteSource(Source):
 
     def status(self) -> SourceStatus:
         try:
-            with self.engine.snapshot("asking how far the tape is") as connection:
+            with self.engine.snapshot("reading the end of the tape") as connection:
                 head = TapeLog(connection, self.options.cdc_table).head()
         except TailraceError as error:
             return SourceStatus("waiting", error=error.message, fix=error.fix)
         position = str(after_change(head))
-        # No `server`: the distance from there is said in bytes, and a tape counts changes.
+        # No `server`: lag is reported in bytes, and a tape counts changes.
         return SourceStatus("tape", position, self._size())
 
     def _size(self) -> int:

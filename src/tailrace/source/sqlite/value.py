@@ -1,4 +1,4 @@
-"""Columns of Python values, as SQLite's drivers hand them out, made into the cells that records decode to."""
+"""Turns columns of Python values, as SQLite's drivers return them, into the cells that records decode to."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def cells_of(values: Sequence[Value]) -> RecordCells:
 
 
 def _dense(values: Sequence[Value], kinds: Any, kind: CellKind, held: Any, other: Value) -> Sequence[Value]:
-    """The values with `other` wherever one is of another kind."""
+    """The values, with `other` in place of values of another kind."""
     if held[kind] == len(values):
         return values
     return [value if each == kind else other for value, each in zip(values, kinds.tolist(), strict=True)]
