@@ -22,10 +22,9 @@ from tailrace.model.schema import TableSchema
 from tailrace.source import offset as log_offset
 from tailrace.source.discovery import Discovery
 from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives, TableProgress
-from tailrace.source.offset import LogRange, log_ranges
+from tailrace.source.offset import ChunkedTableOffset, LogRange, log_ranges
 from tailrace.source.source import RESYNC, Source
 from tailrace.source.split import Split
-from tailrace.source.sqlite.offset import SqliteTableOffset
 from tailrace.source.table_range import TableRange, first_change
 
 At = TypeVar("At", bound=log_offset.LogOffset[Any, Any, Any])
@@ -109,7 +108,7 @@ class LogFollower(Follower, Generic[At]):
         return now.only(tables).with_tables({name: self.new_entry() for name in tables if name not in now.tables})
 
     def new_entry(self) -> Any:
-        return SqliteTableOffset("init")
+        return ChunkedTableOffset("init")
 
     def read_log(self, now: At, limit: Limit, directives: TableDirectives) -> At:
         """Advance the tables along the log."""
@@ -238,7 +237,7 @@ class LogFollower(Follower, Generic[At]):
 
 
 @dataclass(frozen=True)
-class SourceOffset(log_offset.LogOffset[str, SqliteTableOffset, Position]):
+class SourceOffset(log_offset.LogOffset[str, ChunkedTableOffset, Position]):
     """How far the stream of a `LogSource` has read; `tables` is keyed by upstream id.
 
     {"log": "<position>", "tables": {"notes": {"phase": "copy", "next": 1, "bounds": [<chunk>, …], …}, …}}
@@ -246,7 +245,7 @@ class SourceOffset(log_offset.LogOffset[str, SqliteTableOffset, Position]):
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> SourceOffset:
-        tables = {name: SqliteTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
+        tables = {name: ChunkedTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
         return cls(Position.parse(raw["log"]), tables)
 
     def to_json(self) -> dict[str, Any]:
@@ -413,7 +412,7 @@ class SourceLogFollower(LogFollower[SourceOffset]):
         begun = {name: self._begin(self._found.tables[name], entry) for name, entry in end.due(directives).items()}
         return end.copy_on(begun, limit.rows, max(1, limit.rows))
 
-    def _begin(self, table: TableSchema, entry: SqliteTableOffset) -> SqliteTableOffset:
+    def _begin(self, table: TableSchema, entry: ChunkedTableOffset) -> ChunkedTableOffset:
         at = self.head()  # first: what is committed later may be in the chunks, and is in the log
         chunks = tuple(self.source.chunks(table))
         if not chunks:
@@ -422,7 +421,12 @@ class SourceLogFollower(LogFollower[SourceOffset]):
         return entry.begin(at, chunks)
 
     def split_copy(
-        self, table: TableSchema, name: str, entry: SqliteTableOffset, earlier: SqliteTableOffset | None, chunks: range
+        self,
+        table: TableSchema,
+        name: str,
+        entry: ChunkedTableOffset,
+        earlier: ChunkedTableOffset | None,
+        chunks: range,
     ) -> list[Split]:
         return [
             CopySplit(copies=table, chunk=entry.bounds[number], position=entry.snapshot_position) for number in chunks

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
-from tailrace.model.change import Position
+from tailrace.model.change import START, Position
 from tailrace.source.follower import Limit, Phase, TableDirectives, TableProgress
 
 Id = TypeVar("Id", int, str)
@@ -80,6 +80,56 @@ class TableOffset(ABC, Generic[LogPoint]):
     def chunks_since(self, earlier: Self | None) -> range:
         """The chunks to copy between an earlier state of the table and this one."""
         return range(earlier.next if earlier is not None and earlier.copy == self.copy else 0, self.next)
+
+
+@dataclass(frozen=True)
+class ChunkedTableOffset(TableOffset[Position]):
+    """A table of a log whose places are positions. `bounds` say where its chunks end, in the words of its source."""
+
+    snapshot_position: Position = START
+    bounds: tuple[Any, ...] = ()
+
+    @property
+    def chunks(self) -> int:
+        return len(self.bounds)
+
+    def position(self, log: Position) -> Position:
+        return self.place(log)
+
+    def begin(self, snapshot_position: Position, bounds: tuple[Any, ...]) -> ChunkedTableOffset:
+        """A new copy, with no chunk read yet."""
+        return ChunkedTableOffset(
+            "copy", snapshot_position=snapshot_position, bounds=bounds, request=self.request, copy=self.copy + 1
+        )
+
+    def join(self) -> ChunkedTableOffset:
+        return replace(super().join(), bounds=(), next=0)
+
+    def to_json(self) -> dict[str, Any]:
+        raw: dict[str, Any] = {"phase": self.phase}
+        numbers = {"next": self.next, "request": self.request, "copy": self.copy}
+        raw |= {name: number for name, number in numbers.items() if number}
+        if self.snapshot_position != START:
+            raw["x"] = str(self.snapshot_position)
+        if self.bounds:
+            raw["bounds"] = list(self.bounds)
+        if self.skips:
+            raw["skips"] = [str(position) for position in self.skips]
+        return raw if self.at is None else {**raw, "at": str(self.at)}
+
+    @classmethod
+    def from_json(cls, raw: Mapping[str, Any]) -> ChunkedTableOffset:
+        at, x = raw.get("at"), raw.get("x")
+        return cls(
+            raw["phase"],
+            raw.get("copy", 0),
+            raw.get("next", 0),
+            Position.parse(at) if at else None,
+            raw.get("request", 0),
+            tuple(map(Position.parse, raw.get("skips", ()))),
+            Position.parse(x) if x else START,
+            tuple(raw.get("bounds", ())),
+        )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from psycopg import sql
 
 from tailrace.demo.server import EmbeddedPostgres, find_servers
 from tailrace.model.schema import TableName
-from tailrace.source.postgres.catalog import PgConnection, Published, describe, list_published, list_tables
-from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.catalog import Published, describe, list_published, list_tables
+from tailrace.source.postgres.connection import PgConnection, session
 from tests.support.database import PostgresDatabase
 
 TABLES = """

@@ -13,8 +13,8 @@ from tailrace.demo.server import EmbeddedPostgres, find_servers
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.model.schema import TableName
 from tailrace.source.postgres import ddl_message, event_trigger
-from tailrace.source.postgres.catalog import PgConnection, Published, describe, list_published, list_tables
-from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.catalog import Published, describe, list_published, list_tables
+from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.ddl_message import DdlEvent, to_published
 from tailrace.source.postgres.frame_builder import DDL_PREFIX
 from tailrace.source.postgres.pgoutput import message

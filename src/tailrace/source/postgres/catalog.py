@@ -10,14 +10,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-import psycopg
 import pyarrow as pa
 
 from tailrace.model.schema import Column, TableName, TableSchema
+from tailrace.source.postgres.connection import PgConnection
 from tailrace.source.postgres.pgoutput import text
 from tailrace.source.postgres.type_map import CatalogType, read_types
-
-PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,8 @@ from tailrace.errors import OwnedError, PreflightError, TailraceError, Unavailab
 from tailrace.source.postgres.copy_query import SESSION, session_for
 from tailrace.system.libpq import read_dsn, relief
 
+PgConnection = psycopg.Connection[tuple[Any, ...]]
+
 CONNECT_TIMEOUT_SECONDS = 10
 SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
 """How long a server may leave a request unanswered before the connection counts as half-open."""

@@ -11,13 +11,12 @@ from tailrace.source.discovery import Discovery
 from tailrace.source.postgres import preflight
 from tailrace.source.postgres.catalog import (
     CatalogRelation,
-    PgConnection,
     Published,
     Shown,
     list_published,
     list_tables,
 )
-from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.slot import extend_publication, publication_exists, publication_sql, read_mark
 
 if TYPE_CHECKING:

@@ -9,16 +9,15 @@ from __future__ import annotations
 
 from importlib.resources import files
 from string import Template
-from typing import Any, Final
+from typing import Final
 
 import psycopg
 
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.source.postgres.catalog import COLUMN_FIELDS, COLUMN_TABLES, KEY_NUMBERS
+from tailrace.source.postgres.connection import PgConnection
 from tailrace.source.postgres.copy_query import SESSION
 from tailrace.source.postgres.frame_builder import DDL_PREFIX
-
-PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 VERSION: Final = 2
 """The version of the functions. `install` replaces another version."""

@@ -7,14 +7,13 @@ import json
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
-import psycopg
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
 from tailrace.model.schema import TableName
 from tailrace.source.postgres import event_trigger
 from tailrace.source.postgres.catalog import CatalogRelation, Published, describe, list_published, list_tables
-from tailrace.source.postgres.connection import session
+from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.slot import (
     PublicationMark,
     addition_sql,
@@ -29,8 +28,6 @@ from tailrace.source.source import RESYNC
 
 if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
-
-PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 OLDEST_VERSION = 140000
 

@@ -7,17 +7,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 from psycopg import sql
 
 from tailrace.errors import Finding, LostError
 from tailrace.model.schema import TableName
+from tailrace.source.postgres.connection import PgConnection
 from tailrace.source.postgres.offset import parse_lsn
 from tailrace.system.ticker import Ticker
-
-PgConnection = psycopg.Connection[tuple[Any, ...]]
 
 STOP_CHECK_SECONDS = 0.1
 PATIENCE_SECONDS = 3.0

@@ -14,6 +14,7 @@ from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.journal_log import find_boundary, is_worth_passing, split_frames, without_frames
 from tailrace.source.log_follower import LogFollower
+from tailrace.source.offset import ChunkedTableOffset
 from tailrace.source.rqlite.catalog import upstream_id
 from tailrace.source.rqlite.copy import WHOLE, RqliteCopySplit, chunk_bounds
 from tailrace.source.rqlite.discovery import RqliteDiscovery
@@ -24,7 +25,7 @@ from tailrace.source.source import RESYNC
 from tailrace.source.split import Split
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import TableDefinition, stored_columns
-from tailrace.source.sqlite.offset import SqliteOffset, SqliteTableOffset
+from tailrace.source.sqlite.offset import SqliteOffset
 from tailrace.source.table_range import TableRange
 from tailrace.system.child_process import read_status
 
@@ -151,7 +152,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
             return end
         self._compared = seen
         tables = self.tables()
-        due: dict[str, SqliteTableOffset] = {}
+        due: dict[str, ChunkedTableOffset] = {}
         for name, entry in end.within("ready").items():
             known, now = self._versions.schema_at(self.id_of(name)), tables.get(name)
             if known is None or now is None or self.policy_of(name) != "evolve":
@@ -218,10 +219,10 @@ class ClusterFollower(LogFollower[SqliteOffset]):
             changed |= {name: entry.begin(end.log, WHOLE) for name, entry in due.items()}
         return end.copy_on(changed, limit.rows, self.source.options.copying.chunk_rows)
 
-    def _join(self, arrived: Mapping[str, Arrival]) -> dict[str, SqliteTableOffset]:
+    def _join(self, arrived: Mapping[str, Arrival]) -> dict[str, ChunkedTableOffset]:
         """Start tables at their first events: an empty copy before those, then the log."""
         tables = self.tables()
-        joined: dict[str, SqliteTableOffset] = {}
+        joined: dict[str, ChunkedTableOffset] = {}
         for name, arrival in arrived.items():
             if name in tables:
                 self._schemas.begin(tables[name], arrival.snapshot_position)
@@ -230,7 +231,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
                 self._schemas.put(arrival.infer(self.service, {}), arrival.snapshot_position)
             else:
                 self._schemas.put(arrival.infer(self.service, arrival.kinds), arrival.snapshot_position)
-            joined[name] = SqliteTableOffset("init").begin(arrival.snapshot_position, WHOLE)
+            joined[name] = ChunkedTableOffset("init").begin(arrival.snapshot_position, WHOLE)
         return joined
 
     # -- splitting ----------------------------------------------------------------------------------------
@@ -248,7 +249,12 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         return [without_frames(RqliteLogSplit, wanted, service=self.service)] if wanted else []
 
     def split_copy(
-        self, table: TableSchema, name: str, entry: SqliteTableOffset, earlier: SqliteTableOffset | None, chunks: range
+        self,
+        table: TableSchema,
+        name: str,
+        entry: ChunkedTableOffset,
+        earlier: ChunkedTableOffset | None,
+        chunks: range,
     ) -> list[Split]:
         failure = self._copy_failure(table, entry, earlier) if self._api is None else None
         return [
@@ -266,7 +272,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         ]
 
     def _copy_failure(
-        self, schema: TableSchema, entry: SqliteTableOffset, earlier: SqliteTableOffset | None
+        self, schema: TableSchema, entry: ChunkedTableOffset, earlier: ChunkedTableOffset | None
     ) -> TableError | None:
         """Without an API: why the table cannot begin, or begin again."""
         name, give = str(schema.table), f"give source.api for {self.service}"

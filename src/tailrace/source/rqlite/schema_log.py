@@ -16,6 +16,7 @@ from tailrace.journal import FrameRef, JournalReader
 from tailrace.model.change import Position, just_before
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import SchemaVersions
+from tailrace.source.offset import ChunkedTableOffset
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
 from tailrace.source.rqlite.decode import needs_image, position_of, read_lines
@@ -24,7 +25,6 @@ from tailrace.source.rqlite.log_split import EventColumns, Summary, summaries
 from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, stored_columns
-from tailrace.source.sqlite.offset import SqliteTableOffset
 
 # The first events of unknown tables: where they begin, and the kinds of their values.
 
@@ -99,7 +99,7 @@ class RqliteSchemaLog(SchemaLog[str]):
         )
 
     def scan(
-        self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, SqliteTableOffset]
+        self, journal: JournalReader, after: Position, upto: Position, tables: Mapping[str, ChunkedTableOffset]
     ) -> None:
         """Store the versions found in the events up to `upto`; the first call starts at `after`."""
         for name, (at, _) in [*self.failures.items()]:

@@ -12,13 +12,14 @@ from tailrace.model.change import Position
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.log_follower import LogFollower
+from tailrace.source.offset import ChunkedTableOffset
 from tailrace.source.split import Split
 from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
 from tailrace.source.sqlite.copy import SqliteCopySplit, chunk_bounds
 from tailrace.source.sqlite.cursor import Cursors
 from tailrace.source.sqlite.log import Counted, TapeLog, TapeWindow, windows
 from tailrace.source.sqlite.log_split import SqliteRange, log_splits
-from tailrace.source.sqlite.offset import SqliteOffset, SqliteTableOffset, after_change
+from tailrace.source.sqlite.offset import SqliteOffset, after_change
 from tailrace.source.sqlite.schema_log import SqliteSchemaLog
 from tailrace.source.table_range import TableRange
 
@@ -205,7 +206,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         # A schema change found by comparison comes after the last change, and a copy that starts now has seen it.
         head = self.head()
         snapshot_position = end.log if end.log.commit == head.commit else head
-        changed: dict[str, SqliteTableOffset] = {}
+        changed: dict[str, ChunkedTableOffset] = {}
         for name, entry in end.due(directives).items():
             bounds = chunk_bounds(self._log.connection, name, self.source.options.chunk_rows)
             self._schemas.begin(self._followed[name], snapshot_position)
@@ -213,7 +214,12 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         return end.copy_on(changed, limit.rows, self.source.options.chunk_rows)
 
     def split_copy(
-        self, table: TableSchema, name: str, entry: SqliteTableOffset, earlier: SqliteTableOffset | None, chunks: range
+        self,
+        table: TableSchema,
+        name: str,
+        entry: ChunkedTableOffset,
+        earlier: ChunkedTableOffset | None,
+        chunks: range,
     ) -> list[Split]:
         return [
             SqliteCopySplit(
@@ -226,5 +232,5 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         ]
 
 
-def _waits_for_copy(entry: SqliteTableOffset) -> bool:
+def _waits_for_copy(entry: ChunkedTableOffset) -> bool:
     return entry.phase == "stopped" and entry.at is None

@@ -11,10 +11,10 @@ the end of the tape when its copy began, and is ready once it meets the common p
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
-from tailrace.model.change import START, Position
+from tailrace.model.change import Position
 from tailrace.source import offset
 
 FIRST_HALF, SECOND_HALF = 0, 1
@@ -26,64 +26,14 @@ def after_change(change_id: int) -> Position:
 
 
 @dataclass(frozen=True)
-class SqliteTableOffset(offset.TableOffset[Position]):
-    """One table. `bounds` are the last rowids of its chunks."""
-
-    snapshot_position: Position = START
-    bounds: tuple[int, ...] = ()
-
-    @property
-    def chunks(self) -> int:
-        return len(self.bounds)
-
-    def position(self, log: Position) -> Position:
-        return self.place(log)
-
-    def begin(self, snapshot_position: Position, bounds: tuple[int, ...]) -> SqliteTableOffset:
-        """A new copy, with no chunk read yet."""
-        return SqliteTableOffset(
-            "copy", snapshot_position=snapshot_position, bounds=bounds, request=self.request, copy=self.copy + 1
-        )
-
-    def join(self) -> SqliteTableOffset:
-        return replace(super().join(), bounds=(), next=0)
-
-    def to_json(self) -> dict[str, Any]:
-        raw: dict[str, Any] = {"phase": self.phase}
-        numbers = {"next": self.next, "request": self.request, "copy": self.copy}
-        raw |= {name: number for name, number in numbers.items() if number}
-        if self.snapshot_position != START:
-            raw["x"] = str(self.snapshot_position)
-        if self.bounds:
-            raw["bounds"] = list(self.bounds)
-        if self.skips:
-            raw["skips"] = [str(position) for position in self.skips]
-        return raw if self.at is None else {**raw, "at": str(self.at)}
-
-    @classmethod
-    def from_json(cls, raw: Mapping[str, Any]) -> SqliteTableOffset:
-        at, x = raw.get("at"), raw.get("x")
-        return cls(
-            raw["phase"],
-            raw.get("copy", 0),
-            raw.get("next", 0),
-            Position.parse(at) if at else None,
-            raw.get("request", 0),
-            tuple(map(Position.parse, raw.get("skips", ()))),
-            Position.parse(x) if x else START,
-            tuple(raw.get("bounds", ())),
-        )
-
-
-@dataclass(frozen=True)
-class SqliteOffset(offset.LogOffset[str, SqliteTableOffset, Position]):
+class SqliteOffset(offset.LogOffset[str, offset.ChunkedTableOffset, Position]):
     """The whole offset; `tables` is keyed by name, the only thing that distinguishes the tables of a file."""
 
     witness: Mapping[str, int] = field(default_factory=dict)
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> SqliteOffset:
-        tables = {name: SqliteTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
+        tables = {name: offset.ChunkedTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
         return cls(Position.parse(raw["log"]), tables, raw["witness"])
 
     def to_json(self) -> dict[str, Any]:

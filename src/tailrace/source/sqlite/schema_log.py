@@ -15,11 +15,12 @@ from tailrace.capture.schema_change import SQL
 from tailrace.errors import DamagedError
 from tailrace.model.change import Position, end_of
 from tailrace.model.schema import TableSchema
+from tailrace.source.offset import ChunkedTableOffset
 from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import Listed, TableDefinition, describe
 from tailrace.source.sqlite.log import TapeLog, TapeWindow
-from tailrace.source.sqlite.offset import FIRST_HALF, SqliteTableOffset
+from tailrace.source.sqlite.offset import FIRST_HALF
 
 
 class SqliteSchemaLog(SchemaLog[str]):
@@ -35,7 +36,7 @@ class SqliteSchemaLog(SchemaLog[str]):
         log: TapeLog,
         after: Position,
         upto: Position,
-        tables: Mapping[str, SqliteTableOffset],
+        tables: Mapping[str, ChunkedTableOffset],
         listed: Mapping[str, Listed],
     ) -> None:
         """Store the versions found in the rows up to `upto`; the first call starts at `after`."""
@@ -49,7 +50,7 @@ class SqliteSchemaLog(SchemaLog[str]):
     def _take(
         self,
         change: CapturedChange,
-        tables: Mapping[str, SqliteTableOffset],
+        tables: Mapping[str, ChunkedTableOffset],
         listed: Mapping[str, Listed],
         *,
         by_triggers: bool,
