@@ -273,7 +273,7 @@ class DuckDbSession(SqlSession):
         return f"{name}::VARCHAR" if pa.types.is_string(column.type) else name
 
     def lacks_index(self, table: Polled, column: str) -> bool:
-        """Always False: each block of rows stores its lowest and highest value, and the others are skipped."""
+        """Always False: each block of rows stores its lowest and highest value, by which DuckDB skips blocks."""
         return False
 
     def estimate(self, table: Polled) -> int:

@@ -2,7 +2,7 @@
 
     window-<step>-<attempt>.npy      hashes of the rows that a poll emitted and that the next poll will see again
     polled-<step>-<attempt>.parquet  keys and hashes a poll emitted, deletes without a hash; of a full diff, the keys
-                                     that came with polls before it: those found gone, and those still there;
+                                     that came with earlier polls: those it found gone, and those still there;
                                      -<share>of<shares> after the attempt names the task that checked them
     base-<step>-<attempt>.parquet    keys and hashes of one stretch of keys, as a copy or a full diff left it
     found-<step>-<attempt>.arrow     changes that one task of a full diff found, until they are applied

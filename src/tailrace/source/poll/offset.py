@@ -45,7 +45,7 @@ class StepRead:
     """What one step reads of one table.
 
     kind       copy: chunks `first` to `end` of the key's order; poll: what changed; diff: everything, compared;
-               refuse: nothing; the table cannot go on, for a `reason` that has a `fix`
+               refuse: nothing; the table cannot continue, for a `reason` that has a `fix`
     sweep      poll: by the version column; None where there is none
     soft       poll: by the column of soft deletes
     since      diff: the step whose base is compared with
@@ -109,7 +109,7 @@ class PollTableOffset:
     bounds      while it copies: the marks between its chunks; `next` is the first chunk not yet copied
     reading     what step `step` read
     undo        its state before that step, in case the step fails
-    was         while it is stopped: the phase it goes on with
+    was         while it is stopped: the phase it continues with
     """
 
     phase: Phase

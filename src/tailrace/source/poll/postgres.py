@@ -120,7 +120,7 @@ class PostgresSession(SqlSession):
 
     def tables(self) -> list[TableSchema]:
         self._spacing.wait()
-        with translated("looking at the tables"):
+        with translated("listing the tables"):
             relations = [one for one in list_tables(self._asking) if one.can_select and not one.is_partition]
             return [one.schema for one in describe(self._asking, relations, {})]
 
@@ -171,7 +171,7 @@ class PostgresSession(SqlSession):
         name, source = self.quote(column), self.source(table)
         query = f"SELECT 1 FROM {source} WHERE {name} > (SELECT max({name}) FROM {source}) ORDER BY {name} LIMIT 1"
         self._spacing.wait()
-        with translated(f"looking at the plan of {table.name}"), self._asking.transaction():
+        with translated(f"reading the query plan of {table.name}"), self._asking.transaction():
             # Postgres reads a small table in full even if it has an index; what matters is whether there is one.
             self._asking.execute("SET LOCAL enable_seqscan = off")
             plan = self._asking.execute(f"EXPLAIN {query}".encode()).fetchall()

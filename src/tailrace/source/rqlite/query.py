@@ -97,8 +97,7 @@ def read_image(table: TableSchema, selection: Selection, rows: Sequence[QueryRow
 
 
 def fetch_by_rowid(api: Api, table: TableSchema, rowids: Sequence[int]) -> tuple[dict[int, dict[str, Any]], set[str]]:
-    """The current rows by rowid, and the columns dropped since. A rowid that is not found belongs to a row that is
-    gone."""
+    """The current rows by rowid, and the columns dropped since. A row that is not found is gone."""
     selection = Selection(table, lacks_rowid=False)
     found: dict[int, dict[str, Any]] = {}
     gone: set[str] = set()

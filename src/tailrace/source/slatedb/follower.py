@@ -155,8 +155,7 @@ class SlateDbFollower(Follower):
         if not late:
             return replace(now, log=log)
         try:
-            # `tail` raises if the next file is gone. With `keep_wal` it may end early, where the copying has got to so
-            # far.
+            # `tail` raises if the next file is gone. With `keep_wal` it ends at the last file copied so far.
             there = self._open_log().tail(min(late.values()).wal)
             reached = self._take(min(late.values()), min(log.wal, there), share)
         except CollectedError as error:

@@ -218,7 +218,7 @@ def translate(error: Any, doing: str) -> TailraceError:
             return CollectedError(f"SlateDB deleted a WAL file that is still needed ({text})")
         if "failed to find latest" in text:
             return LostError(
-                f"there is no SlateDB database any more, while {doing}",
+                f"the SlateDB database no longer exists, found while {doing}",
                 fix="restore the database, or run tailrace reset FILE",
             )
         return DamagedError(f"SlateDB cannot read its own data while {doing}: {text}")

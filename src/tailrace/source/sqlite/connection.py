@@ -38,7 +38,7 @@ class CapturedFile:
     def session(self, doing: str, *, writes: bool = False) -> Iterator[CaptureConnection]:
         """A connection for the length of a `with` block, in autocommit mode.
 
-        Raises PreflightError for a file that is not there, may not be read or is no database, DamagedError for one
+        Raises PreflightError for a file that is not there, may not be read or is not a database, DamagedError for one
         that is corrupt, and UnavailableError while it is locked. `doing` describes the operation in the message.
         """
         path = Path(self.path)

@@ -1,5 +1,5 @@
 # ruff: noqa: S608 - every name in the SQL here is quoted
-"""The capture table as a log: where it ends, where transactions do, what lies between two of its rows."""
+"""The capture table as a log: where it ends, where transactions end, and what is between two of its rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a stream of a SQLite file stands: one position on the tape, and every table that is not level with it.
+"""How far a stream of an SQLite file is: one position on the tape, and every table that is not yet at it.
 
     {"log": "<position>", "witness": {…}, "tables": {"orders": {"phase": "copy", "x": "<position>", …}, …}}
 

@@ -11,7 +11,7 @@ from tailrace.source.option import SourceOptions
 
 
 class CapturedFileOptions(SourceOptions):
-    """A database file with a capture table. Its tables lie in schema `main`."""
+    """A database file with a capture table. Its tables are in schema `main`."""
 
     path: FilePath = Field(description="the database file; on a cluster a path that every executor sees")
     cdc_table: str = Field(default="turso_cdc", min_length=1, description="the capture table")

@@ -220,7 +220,7 @@ def read_rows(connection: CaptureConnection, table: TableSchema, newest: TableSc
     missing_names = [name for name in names if name is not None and name not in {field.name for field in shape.fields}]
     if missing_names:
         raise SchemaChangedError(
-            "its columns changed, so that rows of changes without images cannot be read",
+            "its columns changed, so rows of changes without images cannot be read",
             fix=f"tailrace resync FILE {table.table}",
             table=str(table.table),
         )
