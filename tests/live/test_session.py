@@ -79,12 +79,13 @@ def test_a_pipeline_leaves_the_settings_of_a_session_that_was_there_before_it(
         "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     }
     before = {name: spark.conf.get(name) for name in mine}
+    default = SparkSession.builder.getOrCreate()
     try:
         for name, value in mine.items():
             spark.conf.set(name, value)
         pipeline.run(once=True)
         assert {name: spark.conf.get(name) for name in mine} == mine
-        assert SparkSession.builder.getOrCreate() is spark
+        assert SparkSession.builder.getOrCreate() is default
     finally:
         for name, was in before.items():
             spark.conf.set(name, str(was))
