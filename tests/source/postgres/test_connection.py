@@ -31,3 +31,9 @@ def test_a_server_that_closed_the_connection_is_tried_again() -> None:
 def test_a_role_that_is_not_there_is_a_refused_login() -> None:
     text = 'connection failed: FATAL: role "shop" does not exist'
     assert isinstance(translate(psycopg.OperationalError(text), "connecting"), PreflightError)
+
+
+def test_a_statement_that_took_too_long_names_the_timeout() -> None:
+    found = translate(psycopg.errors.QueryCanceled("canceling statement due to statement timeout"), "copying")
+    assert isinstance(found, UnavailableError)
+    assert "statement_timeout" in (found.fix or "")

@@ -73,7 +73,8 @@ def translate(error: Exception, doing: str) -> TailraceError:
     state = getattr(error, "sqlstate", None)
     text = " ".join(str(error).split())
     # The SQLSTATE decides if there is one. Otherwise the text does, without the names that it quotes.
-    signs = "" if state else _QUOTED.sub('""', text)
+    unnamed = _QUOTED.sub('""', text)
+    signs = "" if state else unnamed
     if state in {"28P01", "28000"} or any(sign in signs for sign in _REFUSED) or lacks("role", signs):
         return PreflightError(
             f"Postgres refused the login while {doing}: {text}",
@@ -106,7 +107,7 @@ def translate(error: Exception, doing: str) -> TailraceError:
             f"the dsn's settings do not fit the server, while {doing}: {text}",
             fix="correct sslmode, the other TLS options and `options` in the dsn",
         )
-    if fix := relief(state, signs):
+    if fix := relief(state, unnamed):
         return UnavailableError(f"Postgres cannot serve now, while {doing}: {text}", fix=fix)
     is_down = isinstance(error, psycopg.OperationalError | ConnectionError | TimeoutError)
     if is_down or (state or "")[:2] in _PASSING or _looks_down(signs):
