@@ -10,7 +10,8 @@ import sys
 from contextlib import closing
 from pathlib import Path
 
-from deltalake import DeltaTable
+import pyarrow as pa
+from deltalake import DeltaTable, QueryBuilder
 from pyspark.sql import SparkSession
 
 from tailrace import Pipeline
@@ -48,8 +49,9 @@ def main(folder: Path) -> None:
     work(file)
     pipeline.run(once=True)
     SparkSession.builder.getOrCreate().stop()
-    orders = DeltaTable(str(folder / "lake" / "main" / "orders"))
-    for row in orders.to_pyarrow_table(columns=["id", "customer", "total"]).sort_by("id").to_pylist():
+    lake = QueryBuilder().register("orders", DeltaTable(str(folder / "lake" / "main" / "orders")))
+    orders = lake.execute("SELECT id, customer, total FROM orders ORDER BY id").read_all()
+    for row in pa.table(orders).to_pylist():
         sys.stdout.write(f"{row['id']} {row['customer']} {row['total']}\n")
 
 
