@@ -139,6 +139,7 @@ def test_java_starts_without_an_archive_that_is_damaged_or_of_another_java(fault
     archive = Archive.here()
     assert archive is not None
     assert archive.base is not None
+    archive.base.parent.mkdir(parents=True, exist_ok=True)
     # Java's own archive is made in a second, and read before the one of Spark's classes on top of it.
     subprocess.run([archive.java, "-Xshare:dump", f"-XX:SharedArchiveFile={archive.base}", "-version"], check=True)
     whole = archive.base.read_bytes()
