@@ -7,7 +7,7 @@ WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-fast soak demo bench lock clean
+.PHONY: setup check test test-fast soak fuzz demo bench lock clean
 
 setup: $(STAMP)
 
@@ -41,6 +41,11 @@ KILLS ?= 20
 SEED ?= $(shell date +%s)
 soak: setup
 	TAILRACE_SOAK_KILLS=$(KILLS) TAILRACE_SOAK_SEED=$(SEED) $(BIN)/pytest -s tests/live/test_soak.py
+
+# Random sequences of DDL, rows and crashes for this long; each that fails is printed as a short script.
+SECONDS ?= 600
+fuzz: setup
+	$(BIN)/pytest -s --timeout 0 tests/fuzz/test_sequences.py --fuzz-seconds $(SECONDS) --fuzz-seed $(SEED)
 
 demo: setup
 	$(BIN)/tailrace demo --seconds 30

@@ -133,11 +133,11 @@ def test_columns_that_change_while_a_copy_takes_many_batches_are_followed(follow
     following.require_same(without=UNLIKE)
 
 
-def test_a_type_is_widened_where_nothing_is_lost(following: Following) -> None:
+def test_types_that_become_wider_narrower_or_another_are_followed_with_every_value(following: Following) -> None:
     following.sql(
         "ALTER TABLE typed ADD COLUMN s smallint, ADD COLUMN d numeric(8, 2), ADD COLUMN f real",
         "UPDATE typed SET s = id, d = id + 0.25, f = id / 2.0",
-        "BEGIN; ALTER TABLE typed ALTER n TYPE bigint, ALTER s TYPE int, ALTER d TYPE numeric(12, 4),"
+        "BEGIN; ALTER TABLE typed ALTER n TYPE bigint USING n * 2, ALTER s TYPE int, ALTER d TYPE numeric(12, 4),"
         " ALTER f TYPE double precision; INSERT INTO typed VALUES (50, 'wide', 5000000000, 70000, 12345678.1234, 0.1);"
         " DELETE FROM typed WHERE id = 7; COMMIT",
     )
@@ -145,35 +145,20 @@ def test_a_type_is_widened_where_nothing_is_lost(following: Following) -> None:
     following.require_same(without=UNLIKE)
     assert following.lake("typed")[50]["n"] == 5_000_000_000
 
-    # A narrower type leaves the lake's as wide as it is.
     following.sql("DELETE FROM typed WHERE n > 1000000")
     following.catch_up()
     following.sql("ALTER TABLE typed ALTER n TYPE int", "UPDATE typed SET n = n + 1 WHERE id = 3")
     following.catch_up()
     following.require_same(without=UNLIKE)
 
-
-def test_a_type_that_cannot_be_widened_stops_its_table_alone_and_a_resync_fixes_it(following: Following) -> None:
-    # More than a few segments of the journal, all of which the table still needs.
+    # The table is copied again; rows that came before that are as they are now.
     following.sql(
         "BEGIN; ALTER TABLE odd ALTER n TYPE text; INSERT INTO odd VALUES (50, 'odd', 'text');"
         " INSERT INTO bulk SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 6000) i; COMMIT"
     )
-    record = following.wait_until_errored("odd")
-    assert "column n is string upstream" in (record.reason or "")
-    assert "tailrace resync" in (record.fix or "")
-
-    following.sql("INSERT INTO busy (id) VALUES (500)", "INSERT INTO odd VALUES (51, 'odd', 'more')")
-    following.catch_up(without=("public.odd",))
-    following.require_same(without=("public.odd", *UNLIKE))
-    assert set(following.lake("odd")) == set(range(1, 21))
-    stuck = following.wait_until_errored("odd")
-    assert stuck.position == stuck.resume == record.resume
-
-    following.scenario.execute("resync", "public.odd")
-    following.wait_until_ready("odd")
     following.catch_up()
     following.require_same(without=UNLIKE)
+    assert following.lake("odd")[50]["n"] == "text"
 
 
 def test_a_table_with_another_key_or_none_is_copied_again_and_goes_on(following: Following) -> None:

@@ -53,7 +53,8 @@ def test_a_schema_change_killed_between_its_version_its_columns_and_its_rows_end
     # The columns changed once more before the rows of the first change were applied.
     change(scenario, 2)
     scenario.sql("ALTER TABLE altered RENAME COLUMN a TO title")
-    kill_once_at(scenario, "delta.columns_added")
+    # Without the trigger the rename is in doubt, as the catalog has it and the rows before it do not: copied again.
+    kill_once_at(scenario, "delta.columns_added" if has_trigger else "delta.before_commit")
     scenario.sql(
         "ALTER TABLE altered DROP COLUMN b1, ALTER COLUMN id TYPE bigint",
         "UPDATE altered SET title = 'wide' WHERE id % 11 = 0",

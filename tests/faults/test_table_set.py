@@ -32,7 +32,7 @@ def take_out_and_put_back(following: Following, publication: str) -> None:
     following.wait_until_gone(oid)
     following.sql("UPDATE second SET v = 'unseen' WHERE id = 1", "DELETE FROM second WHERE id = 2")
     following.catch_up()
-    assert "public.second" not in following.scenario.execute("status")
+    assert "second" not in names(following)
     assert following.lake("second")[1]["v"] == "row 1"
     assert 2 in following.lake("second")
 
@@ -84,6 +84,9 @@ def test_a_publication_that_tailrace_made_takes_in_new_tables_but_none_that_was_
         following.restart(tables={"exclude": ["*.excluded*"]})
         following.catch_up()
         assert names(following) == {"fence", "first", "second"}
+        status = following.run.status()
+        assert status is not None
+        assert any(notice.message.endswith("followed: public.outside") for notice in status.notices)
         following.require_same()
 
 

@@ -21,6 +21,7 @@ from tailrace.source.postgres.catalog import list_tables
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import PostgresSnapshot
 from tailrace.source.postgres.discovery import PostgresDiscovery
+from tailrace.source.postgres.preflight import selection_hash
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
@@ -72,7 +73,7 @@ def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(
 
     def look(node: PostgresSource) -> list[str]:
         together.wait()
-        return sorted(str(one.schema.table) for one in PostgresDiscovery(node).tables.values())
+        return sorted(str(one.schema.table) for one in PostgresDiscovery(node, frozenset()).tables.values())
 
     with ThreadPoolExecutor(len(nodes)) as pool:
         list(pool.map(prepare, nodes))
@@ -175,7 +176,7 @@ def test_a_parent_of_a_table_that_is_followed_joins_without_it(
     database.run("CREATE TABLE child (id int PRIMARY KEY)")
     source.prepare()
     database.run("CREATE TABLE parent (id int PRIMARY KEY)", "ALTER TABLE child INHERIT parent")
-    assert sorted(str(one.schema.table) for one in PostgresDiscovery(source).tables.values()) == [
+    assert sorted(str(one.schema.table) for one in PostgresDiscovery(source, frozenset()).tables.values()) == [
         "public.child",
         "public.parent",
     ]
@@ -450,3 +451,65 @@ def test_a_text_without_a_form_in_utf8_is_not_taken_for_a_server_that_is_down(po
         assert "tailrace reset" in str(raised.value.fix)
     finally:
         database.drop()
+
+
+def test_a_table_that_moves_into_a_matching_schema_and_a_detached_partition_join_and_a_removed_one_does_not(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE SCHEMA other",
+        "CREATE TABLE other.moved (id int PRIMARY KEY)",
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE leaf PARTITION OF root FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE unwanted (id int PRIMARY KEY)",
+    )
+    source.prepare()
+    discovery = PostgresDiscovery(source, frozenset())
+    assert names(discovery) == ["public.root", "public.unwanted"]
+    discovery.followed = frozenset(discovery.tables)
+    database.run(
+        "ALTER TABLE other.moved SET SCHEMA public",
+        "ALTER TABLE root DETACH PARTITION leaf",
+        f"ALTER PUBLICATION {source.options.publication} DROP TABLE unwanted",
+    )
+    discovery.refresh(at_once=True)
+    assert names(discovery) == ["public.leaf", "public.moved", "public.root"]
+    # Another process, which has never followed it, leaves it out as well.
+    again = PostgresDiscovery(source, frozenset())
+    assert names(again) == ["public.leaf", "public.moved", "public.root"]
+
+
+def test_the_mark_of_an_earlier_version_leaves_out_what_it_left_out(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
+    database.run("CREATE TABLE first (id int PRIMARY KEY)", "CREATE TABLE unwanted (id int PRIMARY KEY)")
+    source.prepare()
+    publication = source.options.publication
+    [(seen,)] = database.rows("SELECT max(oid)::int8 FROM pg_class WHERE relname IN ('first', 'unwanted')")
+    database.run(
+        f"ALTER PUBLICATION {publication} DROP TABLE unwanted",
+        f"COMMENT ON PUBLICATION {publication} IS"
+        f" 'tailrace made this and adds new tables to it: {selection_hash(source)} {seen}'",
+        "CREATE TABLE second (id int PRIMARY KEY)",
+    )
+    for _ in range(2):
+        assert names(PostgresDiscovery(source, frozenset())) == ["public.first", "public.second"]
+
+
+def names(discovery: PostgresDiscovery) -> list[str]:
+    return sorted(str(one.schema.table) for one in discovery.tables.values())
+
+
+def test_an_event_trigger_of_an_earlier_version_is_named_by_check_and_while_the_pipeline_runs(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
+    database.run("CREATE TABLE first (id int PRIMARY KEY)")
+    source.set_up(remove=False)
+    assert source.notices() == []
+    database.run("COMMENT ON FUNCTION tailrace.report_ddl() IS 'tailrace 2'")
+    [notice] = source.notices()
+    assert "can gain rights" in notice.message
+    assert notice.fix == "tailrace prepare FILE"
+    assert notice in source.check()
+    source.set_up(remove=False)
+    assert source.notices() == []

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -77,6 +78,16 @@ class Site:
         self.run(statements)
         [described] = [entry for entry in self.log() if isinstance(entry, DdlEvent)]
         return described
+
+    def recopy(self, statements: str, name: str = "t") -> str | None:
+        """Why the statements, which leave one message, make a new copy of the table."""
+        before = catalog(self.connection, name).schema
+        described = self.ddl_event(statements)
+        assert described.oid == int(before.upstream_id)
+        if described.recopy:
+            return described.reason
+        published = self.published(described)
+        return compare(before, published.schema, unknown=published.unknown).recopy
 
     def published(self, described: DdlEvent) -> Published:
         types = read_types(self.connection, described.type_oids)
@@ -195,19 +206,19 @@ def test_an_initial_value_that_its_type_cannot_hold_is_unknown(site: Site) -> No
     assert compare(before, published.schema, unknown=published.unknown).recopy is not None
 
 
-def test_a_default_that_a_rewrite_filled_in_is_unknown(site: Site) -> None:
-    before = catalog(site.connection, "t").schema
-    described = site.ddl_event("ALTER TABLE t ADD c int DEFAULT 5, ALTER a TYPE bigint")
-    published = site.published(described)
-    assert described.rewritten
-    assert compare(before, published.schema, unknown=published.unknown, rewritten=True).recopy is not None
-
-
 RECOPIES = {
+    "ALTER TABLE t ADD c int DEFAULT 5, ALTER a TYPE bigint": "filled with a value for each row",
     "ALTER TABLE t ADD c double precision DEFAULT random()": "filled with a value for each row",
     "ALTER TABLE t ADD c int GENERATED ALWAYS AS IDENTITY": "filled with a value for each row",
-    "ALTER TABLE t ALTER b TYPE text USING upper(b)": "USING",
-    "DO $$ BEGIN EXECUTE 'ALTER TABLE t ALTER a TYPE bigint USING -a'; END $$": "USING",
+    "ALTER TABLE t ALTER b TYPE text USING upper(b)": "column b was changed and the rows",
+    "ALTER TABLE t ALTER a TYPE bigint": "column a was changed and the rows",
+    "ALTER TABLE t ALTER a TYPE text": "column a was changed and the rows",
+    "ALTER TABLE t ALTER b TYPE varchar(10)": "column b was changed and the rows",
+    "DO $$ BEGIN EXECUTE 'ALTER TABLE t ALTER a TYPE bigint USING -a'; END $$": "column a was changed and the rows",
+    "SELECT 1; /* */ ALTER TABLE t ALTER a TYPE int USING -a": "column a was changed and the rows",
+    "CREATE FUNCTION f() RETURNS void LANGUAGE sql AS 'ALTER TABLE public.t ALTER a TYPE int USING -a'; SELECT f()": (
+        "column a was changed and the rows"
+    ),
     "CREATE TABLE more (LIKE root); INSERT INTO more VALUES (150, 'm');"
     " ALTER TABLE root ATTACH PARTITION more FOR VALUES FROM (100) TO (200)": "attached",
     "ALTER TABLE root DETACH PARTITION leaf": "detached",
@@ -219,29 +230,58 @@ RECOPIES = {
 @pytest.mark.parametrize("statement", RECOPIES)
 def test_rows_that_change_without_a_log_ask_for_a_new_copy(site: Site, statement: str) -> None:
     site.run("INSERT INTO t VALUES (1, 1, 'x')")
-    described = site.ddl_event(statement)
-    assert described.recopy
-    assert RECOPIES[statement] in (described.reason or "")
     name = "root" if "root" in statement or "leaf" in statement else "t"
-    assert described.oid == catalog(site.connection, name).oid
+    assert RECOPIES[statement] in (site.recopy(statement, name) or "")
 
 
-def test_a_rewrite_inside_a_function_is_taken_for_one_with_using(site: Site) -> None:
-    site.run(
-        "CREATE FUNCTION migrate() RETURNS void LANGUAGE plpgsql AS $$ BEGIN"
-        " ALTER TABLE public.t ALTER a TYPE bigint USING -a; END $$"
-    )
-    assert site.ddl_event("SELECT migrate()").recopy
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "ALTER TABLE t ALTER a SET DEFAULT 7",
+        "ALTER TABLE t ADD c int DEFAULT 5",
+        "ALTER TABLE t DROP b",
+        "ALTER VIEW t RENAME COLUMN b TO c",
+        "ALTER TABLE t ALTER a SET NOT NULL",
+    ],
+)
+def test_a_command_that_leaves_the_rows_alone_asks_for_no_copy(site: Site, statement: str) -> None:
+    site.run("INSERT INTO t VALUES (1, 1, 'x')")
+    assert site.recopy(statement) is None
+
+
+def test_rows_in_a_new_file_ask_for_no_copy_unless_a_column_changed(site: Site) -> None:
+    before = catalog(site.connection, "t").schema
+    site.user.execute("VACUUM FULL t")
+    vacuumed = catalog(site.connection, "t").schema
+    assert vacuumed.fingerprint != before.fingerprint
+    assert compare(before, vacuumed).recopy is None
+    site.run("TRUNCATE t")
+    assert compare(vacuumed, catalog(site.connection, "t").schema).recopy is None
+    site.run("ALTER TABLE t ALTER a TYPE int USING a + 1")
+    assert compare(before, catalog(site.connection, "t").schema).recopy is not None
+
+
+def test_a_published_column_that_was_generated_before_asks_for_a_new_copy(site: Site) -> None:
+    site.run("ALTER TABLE t ADD g int GENERATED ALWAYS AS (id * 2) STORED")
+    site.log()
+    assert "not published before" in (site.recopy("ALTER TABLE t ALTER g DROP EXPRESSION") or "")
+
+
+def test_a_dropped_index_that_identified_rows_asks_for_a_new_copy(site: Site) -> None:
+    site.run("CREATE UNIQUE INDEX by_id ON t (id); ALTER TABLE t REPLICA IDENTITY USING INDEX by_id")
+    site.log()
+    assert "the key (id) is now ()" in (site.recopy("DROP INDEX by_id") or "")
 
 
 def test_a_renamed_enum_value_and_a_new_attribute_ask_for_a_new_copy_and_a_new_value_does_not(site: Site) -> None:
     site.run("CREATE TYPE mood AS ENUM ('calm'); CREATE TYPE pair AS (x int, m mood); ALTER TABLE t ADD m mood[]")
     site.log()
-    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
-    site.run("ALTER TYPE mood ADD VALUE 'loud'")
-    assert site.log() == []
-    assert not site.ddl_event("ALTER TABLE t ADD p pair").recopy
-    assert site.ddl_event("ALTER TYPE pair ADD ATTRIBUTE y int").recopy
+    text = "a type of its columns changed the text of stored values"
+    assert site.recopy("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'") == text
+    assert site.recopy("ALTER TYPE mood ADD VALUE 'loud'") is None
+    assert site.recopy("ALTER TABLE t ADD p pair") is None
+    assert site.recopy("ALTER TYPE pair ADD ATTRIBUTE y int") == text
+    assert site.recopy("ALTER TYPE pair DROP ATTRIBUTE x") == text
 
 
 def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_rows_of_other_tables(site: Site) -> None:
@@ -250,14 +290,13 @@ def test_a_changed_type_asks_for_a_copy_of_tables_that_hold_it_in_ranges_and_row
         "CREATE TABLE part (m mood); ALTER TABLE t ADD r moods"
     )
     site.log()
-    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'").recopy
+    assert site.recopy("ALTER TYPE mood RENAME VALUE 'calm' TO 'quiet'")
     site.run("ALTER TABLE t DROP r, ADD p part[]")
     site.log()
-    assert site.ddl_event("ALTER TYPE mood RENAME VALUE 'quiet' TO 'still'").recopy
-    assert site.ddl_event("ALTER TABLE part ADD n int").recopy
-    assert site.ddl_event("ALTER TABLE part DROP m").recopy
-    site.run("ALTER TABLE part RENAME n TO number")
-    assert site.log() == []
+    assert site.recopy("ALTER TYPE mood RENAME VALUE 'quiet' TO 'still'")
+    assert site.recopy("ALTER TABLE part ADD n int")
+    assert site.recopy("ALTER TABLE part DROP m")
+    assert site.recopy("ALTER TABLE part RENAME n TO number") is None
 
 
 def test_a_database_in_another_encoding_describes_changes_in_utf8(postgres: EmbeddedPostgres) -> None:
@@ -425,7 +464,7 @@ def test_a_busy_partition_is_waited_for_and_then_named(database: PostgresDatabas
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{", b"[]", b'{"v": 1}', b'{"v": 1, "oid": 5, "tag": "x", "name": "t"}', b"\xff", b'{"v":1,"oid":{}}'],
+    [b"", b"{", b"[]", b'{"v": 2}', b'{"v": 2, "oid": 5, "tag": "x", "name": "t"}', b"\xff", b'{"v":2,"oid":{}}'],
 )
 def test_a_damaged_message_is_refused_without_quoting_it(content: bytes) -> None:
     with pytest.raises(MalformedError, match=f"{len(content)} bytes"):
@@ -433,7 +472,7 @@ def test_a_damaged_message_is_refused_without_quoting_it(content: bytes) -> None
 
 
 def test_a_message_of_another_format_is_ignored() -> None:
-    assert ddl_message.parse(json.dumps({"v": 2, "whatever": 1}).encode()) is None
+    assert ddl_message.parse(json.dumps({"v": 1, "whatever": 1}).encode()) is None
 
 
 def test_taking_a_table_out_and_putting_it_back_gives_another_membership(site: Site) -> None:
@@ -455,10 +494,93 @@ def test_taking_a_table_out_and_putting_it_back_gives_another_membership(site: S
 def test_a_type_that_takes_a_field_of_stored_rows_with_it_asks_for_a_copy(site: Site, part: str) -> None:
     site.run(f"CREATE TYPE mood AS ENUM ('calm'); CREATE {part}; ALTER TABLE t ADD p part")
     site.log()
-    assert site.ddl_event("DROP TYPE mood CASCADE").recopy
+    assert site.recopy("DROP TYPE mood CASCADE")
 
 
 def test_a_column_that_comes_from_a_parent_to_stored_rows_asks_for_a_copy(site: Site) -> None:
     site.run("CREATE TABLE part (n int); CREATE TABLE child () INHERITS (part); ALTER TABLE t ADD p child")
     site.log()
-    assert site.ddl_event("ALTER TABLE part ADD m int").recopy
+    assert site.recopy("ALTER TABLE part ADD m int")
+
+
+# -- no one gains rights by it, or hides a change from it ---------------------------------------------------
+
+
+@pytest.fixture
+def intruder(site: Site) -> Iterator[PgConnection]:
+    """A role that may log in and create tables of its own, nothing else."""
+    name = f"intruder_{site.database.name}"
+    site.run(f"CREATE ROLE {name} LOGIN; GRANT CREATE ON SCHEMA public TO {name}; ALTER TABLE t OWNER TO {name}")
+    site.log()
+    with session(site.database.server.dsn(site.database.name, user=name), "attacking") as connection:
+        connection.execute("SET search_path = public")
+        yield connection
+    site.run(f"ALTER TABLE IF EXISTS t OWNER TO postgres; DROP OWNED BY {name}; DROP ROLE {name}")
+
+
+@pytest.mark.parametrize("relation", ["pg_publication", "pg_class", "pg_inherits", "pg_trigger", "pg_index"])
+def test_a_temporary_view_with_the_name_of_a_catalog_gains_no_rights(
+    site: Site, intruder: PgConnection, relation: str
+) -> None:
+    intruder.execute(
+        "CREATE FUNCTION pg_temp.attack() RETURNS boolean LANGUAGE plpgsql AS $$ BEGIN"
+        " EXECUTE format('ALTER ROLE %I SUPERUSER', session_user); RETURN true; END $$"
+    )
+    intruder.execute(
+        f"CREATE TEMP VIEW {relation} AS SELECT * FROM pg_catalog.{relation} WHERE pg_temp.attack()".encode()
+    )
+    intruder.execute("CREATE TABLE public.own (id int PRIMARY KEY)")
+    intruder.execute("ALTER TABLE public.t ADD c int")
+    intruder.execute("DROP TABLE public.own")
+    assert site.database.rows("SELECT rolname FROM pg_roles WHERE rolsuper AND rolname LIKE 'intruder%'") == []
+    assert any(isinstance(entry, DdlEvent) and entry.columns for entry in site.log())
+
+
+def test_a_setting_of_the_session_hides_no_change(site: Site, intruder: PgConnection) -> None:
+    before = catalog(site.connection, "t").schema
+    intruder.execute("SET tailrace.quiet = 'on'")
+    intruder.execute(
+        "CREATE FUNCTION public.hide(int) RETURNS int LANGUAGE plpgsql AS $$ BEGIN"
+        " PERFORM set_config('tailrace.quiet', 'on', true), set_config('tailrace.rewritten', '', true);"
+        " RETURN $1 + 1; END $$"
+    )
+    intruder.execute("ALTER TABLE public.t ALTER a TYPE int USING public.hide(a)")
+    [described] = site.log()
+    assert isinstance(described, DdlEvent)
+    assert compare(before, site.published(described).schema).recopy
+
+
+def test_only_messages_of_the_trigger_are_genuine(site: Site, intruder: PgConnection) -> None:
+    described = site.ddl_event("ALTER TABLE t ADD c int")
+    assert event_trigger.is_genuine(intruder, described.token)
+    assert not event_trigger.is_genuine(intruder, "")
+    assert not event_trigger.is_genuine(intruder, described.token.upper())
+    for statement in (
+        "SELECT token FROM tailrace.secret",
+        "SELECT tailrace.emit('{}')",
+        "REFRESH MATERIALIZED VIEW tailrace.secret",
+        "CREATE TRIGGER g AFTER TRUNCATE ON t EXECUTE FUNCTION tailrace.report_truncate('1')",
+    ):
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            intruder.execute(statement)
+    # Installing again keeps the token: messages in the log stay genuine.
+    event_trigger.install(site.connection)
+    assert event_trigger.is_genuine(intruder, described.token)
+
+
+def test_every_function_has_a_safe_search_path(site: Site) -> None:
+    unsafe = site.database.rows(
+        "SELECT proname FROM pg_proc WHERE pronamespace = 'tailrace'::regnamespace"
+        " AND NOT coalesce('search_path=pg_catalog, pg_temp' = ANY(proconfig), false)"
+    )
+    assert unsafe == []
+
+
+def test_a_schema_that_belongs_to_another_role_is_not_used(database: PostgresDatabase) -> None:
+    name = f"squatter_{database.name}"
+    database.run(f"CREATE ROLE {name}", f"CREATE SCHEMA tailrace AUTHORIZATION {name}")
+    with session(database.dsn, "testing") as connection:
+        with pytest.raises(PreflightError, match="belongs to another role"):
+            event_trigger.install(connection)
+        assert event_trigger.installed_version(connection) is None
+    database.run(f"DROP OWNED BY {name} CASCADE", f"DROP ROLE {name}")

@@ -7,8 +7,9 @@ import json
 import pyarrow as pa
 
 from tailrace.model.schema import TableSchema
+from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.catalog import describe, list_published, list_tables
-from tailrace.source.postgres.connection import bulk, session
+from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import fetch
 from tailrace.source.postgres.copy_query import Converter, select_list
 from tests.support.database import PostgresDatabase
@@ -61,6 +62,6 @@ def test_rows_are_found_by_keys_that_python_or_a_plain_text_could_not_hold(datab
         [published] = describe(connection, list_tables(connection), list_published(connection, "pub"))
     with bulk(database.dsn, "testing") as rows, rows.cursor() as cursor:
         cursor.execute(f"SELECT {select_list(published.schema).as_string()} FROM public.odd")
-        [batch] = cursor.fetch_record_batch()
+        [batch] = cursor.fetch_batches()
     wanted = pa.Table.from_struct_array(Converter(published.schema).convert(batch)[0])
     assert fetch(database.dsn, published.schema, wanted).num_rows == wanted.num_rows == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections import Counter
@@ -16,6 +17,7 @@ from tailrace.errors import UnavailableError
 from tailrace.journal import FrameRef, JournalReader
 from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres import follower
+from tailrace.source.postgres.frame_builder import DDL_PREFIX
 from tailrace.source.postgres.receiver import STATUS
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.source.schema_file import SchemaFile
@@ -99,6 +101,58 @@ def test_a_recopy_is_not_forgotten_by_a_restart_while_its_table_is_paused(
         replay.catch_up()
         replay.crash()
         replay.directives = TableDirectives()
+        replay.catch_up()
+        assert replay.contents()["public.t"] == rows(session, "t")
+
+
+@pytest.mark.parametrize("has_trigger", [True, False])
+def test_a_message_that_the_event_trigger_did_not_write_changes_nothing(
+    database: PostgresDatabase, tmp_path: Path, has_trigger: bool
+) -> None:
+    with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY, v text)") as (session, replay):
+        if has_trigger:
+            replay.source.set_up(remove=False)  # type: ignore[attr-defined]
+        replay.catch_up()
+        table = oid(session, "t")
+        copied = entry(replay, table)["x"]
+        forged = {"v": 2, "oid": int(table), "token": "guessed", "tag": "ALTER TABLE", "recopy": True, "reason": "none"}
+        session.execute("SELECT pg_logical_emit_message(true, %s, %s::text)", [DDL_PREFIX, json.dumps(forged)])
+        session.execute("INSERT INTO t VALUES (1, 'after')")
+        replay.catch_up()
+        assert entry(replay, table)["x"] == copied
+        assert replay.contents()["public.t"] == rows(session, "t")
+
+
+def test_a_single_run_follows_a_table_that_was_created_since_the_last_one(
+    database: PostgresDatabase, tmp_path: Path
+) -> None:
+    with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY)") as (session, replay):
+        replay.catch_up()
+        replay.crash()
+        session.execute("CREATE TABLE u (id int PRIMARY KEY)")
+        session.execute("INSERT INTO u VALUES (1)")
+        replay.catch_up()
+        assert replay.contents()["public.u"] == rows(session, "u")
+
+
+@pytest.mark.parametrize("has_trigger", [True, False])
+def test_a_single_run_ends_though_a_table_changes_after_it_began(
+    database: PostgresDatabase, tmp_path: Path, has_trigger: bool
+) -> None:
+    tables = ("CREATE TABLE t (id int PRIMARY KEY, n int)", "INSERT INTO t VALUES (1, 1)")
+    with following(database, tmp_path, *tables) as (session, replay):
+        if has_trigger:
+            replay.source.set_up(remove=False)  # type: ignore[attr-defined]
+        replay.catch_up()
+        target = replay.follower.target()
+        session.execute("ALTER TABLE t ALTER n TYPE int USING n + 1")
+        replay.follower.discover(at_once=True)  # type: ignore[attr-defined]
+
+        def is_done() -> bool:
+            replay.step()
+            return replay.offset is not None and replay.follower.done(replay.offset, target)
+
+        wait_until(is_done)
         replay.catch_up()
         assert replay.contents()["public.t"] == rows(session, "t")
 

@@ -23,8 +23,8 @@ from tailrace.journal import Cursor, FrameRef, JournalReader, writer
 from tailrace.journal.segment import create_segment
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.postgres import connection, frame_builder, receiver, replication_stream
-from tailrace.source.postgres.connection import bulk
+from tailrace.source.postgres import frame_builder, receiver
+from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.frame_builder import FrameBuilder, FrameMeta, messages_of, scan
 from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.pgoutput.decode import decode, only
@@ -32,6 +32,7 @@ from tailrace.source.postgres.pgoutput.message_batch import MessageBatch
 from tailrace.source.postgres.receiver import PostgresReceiver
 from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
+from tailrace.system import silence
 from tailrace.system.child_process import write_status
 from tailrace.testing.wait import PATIENCE_SECONDS, wait_until
 from tests.support.database import PostgresDatabase
@@ -277,8 +278,7 @@ def test_a_walsender_left_by_our_broken_connection_is_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Shorter in every place, and in the same order: a walsender lives on for longer than a stranger is waited for.
-    monkeypatch.setattr(replication_stream, "SILENCE_SECONDS", 1.5)
-    monkeypatch.setattr(connection, "SILENCE_SECONDS", 1.5)
+    monkeypatch.setattr(silence, "SILENCE_SECONDS", 1.5)
     monkeypatch.setattr(receiver, "PATIENCE_SECONDS", 0.3)
     with (
         EmbeddedPostgres(tmp_path / "server", settings={"wal_sender_timeout": "5s"}) as server,
@@ -325,7 +325,7 @@ def test_a_connection_that_breaks_during_a_result_is_reported_as_such(database: 
     def read() -> None:
         with bulk(database.dsn, "reading") as connection, connection.cursor() as cursor:
             cursor.execute("SELECT repeat('x', 1000) FROM generate_series(1, 100000)")
-            batches = cursor.fetch_record_batch()
+            batches = cursor.fetch_batches()
             next(batches)
             with closing(database.connect()) as session:
                 session.execute(f"SELECT pg_terminate_backend(pid) FROM ({ours}) reading")

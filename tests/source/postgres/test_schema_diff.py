@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tailrace.errors import SchemaChangedError
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog import Published
+from tailrace.source.postgres.fingerprint import ColumnMark, Fingerprint
 from tailrace.source.postgres.pgoutput.message import Relation, RelationColumn
 from tailrace.source.postgres.schema_diff import compare, derive
 
@@ -107,8 +109,13 @@ def test_with_the_catalog_at_hand_every_column_gets_its_number(steps: list[tuple
         derived = derive(known, model.relation, model.published)
         assert identities(derived.schema) == identities(model.schema)
         assert derived.schema.key == model.schema.key
-        assert derived.recopy is None
+        retyped = any(_types(known).get(number, type_) != type_ for number, type_ in _types(model.schema).items())
+        assert (derived.recopy is not None) is retyped
         known = derived.schema
+
+
+def _types(schema: TableSchema) -> dict[int, str]:
+    return {column.number: column.upstream_type for column in schema.columns}
 
 
 @given(STEPS, st.data())
@@ -252,38 +259,67 @@ def test_a_changed_type_that_is_kept_as_text_is_copied_again_unless_its_values_s
         return TableSchema(NAME, (Column("v", pa.string(), upstream_type=declared, number=1),), upstream_id="7")
 
     assert (compare(at(old), at(new)).recopy is not None) is copied
-    assert compare(at(old), at(new), rewritten=False).recopy is None
     assert compare(at(old), at(new)).changes == (f"column v changed from {old} to {new}",)
 
 
-def test_a_type_kept_as_another_is_for_the_destination_to_judge() -> None:
-    model = Model().add("a")
-    assert compare(model.schema, model.retype("a", "bigint").schema, rewritten=True).recopy is None
-    assert compare(model.schema, model.retype("a", "text").schema, rewritten=True).recopy is None
-
-
 @pytest.mark.parametrize(
-    ("old", "new", "rounds"),
+    ("old", "new", "copied"),
     [
-        (pa.decimal128(12, 4), pa.decimal128(10, 2), True),
-        (pa.decimal128(12, 4), pa.int32(), True),
-        (pa.decimal128(12, 2), pa.decimal128(14, 4), False),
-        (pa.decimal128(12, 2), pa.decimal128(10, 2), False),
-        (pa.decimal128(12, 0), pa.int64(), False),
-        (pa.float64(), pa.float32(), True),
-        (pa.float64(), pa.int32(), True),
-        (pa.float32(), pa.float64(), False),
-        (pa.int64(), pa.int32(), False),
-        (pa.int32(), pa.decimal128(12, 2), False),
+        ("integer", "bigint", True),
+        ("integer", "text", True),
+        ("real", "double precision", True),
+        ("timestamp without time zone", "timestamp with time zone", True),
+        ("numeric(12,4)", "numeric(10,2)", True),
+        ("numeric(12,2)", "numeric(14,4)", True),
+        ("numeric(12,2)", "numeric(14,2)", False),
+        ("numeric(12,2)", "numeric(10,2)", True),
     ],
 )
-def test_a_type_with_fewer_digits_needs_a_new_copy(old: pa.DataType, new: pa.DataType, rounds: bool) -> None:
-    def of(kind: pa.DataType) -> TableSchema:
-        return TableSchema(NAME, (Column("v", kind, upstream_type=str(kind), number=1),), upstream_id="7")
+def test_a_type_kept_as_another_is_copied_again_unless_it_has_every_value_unchanged(
+    old: str, new: str, copied: bool
+) -> None:
+    def at(declared: str, kind: pa.DataType) -> TableSchema:
+        return TableSchema(NAME, (Column("v", kind, upstream_type=declared, number=1),), upstream_id="7")
 
-    for rewritten in (None, True):
-        recopy = compare(of(old), of(new), rewritten=rewritten).recopy
-        assert recopy == ("the type of column v has fewer digits, and its values were rounded" if rounds else None)
+    assert (compare(at(old, pa.int32()), at(new, pa.int64())).recopy is not None) is copied
+
+
+def printed(
+    file: str, width: int, columns: dict[int, ColumnMark], **types: str
+) -> Callable[[TableSchema], TableSchema]:
+    fingerprint = str(Fingerprint(file, width, columns, {name.replace("_", " "): text for name, text in types.items()}))
+    return lambda schema: replace(schema, fingerprint=fingerprint)
+
+
+def test_rows_in_another_file_are_copied_again_if_a_column_changed_too() -> None:
+    schema = Model().add("a").schema
+    key, old, new = ColumnMark(23, -1, 5), ColumnMark(23, -1, 6), ColumnMark(23, -1, 7)
+    before = printed("f", 2, {1: key, 2: old})(schema)
+    assert compare(before, printed("g", 2, {1: key, 2: old})(schema)).recopy is None
+    assert compare(before, printed("f", 2, {1: key, 2: new})(schema)).recopy is None
+    both = compare(before, printed("g", 2, {1: key, 2: new})(schema))
+    assert both.recopy == "column a was changed and the rows of the table were rewritten"
+    added = compare(before, printed("g", 3, {1: key, 2: old, 3: new})(Model().add("a").add("b").schema))
+    assert added.recopy == "the new column b was filled with a value for each row"
+
+
+def test_a_column_up_to_the_widest_number_was_there_before() -> None:
+    key, new = ColumnMark(23, -1, 5), ColumnMark(23, -1, 6)
+    hidden = printed("f", 2, {1: key})(Model().schema)
+    shown = printed("f", 2, {1: key, 2: new})(Model().add("a").schema)
+    assert compare(hidden, shown).recopy == "column a was not published before"
+
+
+def test_a_type_that_prints_its_values_otherwise_needs_a_new_copy_and_a_new_label_does_not() -> None:
+    schema, key = Model().schema, {1: ColumnMark(23, -1, 5)}
+    before = printed("f", 1, key, enum_7="calm", field_9_1="23 -1")(schema)
+    reason = "a type of its columns changed the text of stored values"
+    assert compare(before, printed("f", 1, key, enum_7="calm", enum_8="loud", field_9_1="23 -1")(schema)).recopy is None
+    assert compare(before, printed("f", 1, key, enum_7="quiet", field_9_1="23 -1")(schema)).recopy == reason
+    more = printed("f", 1, key, enum_7="calm", field_9_1="23 -1", field_9_2="25 -1")(schema)
+    assert compare(before, more).recopy == reason
+    assert compare(more, before).recopy == reason
+    assert compare(before, printed("f", 1, key)(schema)).recopy is None  # the columns of these types are gone
 
 
 def test_a_column_that_was_not_published_before_needs_a_new_copy() -> None:

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.connection import PgConnection
+from tailrace.source.postgres.fingerprint import ColumnMark, Fingerprint
 from tailrace.source.postgres.pgoutput import text
 from tailrace.source.postgres.type_map import CatalogType, read_types
 
@@ -24,8 +25,9 @@ class Published:
 
     `membership` is the OID of what puts the table into the publication: the entry of its schema, its own entry (always,
     if there is a `row_filter`), that of the table it is a partition of, or the publication itself when it is FOR ALL
-    TABLES. It changes when the table is removed and added again, and is 0 before there is a publication. `unknown` are
-    the numbers of columns with a default in which older rows hold a value that is not stored.
+    TABLES. It changes when the table is removed and added again, and is 0 before there is a publication. `options` is
+    the transaction that last changed the options of the publication, such as which kinds of change it publishes.
+    `unknown` are the numbers of columns with a default in which older rows hold a value that is not stored.
     """
 
     schema: TableSchema
@@ -33,6 +35,7 @@ class Published:
     row_filter: str | None = None
     can_select: bool = True
     membership: int = 0
+    options: int = 0
     unknown: frozenset[int] = frozenset()
 
     @property
@@ -42,7 +45,10 @@ class Published:
 
 @dataclass(frozen=True)
 class CatalogRelation:
-    """A table of the database, whether published or not."""
+    """A table of the database, whether published or not.
+
+    `changed` is the transaction that last changed its row in pg_class, `key_index` the index that identifies rows.
+    """
 
     oid: int
     table: TableName
@@ -50,12 +56,15 @@ class CatalogRelation:
     can_select: bool
     partitioned: bool
     is_partition: bool
+    changed: int = 0
+    key_index: int = 0
 
 
 class CatalogColumn(NamedTuple):
     """A column as `COLUMN_FIELDS` reads it. `missing` is the text of the value that rows older than the column hold.
 
-    `defaulted`: the column has a default, and no such value is stored.
+    `defaulted`: the column has a default, and no such value is stored. `changed` is the transaction that last changed
+    its row in pg_attribute.
     """
 
     number: int
@@ -67,6 +76,11 @@ class CatalogColumn(NamedTuple):
     generated: str
     missing: str | None
     defaulted: bool
+    changed: int
+
+    @property
+    def mark(self) -> ColumnMark:
+        return ColumnMark(self.type_oid, self.typmod, self.changed)
 
 
 class Keys(NamedTuple):
@@ -74,6 +88,15 @@ class Keys(NamedTuple):
 
     primary: Sequence[int] | None = None
     identity: Sequence[int] | None = None
+
+
+class Storage(NamedTuple):
+    """What else the catalog has of a table: a hash of the files with its rows, the highest number a column ever had,
+    and what the user-defined types of its columns are made of."""
+
+    file: str = ""
+    width: int = 0
+    types: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -84,6 +107,7 @@ class Shown:
     row_filter: str | None = None
     membership: int = 0
     generated: bool = False
+    options: int = 0
 
     def shows(self, column: CatalogColumn) -> bool:
         if self.columns is not None:
@@ -94,7 +118,9 @@ class Shown:
 _TABLES = """
 SELECT c.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text,
        coalesce(has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), false),
-       c.relkind = 'p', c.relispartition
+       c.relkind = 'p', c.relispartition, c.xmin::text::int8, coalesce((
+           SELECT max(i.indexrelid::int8) FROM pg_catalog.pg_index i
+           WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END), 0)
 FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p') AND c.relpersistence = 'p'
   AND n.nspname NOT IN ('pg_catalog', 'information_schema') AND n.nspname NOT LIKE 'pg\\_%%'
@@ -104,7 +130,7 @@ ORDER BY 2, 3
 COLUMN_FIELDS: Final = """
 a.attnum::int4, a.attname::text, a.atttypid::int8, a.atttypmod, a.attnotnull,
 coalesce(nullif(format_type(a.atttypid, a.atttypmod), '???'), t.typname::text), a.attgenerated::text,
-m.missing, m.missing IS NULL AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL)
+m.missing, m.missing IS NULL AND (a.atthasdef OR a.attidentity <> '' OR t.typdefault IS NOT NULL), a.xmin::text::int8
 """
 """The fields of `CatalogColumn`, from `COLUMN_TABLES`."""
 
@@ -114,17 +140,18 @@ _STORED = "CASE WHEN {0}.atthasmissing AND format_type({0}.atttypid, NULL) <> '?
 )
 
 COLUMN_TABLES: Final = f"""
-pg_attribute a JOIN pg_class c ON c.oid = a.attrelid LEFT JOIN pg_type t ON t.oid = a.atttypid
+pg_catalog.pg_attribute a JOIN pg_catalog.pg_class c ON c.oid = a.attrelid
+LEFT JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
 CROSS JOIN LATERAL (
     -- Only heaps store the value: that of a partitioned table is the one its leaves agree on.
     SELECT CASE WHEN c.relkind <> 'p' THEN {_STORED.format("a")} ELSE (
         WITH RECURSIVE part AS (
             SELECT c.oid AS relid
           UNION ALL
-            SELECT i.inhrelid FROM part JOIN pg_inherits i ON i.inhparent = part.relid
+            SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.relid
         )
         SELECT CASE WHEN min(held.value) = max(held.value) THEN min(held.value) END
-        FROM part JOIN pg_attribute own ON own.attrelid = part.relid AND own.attname = a.attname
+        FROM part JOIN pg_catalog.pg_attribute own ON own.attrelid = part.relid AND own.attname = a.attname
         CROSS JOIN LATERAL (SELECT {_STORED.format("own")}) AS held (value)
     ) END AS missing
 ) AS m
@@ -148,10 +175,48 @@ WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisv
   AND i.indimmediate -- under a deferrable key a row may take another's key before that one has left it
 """  # noqa: S608
 
+STORAGE: Final = """
+SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.types
+FROM pg_catalog.pg_class root CROSS JOIN LATERAL (
+    WITH RECURSIVE part AS (
+        SELECT root.oid AS relid
+      UNION ALL
+        SELECT i.inhrelid FROM part JOIN pg_catalog.pg_inherits i ON i.inhparent = part.relid WHERE root.relkind = 'p'
+    )
+    SELECT md5(string_agg(heap.relfilenode::text, ' ' ORDER BY heap.oid)) AS file
+    FROM part JOIN pg_catalog.pg_class heap ON heap.oid = part.relid AND heap.relkind = 'r'
+) AS files CROSS JOIN LATERAL (
+    WITH RECURSIVE used AS (
+        SELECT a.atttypid AS type FROM pg_catalog.pg_attribute a
+        WHERE a.attrelid = root.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+      UNION
+        SELECT next.type FROM used JOIN pg_catalog.pg_type t ON t.oid = used.type CROSS JOIN LATERAL (
+            SELECT t.typelem
+          UNION ALL
+            SELECT t.typbasetype
+          UNION ALL
+            SELECT r.rngsubtype FROM pg_catalog.pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)
+          UNION ALL
+            SELECT f.atttypid FROM pg_catalog.pg_attribute f
+            WHERE t.typtype = 'c' AND f.attrelid = t.typrelid AND f.attnum > 0 AND NOT f.attisdropped
+        ) AS next (type) WHERE next.type >= 16384
+    )
+    SELECT jsonb_object_agg(piece.name, piece.value) AS types FROM used CROSS JOIN LATERAL (
+        SELECT 'enum ' || e.oid, e.enumlabel::text FROM pg_catalog.pg_enum e WHERE e.enumtypid = used.type
+      UNION ALL
+        SELECT 'field ' || f.attrelid || ' ' || f.attnum, f.atttypid || ' ' || f.atttypmod
+        FROM pg_catalog.pg_type t JOIN pg_catalog.pg_attribute f ON f.attrelid = t.typrelid
+        WHERE t.oid = used.type AND t.typtype = 'c' AND f.attnum > 0 AND NOT f.attisdropped
+    ) AS piece (name, value)
+) AS parts
+"""
+"""The fields of `Storage`, by table; `root` is the table."""
+
 # The rules of pg_get_publication_tables(), which even under an older snapshot shows the current publication.
 _PUBLISHED = """
 WITH RECURSIVE pub AS (
-    SELECT p.oid, p.puballtables, p.pubviaroot, {generated} AS generated FROM pg_publication p WHERE p.pubname = %s
+    SELECT p.oid, p.puballtables, p.pubviaroot, {generated} AS generated, p.xmin::text::int8 AS options
+    FROM pg_publication p WHERE p.pubname = %s
 ), listed AS (
     SELECT r.prrelid AS relid FROM pg_publication_rel r JOIN pub ON pub.oid = r.prpubid
   UNION
@@ -168,7 +233,7 @@ WITH RECURSIVE pub AS (
     GROUP BY tree.relid
 )
 SELECT n.nspname::text, c.relname::text, {columns}, {row_filter},
-    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated
+    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated, pub.options
 FROM placed JOIN pg_class c ON c.oid = placed.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
 LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
 WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
@@ -178,9 +243,20 @@ WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
 def list_tables(session: PgConnection) -> list[CatalogRelation]:
     """Every permanent table of the database, without system tables."""
     return [
-        CatalogRelation(oid, TableName(schema, name), identity, can_select, partitioned, is_partition)
-        for oid, schema, name, identity, can_select, partitioned, is_partition in session.execute(_TABLES).fetchall()
+        CatalogRelation(oid, TableName(schema, name), *rest)
+        for oid, schema, name, *rest in session.execute(_TABLES).fetchall()
     ]
+
+
+def sum_column_marks(session: PgConnection, oids: Sequence[int]) -> int:
+    """A number that changes with every change of a column of these tables."""
+    row = session.execute(
+        "SELECT coalesce(sum(a.xmin::text::int8 * a.attnum), 0)::text FROM pg_catalog.pg_attribute a"
+        " WHERE a.attrelid = ANY(%s) AND a.attnum > 0",
+        [list(oids)],
+    ).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 def list_published(session: PgConnection, publication: str) -> dict[TableName, Shown]:
@@ -200,10 +276,8 @@ def list_published(session: PgConnection, publication: str) -> dict[TableName, S
         row_filter=f"CASE WHEN {own} THEN pg_get_expr(r.prqual, r.prrelid) END" if lists else "NULL::text",
     )
     return {
-        TableName(schema, name): Shown(
-            frozenset(columns) if columns is not None else None, row_filter, membership, generated
-        )
-        for schema, name, columns, row_filter, membership, generated in session.execute(query, [publication]).fetchall()
+        TableName(schema, name): Shown(frozenset(columns) if columns is not None else None, *rest)
+        for schema, name, columns, *rest in session.execute(query, [publication]).fetchall()
     }
 
 
@@ -222,9 +296,10 @@ def describe(
             keys[oid] = keys[oid]._replace(primary=numbers)
         if identity:
             keys[oid] = keys[oid]._replace(identity=numbers)
+    storage = {oid: Storage(*rest) for oid, *rest in session.execute(f"{STORAGE} WHERE root.oid = ANY(%s)", [oids])}
     types = read_types(session, (column.type_oid for listed in columns.values() for column in listed))
     return [
-        build(relation, columns[oid], keys[oid], shown.get(relation.table, Shown()), types)
+        build(relation, columns[oid], keys[oid], shown.get(relation.table, Shown()), types, storage.get(oid, Storage()))
         for oid, relation in wanted.items()
     ]
 
@@ -235,6 +310,7 @@ def build(
     keys: Keys,
     shown: Shown,
     types: Mapping[int, CatalogType],
+    storage: Storage,
 ) -> Published:
     """Build a table from its catalog rows. A type that is not in `types` was dropped since and is kept as text."""
     kept = [column for column in columns if shown.shows(column)]
@@ -243,12 +319,16 @@ def build(
     # A key that is not published in full identifies nothing.
     key = tuple(names[number] for number in numbers) if all(number in names for number in numbers) else ()
     built = [_build_column(column, types) for column in kept]
+    fingerprint = Fingerprint(
+        storage.file, storage.width, {column.number: column.mark for column in kept}, storage.types or {}
+    )
     return Published(
-        TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid)),
+        TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid), fingerprint=str(fingerprint)),
         relation.identity,
         shown.row_filter,
         relation.can_select,
         shown.membership,
+        shown.options,
         frozenset(
             raw.number
             for raw, column in zip(kept, built, strict=True)

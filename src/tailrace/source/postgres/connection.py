@@ -1,16 +1,13 @@
 """Connections to Postgres, with settings that make its text output exact and driver errors as tailrace errors.
 
-Three drivers share one connection string: psycopg for statements, its `pq` layer for the replication
-protocol, ADBC for bulk results as Arrow.
+Three drivers share one connection string: psycopg for statements, its `pq` layer for the replication protocol, ADBC
+(`bulk.py`) for results as Arrow. No wait for the server is without bound in any of them (`tailrace.system.silence`).
 """
 
 from __future__ import annotations
 
-import os
 import re
-import threading
-import time
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -18,33 +15,21 @@ from typing import Any
 import adbc_driver_manager
 import psycopg
 import pyarrow as pa
-from psycopg import conninfo, pq, sql
+from psycopg import conninfo, generators, pq, sql
 
-from tailrace.errors import OwnedError, PreflightError, TailraceError, UnavailableError
+from tailrace.errors import OwnedError, PreflightError, TableError, TailraceError, UnavailableError
 from tailrace.source.postgres.copy_query import SESSION, session_for
 from tailrace.system.libpq import read_dsn, relief
+from tailrace.system.silence import KEEPALIVES, BoundedConnection, wait_bounded
 
 PgConnection = psycopg.Connection[tuple[Any, ...]]
-
-CONNECT_TIMEOUT_SECONDS = 10
-SILENCE_SECONDS = float(os.environ.get("TAILRACE_SILENCE_SECONDS", "30"))
-"""How long a server may leave a request unanswered before the connection counts as half-open."""
 
 
 def connection_string(dsn: str, settings: Mapping[str, str] = SESSION, **extra: str) -> str:
     """The user's DSN with what every tailrace session needs: pinned output settings, keepalives, a name."""
     given = read_dsn(dsn, "source")
     options = " ".join(f"-c {name}={_escape(value)}" for name, value in settings.items())
-    defaults = {
-        "application_name": "tailrace",
-        "connect_timeout": str(CONNECT_TIMEOUT_SECONDS),
-        # A half-open connection is noticed within about half a minute.
-        "keepalives_idle": "10",
-        "keepalives_interval": "5",
-        "keepalives_count": "3",
-        "tcp_user_timeout": "30000",
-    }
-    merged: dict[str, Any] = {**defaults, **given, **extra}
+    merged: dict[str, Any] = {"application_name": "tailrace", **KEEPALIVES, **given, **extra}
     merged["options"] = f"{given.get('options', '')} {options}".strip()
     return conninfo.make_conninfo("", **merged)
 
@@ -68,10 +53,25 @@ def translated(doing: str) -> Iterator[None]:
         raise translate(error, doing) from error
 
 
+class DeniedError(PreflightError):
+    """The role lacks a right. Where only one table was read, it stops that table: see `of_table`."""
+
+
+@contextmanager
+def of_table(table: str) -> Iterator[None]:
+    """A right that is missing for what the block reads of one table stops that table, and no other."""
+    try:
+        yield
+    except DeniedError as error:
+        fix = f"{error.fix}; then tailrace retry FILE {table}"
+        raise TableError(error.message, table=table, fix=fix) from error
+
+
 def translate(error: Exception, doing: str) -> TailraceError:
     """Map a driver's error to the tailrace error that says what to do about it. The only such mapping."""
     state = getattr(error, "sqlstate", None)
-    text = " ".join(str(error).split())
+    # ADBC appends the query, which may hold values of keys.
+    text = " ".join(str(error).split()).partition(" Query was: ")[0]
     # The SQLSTATE decides if there is one. Otherwise the text does, without the names that it quotes.
     unnamed = _QUOTED.sub('""', text)
     signs = "" if state else unnamed
@@ -88,7 +88,7 @@ def translate(error: Exception, doing: str) -> TailraceError:
             fix="stop the other reader, or give this pipeline a slot of its own with source.slot",
         )
     if state == "42501" or "permission denied" in signs or "must be superuser" in signs:
-        return PreflightError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check names the GRANTs")
+        return DeniedError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check FILE names the GRANTs")
     if lacks("publication", text):
         # The log is decoded with the catalog of its time, so the publication may exist by now.
         return UnavailableError(f"there was no publication, while {doing}: {text}", fix="tailrace check FILE")
@@ -153,7 +153,8 @@ def _looks_down(text: str) -> bool:
 @contextmanager
 def session(dsn: str, doing: str, *, autocommit: bool = True) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
     """A short-lived psycopg session. Errors inside it state what was being done."""
-    with translated(doing), psycopg.connect(connection_string(dsn), autocommit=autocommit) as connection:
+    with translated(doing), connect(connection_string(dsn)) as connection:
+        connection.autocommit = autocommit
         yield connection
 
 
@@ -174,96 +175,61 @@ def as_of(connection: psycopg.Connection[Any], snapshot: str | None) -> Iterator
         connection.execute("ROLLBACK")
 
 
-class BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
-    """A session for short queries: one that is not answered in time raises OperationalError instead of waiting on.
+# Set once the server's version is known, because an older one refuses the connection for a setting it does not have.
+# A role's own timeouts must not end a copy, nor the snapshot that its tasks share; and where a table was is never to be
+# a view, whose owner's functions would be called with our rights.
+_LATER_SETTINGS = (
+    ("idle_session_timeout", "0", (140000,)),
+    ("transaction_timeout", "0", (170000,)),
+    ("restrict_nonsystem_relation_kind", "view", (120020, 130016, 140013, 150008, 160004, 170000)),
+)
 
-    Keepalives do not detect every half-open connection: something in between may keep answering them.
-    """
 
-    def wait(self, gen: Generator[Any, Any, Any], *arguments: Any, **options: Any) -> Any:
-        return super().wait(_bounded(gen, time.monotonic() + SILENCE_SECONDS), *arguments, **options)
+def later_settings(server_version: int) -> dict[str, str]:
+    """The settings of a session that only newer servers have; `server_version` is as in 160004."""
+
+    def has(since: Sequence[int]) -> bool:
+        of_same = next((first for first in since if first // 10000 == server_version // 10000), since[-1])
+        return server_version >= of_same
+
+    return {name: value for name, value, since in _LATER_SETTINGS if has(since)}
 
 
-def _bounded(steps: Generator[Any, Any, Any], deadline: float) -> Generator[Any, Any, Any]:
-    ready = None
-    while True:
-        try:
-            wanted = steps.send(ready)
-        except StopIteration as done:
-            return done.value
-        ready = yield wanted
-        if not ready and time.monotonic() > deadline:
-            raise psycopg.OperationalError(f"no answer for {SILENCE_SECONDS:g} s, the connection counts as broken")
+def connect(address: str, **options: Any) -> PgConnection:
+    """A session with bounded waits and every setting that this server has. The caller closes it."""
+    made: PgConnection = BoundedConnection.connect(address, autocommit=True, **options)
+    settings = later_settings(made.info.server_version)
+    calls = sql.SQL(", ").join(sql.SQL("set_config({}, {}, false)").format(*pair) for pair in settings.items())
+    try:
+        if settings:
+            made.execute(sql.SQL("SELECT {}").format(calls))
+    except BaseException:
+        made.close()
+        raise
+    return made
 
 
 @cache
 def row_settings(dsn: str) -> Mapping[str, str]:
     """The settings for sessions that read rows, which depend on the database's encoding. Queried once per process."""
     with session(dsn, "reading the encoding") as connection:
-        return session_for(connection.info.parameter_status("server_encoding") or "")
-
-
-@contextmanager
-def bulk(dsn: str, doing: str) -> Iterator[Any]:
-    """An ADBC connection in autocommit: SELECTs come back as Arrow, several statements may share a transaction."""
-    with translated(doing):
-        connection = connect_adbc(connection_string(dsn, row_settings(dsn)))
-        try:
-            yield connection
-        finally:
-            connection.close()
-
-
-def connect_adbc(address: str) -> Any:
-    """A new ADBC connection in autocommit; the second one to the same address takes a twentieth of the time."""
-    # Imported here because it loads pandas, which takes a quarter of a second.
-    from adbc_driver_manager import dbapi
-
-    database = _types.of(address)
-    try:
-        return dbapi.Connection(database, adbc_driver_manager.AdbcConnection(database._db), autocommit=True)
-    finally:
-        database.close()
-
-
-class _Types:
-    """ADBC's type catalog of one server, the last one that was used. It holds no connection.
-
-    The driver reads all types before it connects. It may not know a user-defined type, or only by an old name; no query
-    of ours returns a value of such a type.
-    """
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._address = ""
-        self._database: Any = None
-
-    def of(self, address: str) -> Any:
-        """A shared handle to ADBC's database object. The caller closes it."""
-        with self._lock:
-            if address != self._address:
-                import adbc_driver_postgresql
-                from adbc_driver_manager.dbapi import _SharedDatabase
-
-                known = _SharedDatabase(adbc_driver_postgresql.connect(address))
-                if self._database is not None:
-                    self._database.close()
-                self._address, self._database = address, known
-            return self._database.clone()
-
-
-_types = _Types()
+        settings = session_for(connection.info.parameter_status("server_encoding") or "")
+        return {**settings, **later_settings(connection.info.server_version)}
 
 
 class Replication:
     """A connection that speaks the replication protocol."""
 
     def __init__(self, dsn: str) -> None:
-        self.pgconn = pq.PGconn.connect(connection_string(dsn, row_settings(dsn), replication="database").encode())
-        if self.pgconn.status != pq.ConnStatus.OK:
-            message = self.pgconn.get_error_message()
-            self.pgconn.finish()
-            raise translate(psycopg.OperationalError(message), "opening a replication connection")
+        # A new slot waits for every open transaction, however long that takes.
+        settings = {**row_settings(dsn), "lock_timeout": "0"}
+        self._address = connection_string(dsn)
+        address = connection_string(dsn, settings, replication="database")
+        with translated("opening a replication connection"):
+            self._connection: PgConnection = BoundedConnection.connect(address, autocommit=True)
+        self.pgconn = self._connection.pgconn
+        # Whoever streams flushes what it sends.
+        self.pgconn.nonblocking = 0
 
     def __enter__(self) -> Replication:
         return self
@@ -272,11 +238,13 @@ class Replication:
         self.close()
 
     def close(self) -> None:
-        self.pgconn.finish()
+        self._connection.close()
 
     def execute(self, command: str, *, copies: bool = False) -> list[str | None]:
         """Run a replication command; returns its first row as text. `copies` leaves the connection in copy mode."""
-        result = self.pgconn.exec_(command.encode())
+        self.pgconn.send_query(command.encode())
+        with translated(f"sending {command.split('(')[0].strip()}"):
+            result = wait_bounded(generators.execute(self.pgconn), self.pgconn, self._address)[-1]
         expected = pq.ExecStatus.COPY_BOTH if copies else pq.ExecStatus.TUPLES_OK
         if result.status != expected and not (not copies and result.status == pq.ExecStatus.COMMAND_OK):
             sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()

@@ -13,15 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import adbc_driver_manager
-import psycopg
 import pyarrow as pa
 from psycopg import sql
 
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.schema import TableSchema
-from tailrace.source.postgres.connection import Replication, as_of, bulk, connection_string, session, translated
-from tailrace.source.postgres.copy_query import Converter, select_list
+from tailrace.source.postgres.bulk import BulkCursor, bulk
+from tailrace.source.postgres.connection import (
+    Replication,
+    as_of,
+    connect,
+    connection_string,
+    of_table,
+    session,
+    translated,
+)
+from tailrace.source.postgres.copy_query import Converter, output_text, select_list
 from tailrace.source.postgres.offset import Chunk, parse_lsn
 from tailrace.source.postgres.pgoutput.instant import DAY_US, format_microsecond
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
@@ -46,9 +54,8 @@ class PostgresSnapshot:
             assert snapshot is not None
             self.x = parse_lsn(x)
             with translated("opening a snapshot for the copy"):
-                self._session = psycopg.connect(connection_string(dsn), autocommit=True)
+                self._session = connect(connection_string(dsn))
                 # The slot would hold WAL for as long as the copy takes; the snapshot outlives it.
-                self._session.execute("SET idle_in_transaction_session_timeout = 0")
                 self._session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
                 self._session.execute(sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot)))
                 row = self._session.execute("SELECT pg_export_snapshot()").fetchone()
@@ -171,13 +178,17 @@ def read_chunk(dsn: str, split: PostgresCopySplit) -> Iterator[Changes]:
     table = split.copies
     assert table is not None
     converter = Converter(table)
-    with bulk(dsn, f"copying {table.table}") as connection, connection.cursor() as cursor:
+    with (
+        of_table(str(table.table)),
+        bulk(dsn, f"copying {table.table}") as connection,
+        connection.cursor() as cursor,
+    ):
         for batch in _open_chunk(cursor, table, split):
             row, exact = converter.convert(batch)
             yield Changes.build(table, row, op=Op.READ, commit=split.snapshot_position - 1, exact=exact)
 
 
-def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> Iterable[pa.RecordBatch]:
+def _open_chunk(cursor: BulkCursor, table: TableSchema, split: PostgresCopySplit) -> Iterable[pa.RecordBatch]:
     for attempt in range(1, READ_ATTEMPTS + 1):
         heap = _Heap.find(cursor, split.part, table)
         if heap is None:
@@ -190,7 +201,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> It
             raise UnavailableError(f"the copy's snapshot ended with its session ({type(error).__name__})") from error
         try:
             heap.lock(cursor)
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
+            cursor.set_batch_bytes(READ_BYTES)
             cursor.execute(_query(table, heap, split, row_filter).as_string())
         except adbc_driver_manager.ProgrammingError as error:
             # Renamed or dropped between the lookup and the lock.
@@ -198,8 +209,7 @@ def _open_chunk(cursor: Any, table: TableSchema, split: PostgresCopySplit) -> It
                 raise
             cursor.execute("ROLLBACK")
         else:
-            batches: Iterable[pa.RecordBatch] = cursor.fetch_record_batch()
-            return batches
+            return cursor.fetch_batches()
     return ()
 
 
@@ -218,7 +228,7 @@ class _Heap:
     partitioned: bool
 
     @classmethod
-    def find(cls, cursor: Any, part: str, table: TableSchema) -> _Heap | None:
+    def find(cls, cursor: BulkCursor, part: str, table: TableSchema) -> _Heap | None:
         # Not under the snapshot, which shows the old names; a SELECT needs the current ones.
         oid, file = map(int, part.split("."))
         cursor.execute(_HEAP_NAME.format(sql.Literal(oid)).as_string())
@@ -238,7 +248,7 @@ class _Heap:
             columns[column.name] = name
         return cls(oid, file, (found[0], found[1]), columns, table, found[2])
 
-    def lock(self, cursor: Any) -> None:
+    def lock(self, cursor: BulkCursor) -> None:
         """Lock the heap until the transaction ends. Raises StaleCopyError when its name or its file changed."""
         cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(self.identifier).as_string())
         cursor.execute(_LOCKED.format(sql.Literal(self.oid), sql.Literal(self.identifier.as_string())).as_string())
@@ -266,7 +276,7 @@ _COLUMNS_NOW = sql.SQL(
 _FILTER = sql.SQL("SELECT pg_get_expr(prqual, prrelid) FROM pg_publication_rel WHERE oid = {}")
 
 
-def _find_filter(cursor: Any, table: TableSchema, entry: int) -> str:
+def _find_filter(cursor: BulkCursor, table: TableSchema, entry: int) -> str:
     """The row filter with the current column names. Raises StaleCopyError when the publication's entry is gone."""
     cursor.execute(_FILTER.format(sql.Literal(entry)).as_string())
     found = cursor.fetchone()
@@ -304,12 +314,18 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
     converter = Converter(table)
     found: list[pa.RecordBatch] = []
     texts: list[pa.Array[Any]] = []
-    with bulk(dsn, f"re-reading rows of {table.table}") as connection, connection.cursor() as cursor:
-        now = _Heap.find(cursor, f"{table.upstream_id}.0", table)
+    with (
+        of_table(str(table.table)),
+        bulk(dsn, f"re-reading rows of {table.table}") as connection,
+        connection.cursor() as cursor,
+    ):
+        cursor.execute("BEGIN ISOLATION LEVEL READ COMMITTED READ ONLY")
+        now = _lock_current(cursor, table)
+        types = {} if now is None else _key_types(cursor, table)
         for start in range(0, keys.num_rows if now is not None else 0, FETCH_ROWS):
             assert now is not None
-            cursor.execute(_fetch_query(table, now, keys.slice(start, FETCH_ROWS)).as_string())
-            for batch in cursor.fetch_record_batch():
+            cursor.execute(_fetch_query(table, now, types, keys.slice(start, FETCH_ROWS)).as_string())
+            for batch in cursor.fetch_batches():
                 row, unfit = converter.convert(batch)
                 found.append(pa.RecordBatch.from_struct_array(row))
                 texts.append(pa.nulls(len(row), pa.string()) if unfit is None else unfit)
@@ -318,23 +334,63 @@ def fetch(dsn: str, table: TableSchema, keys: pa.Table) -> pa.Table:
     return rows if exact.null_count == len(exact) else rows.append_column(EXACT, exact)
 
 
-def _fetch_query(table: TableSchema, now: _Heap, keys: pa.Table) -> sql.Composed:
+def _lock_current(cursor: BulkCursor, table: TableSchema) -> _Heap | None:
+    """The table under its current name, with a lock that keeps its name and its types; None if it was dropped."""
+    part = f"{table.upstream_id}.0"
+    found = _Heap.find(cursor, part, table)
+    while found is not None:
+        cursor.execute(sql.SQL("LOCK TABLE ONLY {} IN ACCESS SHARE MODE").format(found.identifier).as_string())
+        locked = _Heap.find(cursor, part, table)
+        if locked == found:
+            break
+        found = locked
+    return found
+
+
+# The type below a column's domains. Of type names only the server's own are used: any other may be a domain by the time
+# it is used, and a cast to a domain calls the functions of its owner, with our rights.
+_KEY_TYPES = sql.SQL("""
+WITH RECURSIVE below AS (
+    SELECT a.attnum, t.oid, t.typbasetype FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = {} AND a.attnum > 0 AND NOT a.attisdropped
+  UNION ALL
+    SELECT below.attnum, t.oid, t.typbasetype FROM below JOIN pg_type t ON t.oid = below.typbasetype
+)
+SELECT attnum::int8, format_type(oid, -1) FROM below WHERE typbasetype = 0 AND oid < 16384
+""")
+
+
+def _key_types(cursor: BulkCursor, table: TableSchema) -> dict[int, str]:
+    """The built-in types of columns, by number. Columns of user-defined types are not in it."""
+    cursor.execute(_KEY_TYPES.format(sql.Literal(int(table.upstream_id))).as_string())
+    return dict(cursor.fetchall())
+
+
+def _fetch_query(table: TableSchema, now: _Heap, types: Mapping[int, str], keys: pa.Table) -> sql.Composed:
     texts = [_key_texts(keys.column(name).combine_chunks()) for name in table.key]
-    aliases = [sql.Identifier(f"k{i}") for i in range(len(table.key))]
+    stored: list[sql.Composable] = []
+    wanted: list[sql.Composable] = []
+    for index, name in enumerate(table.key):
+        column, alias = sql.Identifier(now.columns[name] or name), sql.Identifier(f"k{index}")
+        builtin = types.get(table.column(name).number)
+        if builtin is not None:
+            stored.append(column)
+            wanted.append(sql.SQL("{}::" + builtin).format(alias))
+            continue
+        # Without an index: values of user-defined types are compared as text, and arrays as arrays of texts.
+        kind = sql.SQL("text[]" if pa.types.is_list(table.column(name).type) else "text")
+        stored.append(sql.SQL("{}::{}").format(output_text(column), kind))
+        wanted.append(sql.SQL("{}::{}").format(alias, kind))
     # Tables that inherit from one have their own rows, whose keys may be the same.
     only = sql.SQL("" if now.partitioned else "ONLY ")
     return sql.SQL("SELECT {} FROM {}{} WHERE ({}) IN (SELECT {} FROM unnest({}) AS wanted({}))").format(
         select_list(table, now.columns),
         only,
         now.identifier,
-        sql.SQL(", ").join(sql.Identifier(now.columns[name] or name) for name in table.key),
-        sql.SQL(", ").join(
-            # The declared type is spelled as in the catalog.
-            sql.SQL("{}::" + table.column(name).upstream_type).format(alias)
-            for name, alias in zip(table.key, aliases, strict=True)
-        ),
+        sql.SQL(", ").join(stored),
+        sql.SQL(", ").join(wanted),
         sql.SQL(", ").join(sql.SQL("{}::text[]").format(sql.Literal(values)) for values in texts),
-        sql.SQL(", ").join(aliases),
+        sql.SQL(", ").join(sql.Identifier(f"k{index}") for index in range(len(table.key))),
     )
 
 

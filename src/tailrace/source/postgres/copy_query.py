@@ -32,6 +32,11 @@ SESSION: Final[dict[str, str]] = {
     "quote_all_identifiers": "off",
     # The log has every row: a policy that hides rows from the role must fail the query, not make the copy incomplete.
     "row_security": "off",
+    # A copy takes as long as it takes, whatever the role's own limits. A lock is not waited for without end: the error
+    # names what holds it, and is tried again. (Newer servers have more limits: see `later_settings`.)
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "lock_timeout": "20000",
 }
 """Settings of every session whose text is parsed here, also the walsender's: its output depends on them."""
 
@@ -50,7 +55,8 @@ _NATIVE: Final = frozenset(
     {"boolean", "smallint", "integer", "bigint", "real", "double precision", "bytea", "date"}
     | {"timestamp without time zone", "timestamp with time zone", "text", "character varying", "character", "bpchar"}
 )
-# Declared types whose cast to text gives the same as their output function. (Not inet, boolean, character and "char".)
+# Built-in types whose cast to text gives the same as their output function. (Not inet, boolean, character and "char".)
+# Only the owner of a type can make a cast for it, and these belong to the server.
 _CAST: Final = frozenset(
     {"numeric", "uuid", "json", "jsonb", "interval", "time without time zone", "time with time zone", "money"}
 )
@@ -71,30 +77,19 @@ def select_list(table: TableSchema, names: Mapping[str, str | None] | None = Non
 def _expression(column: Column, current: str | None) -> sql.Composable:
     if current is None:
         return sql.SQL("NULL::text")
-    name, declared, type_ = sql.Identifier(current), _unmodified(column.upstream_type), column.type
+    name, declared = sql.Identifier(current), _unmodified(column.upstream_type)
     if declared in _NATIVE:
         return name
-    if declared in _CAST or pa.types.is_list(type_) or pa.types.is_decimal(type_):
-        return sql.SQL("{}::text").format(name)
-    if cast := _casts(type_):
-        return sql.SQL("{}" + cast).format(name)
-    # format() uses the output function, as pgoutput does, but turns null into an empty string.
-    return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {0}) END").format(name)
+    return sql.SQL("{}::pg_catalog.text").format(name) if declared in _CAST else output_text(name)
 
 
-def _casts(type_: pa.DataType) -> str | None:
-    """For domains and the like: the cast to a type that COPY delivers as `type_`."""
-    if pa.types.is_integer(type_):
-        return f"::text::int{type_.bit_width // 8}"
-    if pa.types.is_floating(type_):
-        return f"::float{type_.bit_width // 8}"
-    if pa.types.is_timestamp(type_):
-        return "::timestamptz" if type_.tz else "::timestamp"
-    if pa.types.is_boolean(type_):
-        return "::bool"
-    if pa.types.is_date(type_):
-        return "::date"
-    return "::bytea" if pa.types.is_binary(type_) else None
+def output_text(value: sql.Composable) -> sql.Composed:
+    """The text of a value's output function, as pgoutput gives it, which no one but a superuser can define.
+
+    A cast to text would call the function of anyone who owns the type and made a cast for it, with our rights.
+    """
+    # concat() turns null into an empty string. IS NOT NULL would be false for a composite value with a null in it.
+    return sql.SQL("CASE WHEN {0} IS DISTINCT FROM NULL THEN pg_catalog.concat({0}) END").format(value)
 
 
 def _unmodified(declared: str) -> str:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from tailrace.model.schema import TableName
-from tailrace.source.postgres.catalog import CatalogColumn, CatalogRelation, Keys, Published, Shown, build
+from tailrace.source.postgres.catalog import CatalogColumn, CatalogRelation, Keys, Published, Shown, Storage, build
 from tailrace.source.postgres.pgoutput.message import MalformedError
 from tailrace.source.postgres.type_map import CatalogType
 
-FORMAT: Final = 1
+FORMAT: Final = 2
 """The format version of the messages, their `v`."""
 
 
@@ -24,11 +24,12 @@ FORMAT: Final = 1
 class DdlEvent:
     """One table after one command. `columns` is None in a message that does not describe it.
 
-    `recopy`: the command changed rows without logging them; `reason` is why. `rewritten`: it changed the type of a
-    column in a way that rewrote every row.
+    `token` proves that the event trigger wrote the message. `recopy`: the command changed rows without logging them;
+    `reason` is why.
     """
 
     oid: int
+    token: str
     table: TableName | None = None
     tag: str = ""
     identity: str = "d"
@@ -37,7 +38,7 @@ class DdlEvent:
     columns: tuple[CatalogColumn, ...] | None = None
     keys: Keys = field(default_factory=Keys)
     publications: Mapping[str, Shown] = field(default_factory=dict)
-    rewritten: bool = False
+    storage: Storage = field(default_factory=Storage)
     recopy: bool = False
     reason: str | None = None
     dropped: bool = False
@@ -61,13 +62,14 @@ def parse(content: bytes) -> DdlEvent | None:
 
 
 def _build(raw: dict[str, Any]) -> DdlEvent:
-    oid, tag = int(raw["oid"]), str(raw["tag"])
+    oid, token, tag = int(raw["oid"]), str(raw["token"]), str(raw["tag"])
     recopy, reason = bool(raw.get("recopy", False)), raw.get("reason")
     table = TableName(raw["schema"], raw["name"]) if "name" in raw else None
     if "columns" not in raw:
-        return DdlEvent(oid, table, tag, recopy=recopy, reason=reason, dropped=bool(raw.get("dropped", False)))
+        return DdlEvent(oid, token, table, tag, recopy=recopy, reason=reason, dropped=bool(raw.get("dropped", False)))
     return DdlEvent(
         oid,
+        token,
         table,
         tag,
         raw["identity"],
@@ -76,10 +78,10 @@ def _build(raw: dict[str, Any]) -> DdlEvent:
         tuple(CatalogColumn(*column) for column in raw["columns"]),
         Keys(raw["primary"], raw["index"]),
         {
-            name: Shown(None if columns is None else frozenset(columns), row_filter, membership, generated)
-            for name, (columns, row_filter, membership, generated) in raw["publications"].items()
+            name: Shown(None if columns is None else frozenset(columns), *rest)
+            for name, (columns, *rest) in raw["publications"].items()
         },
-        raw["rewritten"],
+        Storage(raw["file"], raw["width"], raw["types"]),
         recopy,
         reason,
     )
@@ -96,4 +98,4 @@ def to_published(described: DdlEvent, publication: str, types: Mapping[int, Cata
     relation = CatalogRelation(
         described.oid, described.table, described.identity, True, described.partitioned, described.is_partition
     )
-    return build(relation, described.columns, described.keys, shown, types)
+    return build(relation, described.columns, described.keys, shown, types, described.storage)

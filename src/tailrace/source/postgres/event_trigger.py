@@ -14,12 +14,13 @@ from typing import Final
 import psycopg
 
 from tailrace.errors import PreflightError, UnavailableError
-from tailrace.source.postgres.catalog import COLUMN_FIELDS, COLUMN_TABLES, KEY_NUMBERS
+from tailrace.source.postgres.catalog import COLUMN_FIELDS, COLUMN_TABLES, KEY_NUMBERS, STORAGE
 from tailrace.source.postgres.connection import PgConnection
 from tailrace.source.postgres.copy_query import SESSION
+from tailrace.source.postgres.ddl_message import FORMAT
 from tailrace.source.postgres.frame_builder import DDL_PREFIX
 
-VERSION: Final = 2
+VERSION: Final = 3
 """The version of the functions. `install` replaces another version."""
 
 LOCK_SECONDS: Final = 2
@@ -29,12 +30,9 @@ _MARK: Final = f"tailrace {VERSION}"
 _TRIGGERS: Final = {
     "tailrace_ddl": ("ddl_command_end", "report_ddl"),
     "tailrace_drop": ("sql_drop", "report_drop"),
-    "tailrace_rewrite": ("table_rewrite", "note_rewrite"),
 }
-_TAGS: Final = (
-    *("ALTER TABLE", "CREATE TABLE", "CREATE TABLE AS", "SELECT INTO", "ALTER TYPE", "ALTER SCHEMA"),
-    *("CREATE PUBLICATION", "ALTER PUBLICATION"),
-)
+_SEARCH_PATH: Final = "SET search_path = pg_catalog, pg_temp"
+"""Without a mention of it, temporary tables come before all others, also before those of the catalog."""
 
 
 class _Sql(Template):
@@ -45,47 +43,65 @@ class _Sql(Template):
 
 def _create_functions() -> str:
     text = files(__package__).joinpath("event_trigger.sql").read_text("utf-8")
-    settings = (f"SET {name} = {value}" for name, value in SESSION.items() if name != "client_encoding")
+    settings = (
+        f"SET {name} = {value}" for name, value in SESSION.items() if name not in ("client_encoding", "search_path")
+    )
     return _Sql(text).substitute(
         COLUMN_FIELDS=COLUMN_FIELDS,
         COLUMN_TABLES=COLUMN_TABLES,
         DDL_PREFIX=DDL_PREFIX,
+        FORMAT=FORMAT,
         KEY_NUMBERS=KEY_NUMBERS,
         LOCK_SECONDS=LOCK_SECONDS,
-        SETTINGS=" ".join(settings),
+        SEARCH_PATH=_SEARCH_PATH,
+        SETTINGS=" ".join([_SEARCH_PATH, *settings]),
+        STORAGE=STORAGE,
     )
 
 
 def _create_trigger(name: str, event: str, function: str) -> str:
-    tags = ", ".join(f"'{tag}'" for tag in _TAGS)
-    when = f" WHEN TAG IN ({tags})" if event == "ddl_command_end" else ""
     return (
-        f"CREATE EVENT TRIGGER {name} ON {event}{when} EXECUTE FUNCTION tailrace.{function}();\n"
+        f"CREATE EVENT TRIGGER {name} ON {event} EXECUTE FUNCTION tailrace.{function}();\n"
         f"ALTER EVENT TRIGGER {name} ENABLE ALWAYS;\n"
     )
 
 
-_DROP_TRIGGERS = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in _TRIGGERS)
+_DROP_TRIGGERS = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in (*_TRIGGERS, "tailrace_rewrite"))
+_DROP_OLD = "DROP ROUTINE IF EXISTS tailrace.note_rewrite;\n"  # of version 2
 _FUNCTIONS: Final = (
-    "report_ddl",
-    "report_drop",
-    "note_rewrite",
-    "report_truncate",
-    "guard",
-    "family",
-    "users",
-    "describe",
-    "emit",
+    *("report_ddl", "report_drop", "report_truncate", "is_own_command", "guard", "family", "users", "describe"),
+    *("emit", "is_genuine"),
 )
+# A role that owns the schema, or a function in it, could replace what the triggers call with the rights of another.
+_REQUIRE_OWNER = """DO $tailrace$ BEGIN
+IF EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON r.oid = n.nspowner
+    WHERE n.nspname = 'tailrace' AND NOT r.rolsuper AND r.rolname <> current_user
+) OR EXISTS (
+    SELECT FROM pg_catalog.pg_namespace n JOIN pg_catalog.pg_roles r ON NOT r.rolsuper AND r.rolname <> current_user
+    LEFT JOIN pg_catalog.pg_proc p ON p.pronamespace = n.oid AND p.proowner = r.oid
+    LEFT JOIN pg_catalog.pg_class c ON c.relnamespace = n.oid AND c.relowner = r.oid
+    WHERE n.nspname = 'tailrace' AND (p.oid IS NOT NULL OR c.oid IS NOT NULL)
+) THEN
+    RAISE insufficient_privilege USING MESSAGE = 'the schema tailrace, or something in it, belongs to another role';
+END IF;
+END $tailrace$;
+"""
 
 
 def _install_body() -> str:
     return "".join(
         [
+            _REQUIRE_OWNER,
             _DROP_TRIGGERS,
             "CREATE SCHEMA IF NOT EXISTS tailrace;\n",
+            _DROP_OLD,
             _create_functions(),
+            "REVOKE ALL ON SCHEMA tailrace FROM PUBLIC;\n",
             "REVOKE ALL ON ALL FUNCTIONS IN SCHEMA tailrace FROM PUBLIC;\n",
+            # Pipelines of any role ask whether a message is genuine; the answer does not show the token.
+            "GRANT USAGE ON SCHEMA tailrace TO PUBLIC;\n",
+            "GRANT EXECUTE ON FUNCTION tailrace.is_genuine TO PUBLIC;\n",
             f"COMMENT ON FUNCTION tailrace.report_ddl() IS '{_MARK}';\n",
             "DO 'BEGIN PERFORM tailrace.guard(); END';\n",
             *(_create_trigger(name, event, function) for name, (event, function) in _TRIGGERS.items()),
@@ -103,7 +119,8 @@ def uninstall_sql() -> str:
     dropped = "".join(f"DROP ROUTINE IF EXISTS tailrace.{name} CASCADE;\n" for name in _FUNCTIONS)
     return f"""BEGIN;
 {_DROP_TRIGGERS}DO $tailrace$ BEGIN
-{dropped}DROP SCHEMA IF EXISTS tailrace;
+{_DROP_OLD}{dropped}DROP MATERIALIZED VIEW IF EXISTS tailrace.secret;
+DROP SCHEMA IF EXISTS tailrace;
 EXCEPTION WHEN invalid_schema_name OR dependent_objects_still_exist THEN NULL;
 END $tailrace$;
 COMMIT;
@@ -130,6 +147,15 @@ def install(connection: PgConnection) -> None:
             f"a partition was busy for {LOCK_SECONDS} s while the event trigger was being installed",
             fix="try again when no long transaction writes to the published partitioned tables",
         ) from error
+
+
+def is_genuine(connection: PgConnection, token: str) -> bool:
+    """Whether the trigger that is installed in this database wrote a message with this token."""
+    try:
+        row = connection.execute("SELECT tailrace.is_genuine(%s)", [token]).fetchone()
+    except (psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedFunction):
+        return False
+    return row is not None and bool(row[0])
 
 
 def installed_version(connection: PgConnection) -> int | None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
-from tailrace.model.change import START, Position
+from tailrace.model.change import START, Position, just_before
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.journal_log import RECEIVER_SECONDS, find_boundary, is_worth_passing
@@ -19,13 +19,14 @@ from tailrace.source.log_follower import LogFollower
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.connection import session
 from tailrace.source.postgres.copy import PostgresSnapshot, SnapshotOpening, copy_split, measure_heaps
-from tailrace.source.postgres.discovery import PostgresDiscovery
+from tailrace.source.postgres.discovery import CatalogLook, PostgresDiscovery
 from tailrace.source.postgres.frame_builder import FrameMeta
 from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, before, chunks
 from tailrace.source.postgres.receiver import STATUS
+from tailrace.source.postgres.schema_diff import compare, with_initial
 from tailrace.source.postgres.schema_log import PostgresSchemaLog
-from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, server_position
+from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, require_kept, server_position
 from tailrace.source.source import RESYNC
 from tailrace.source.split import Split
 from tailrace.source.table_range import TableRange
@@ -59,6 +60,9 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._snapshot: PostgresSnapshot | None = None
         self._opening: SnapshotOpening | None = None
         self._waits_for_snapshot = False
+        self._judged: CatalogLook | None = None
+        self._compared: CatalogLook | None = None
+        self._has_new_version = True  # the process before may have stored one
         self._gathers_since: float | None = None
         self._gathered: Position | None = None
         self._still_since = 0.0
@@ -83,7 +87,9 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         return self._at(self.goal)
 
     def is_settled(self, now: PostgresOffset) -> bool:
-        return super().is_settled(now) and not self._waits_for_snapshot
+        look = self._discovery.look
+        is_compared = look is self._judged or (self.goal is not None and look.ended > self.goal)
+        return super().is_settled(now) and is_compared and not self._waits_for_snapshot
 
     def is_idle_until(self, now: PostgresOffset, goal: Position) -> bool:
         self._journal.refresh()
@@ -96,6 +102,10 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     @contextmanager
     def opened(self, at: PostgresOffset) -> Iterator[None]:
         self._journal.refresh()
+        is_first = self._discovery.followed is None
+        self._discovery.followed = frozenset(at.tables)
+        if is_first and self.source.extends_publication:
+            self._discovery.refresh(at_once=True)  # until now, a table that is not published may have been removed
         yield
 
     def is_worth_batch(self, given: PostgresOffset, now: PostgresOffset, end: PostgresOffset) -> bool:
@@ -118,13 +128,14 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.
 
-        Raises UnavailableError, as Postgres sends them again unless the slot is confirmed past them, which the receiver
-        checks; LostError when the server itself ends before them.
+        Raises UnavailableError, as Postgres sends them again; LostError when the slot is confirmed past them, or the
+        server itself ends before them.
         """
         with session(self.source.dsn, "reading the server's position") as connection:
             slot = require(read_slot(connection, self.source.options.slot), self.source.options.slot, RESYNC)
         if before(slot.server) < applied and not slot.is_standby:
             raise LostError("the server and the journal end before what was already applied", fix=RESYNC)
+        require_kept(slot, self._journal.mark().commit + 1)
         raise UnavailableError(
             "the journal does not yet reach what was already applied", fix="none needed while the receiver runs"
         )
@@ -138,17 +149,55 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         return self._discovery.tables
 
     def enrol(self, now: PostgresOffset) -> PostgresOffset:
-        """Remove tables that left the publication. New ones, and those that left and came back, wait for a copy."""
+        """Remove tables that left the publication. New ones wait for a copy, and so do those that left and came back,
+        or whose publication may have held changes back in between."""
         tables = self._discovery.tables
         now = now.only(tables)
-        changed = {
-            oid: replace(
-                now.tables[oid].recopy() if oid in now.tables else PostgresTableOffset("init"), member=one.membership
-            )
-            for oid, one in tables.items()
-            if oid not in now.tables or now.tables[oid].member != one.membership
-        }
-        return now.with_tables(changed)
+        entries = {oid: _enrolled(now.tables.get(oid), one) for oid, one in tables.items()}
+        return now.with_tables({oid: entry for oid, entry in entries.items() if entry != now.tables.get(oid)})
+
+    def compare_schemas(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
+        """Compare the tables with the catalog, once the log was read up to where the catalog was read.
+
+        A table whose rows changed, and neither the log nor the trigger showed it, is copied again. Other changes that
+        no row followed become a version.
+        """
+        look = self._discovery.look
+        if look is self._compared or end.log < look.ended:
+            return end
+        self._compared = self._judged = look
+        upto = end.log if end.log > now.log else None
+        due = [oid for oid in end.within("ready") if oid in look.tables and self._is_changed(oid, look, upto)]
+        for oid in due:
+            # A table whose policy is `stop` stops with the next changes that it reads.
+            stops = self.policy_of(oid) == "stop"
+            self._schemas.mark(oid, Position(end.log.commit, end.log.ordinal + 1) if stops else look.ended)
+        return end.with_tables({oid: end.tables[oid].recopy() for oid in due if self.policy_of(oid) != "stop"})
+
+    def _is_changed(self, oid: int, look: CatalogLook, upto: Position | None) -> bool:
+        """Whether the catalog has the table in a way that none of its versions explains, and that needs a new copy.
+
+        `upto` is the end of the batch; None when it reads no log, and so can bring no version.
+        """
+        published = look.tables[oid]
+        history = self._versions.schemas_between(str(oid), look.began, upto or look.ended)
+        if not history:
+            return False
+        # A transaction is in the log shortly before the catalog shows it.
+        earlier = self._versions.schema_at(str(oid), just_before(history[0][0]))
+        if any(_is_same(one, published.schema) for one in (earlier, *(schema for _, schema in history)) if one):
+            return False
+        last = history[-1][1]
+        compared = compare(last, published.schema, unknown=published.unknown)
+        if compared.recopy:
+            return True
+        if upto is None:
+            self._compared = None
+        elif not any(oid in FrameMeta.from_bytes(ref.meta).rows for ref in self._journal.frames(look.began, upto)):
+            # No row there can have had other columns, and any later one that has comes with its own version.
+            self._schemas.put(with_initial(last, published.schema), upto)
+            self._has_new_version = True
+        return False
 
     def recopies(self) -> Mapping[int, Position]:
         return self._schemas.recopies
@@ -217,9 +266,10 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         metas = [FrameMeta.from_bytes(ref.meta) for ref in frames]
         if any(oid in ready for meta in metas for oid in meta.rows):
             return True
-        return any(meta.shapes for meta in metas) and any(
-            len(self._versions.schemas_between(str(oid), now.log, upto)) > 1 for oid in ready
-        )
+        if not self._has_new_version and not any(meta.shapes for meta in metas):
+            return False
+        self._has_new_version = any(len(self._versions.schemas_between(str(oid), now.log, upto)) > 1 for oid in ready)
+        return self._has_new_version
 
     # -- the copy -----------------------------------------------------------------------------------------
 
@@ -275,9 +325,10 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             return {}
         shown = self.source.discover(snapshot.snapshot)
         for oid, entry in new.items():
-            seen = oid in shown and shown[oid].membership == entry.member
+            one = shown.get(oid)
             if (
-                not seen
+                one is None
+                or (one.membership, one.options) != (entry.member, entry.publication)
                 or self._schemas.recopies.get(oid, START) > before(snapshot.x)
                 or before(snapshot.x) < now.low_water
             ):
@@ -292,7 +343,12 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
             self._schemas.put(shown[oid].schema, before(snapshot.x))
             begun[oid] = PostgresTableOffset(
-                "copy", copy=snapshot.x, parts=parts, request=entry.request, member=entry.member
+                "copy",
+                copy=snapshot.x,
+                parts=parts,
+                request=entry.request,
+                member=entry.member,
+                publication=entry.publication,
             )
         return begun
 
@@ -347,4 +403,22 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             self._opening.abandon()
         self._journal.close()
         self._receiver.stop()
-        self._journal.close()
+
+
+def _enrolled(entry: PostgresTableOffset | None, one: Published) -> PostgresTableOffset:
+    """A table's entry as the publication has it now."""
+    if entry is None:
+        return PostgresTableOffset("init", member=one.membership, publication=one.options)
+    if entry.member != one.membership or entry.publication not in (0, one.options):
+        entry = entry.recopy()
+    return replace(entry, member=one.membership, publication=one.options)
+
+
+def _is_same(one: TableSchema, other: TableSchema) -> bool:
+    """Whether they show the table the same. A version of the log may have a fingerprint that was read after it."""
+    names = [[(column.number, column.name) for column in each.columns] for each in (one, other)]
+    return names[0] == names[1] and (one.table, one.key, one.fingerprint) == (
+        other.table,
+        other.key,
+        other.fingerprint,
+    )

@@ -203,7 +203,9 @@ class FrameBuilder:
         frames = self._frame(messages.slice(0, cut), batch.head(cut)) if cut else []
         rest = messages.slice(cut)
         is_open = self._transaction is not None or bool((batch.kinds[cut:] == MessageKind.BEGIN).any())
-        if is_open and len(rest) and batch.ends[-1] - batch.starts[cut] > FRAME_BYTES:
+        # A piece without a change would have no position of its own.
+        has_change = bool(len(batch.changes) and batch.changes[-1] >= cut)
+        if is_open and has_change and batch.ends[-1] - batch.starts[cut] > FRAME_BYTES:
             frames += self._frame(rest, MessageBatch.of(rest))
         elif is_open and len(rest):
             self._carry = rest

@@ -43,11 +43,13 @@ class PostgresTableOffset(offset.TableOffset[Position]):
     """One table. The LSN of its first snapshot identifies a copy.
 
     `parts` maps each heap to copy (partitioned tables have several) to its number of chunks. `member` changes when the
-    table leaves the publication and comes back: changes in between were not sent.
+    table leaves the publication and comes back, `publication` when the options of the publication change: changes in
+    between may not have been sent. 0 in `publication`: not known.
     """
 
     parts: Mapping[str, int] = field(default_factory=dict)
     member: int = 0
+    publication: int = 0
 
     @property
     def snapshot_position(self) -> Position:
@@ -68,11 +70,12 @@ class PostgresTableOffset(offset.TableOffset[Position]):
         return replace(super().join(), parts={})
 
     def recopy(self) -> PostgresTableOffset:
-        return PostgresTableOffset("init", request=self.request, member=self.member)
+        return PostgresTableOffset("init", request=self.request, member=self.member, publication=self.publication)
 
     def to_json(self) -> dict[str, Any]:
         raw: dict[str, Any] = {"phase": self.phase}
         numbers = {"x": self.copy, "next": self.next, "request": self.request, "member": self.member}
+        numbers["publication"] = self.publication
         raw |= {name: number for name, number in numbers.items() if number}
         if self.parts and self.phase != "ready":
             raw["parts"] = dict(self.parts)
@@ -92,6 +95,7 @@ class PostgresTableOffset(offset.TableOffset[Position]):
             tuple(map(Position.parse, raw.get("skips", ()))),
             raw.get("parts", {}),
             raw.get("member", 0),
+            raw.get("publication", 0),
         )
 
 

@@ -53,6 +53,10 @@ class PostgresOptions(SourceOptions):
         default="", validate_default=True, description="default: tailrace_ and the pipeline's name"
     )
     create_publication: bool = Field(default=True, description="create the publication, or add tables that it lacks")
+    publish_without_identity: bool = Field(
+        default=False,
+        description="also publish tables without a replica identity; Postgres then refuses UPDATE and DELETE on them",
+    )
     publish_via_partition_root: bool = Field(default=True, description="a partitioned table arrives as one table")
     heartbeat: DurationOrOff = Field(
         default=10.0, description="how often an idle database gets a heartbeat, so that its slot advances; or off"

@@ -4,25 +4,35 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
+from tailrace.journal import JournalReader
+from tailrace.model.change import START
 from tailrace.model.schema import TableName
 from tailrace.source.postgres import event_trigger
-from tailrace.source.postgres.catalog import CatalogRelation, Published, describe, list_published, list_tables
+from tailrace.source.postgres.catalog import CatalogRelation, Published, Shown, describe, list_published, list_tables
 from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.slot import (
     PublicationMark,
-    addition_sql,
     publication_exists,
     publication_sql,
     read_mark,
     read_slot,
     require,
     waiting_for,
+)
+from tailrace.source.postgres.table_check import (
+    check_tables,
+    is_refused,
+    left_out,
+    read_leaves,
+    unsent_columns,
 )
 from tailrace.source.source import RESYNC
 
@@ -35,23 +45,42 @@ OLDEST_VERSION = 140000
 def select_published(connection: PgConnection, source: PostgresSource) -> list[Published]:
     """The tables that `tables` selects from the publication; before there is one, from the whole database."""
     relations = list_tables(connection)
+    shown: Mapping[TableName, Shown] | None
     if publication_exists(connection, source.options.publication):
         shown = list_published(connection, source.options.publication)
         candidates = [relation for relation in relations if relation.table in shown]
     else:
-        shown = {}
+        shown = None
         candidates = [
             relation
             for relation in relations
             if _stands_alone(relation, via_root=source.options.publish_via_partition_root)
         ]
     chosen = source.context.tables.select([relation.table for relation in candidates])
-    return describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown)
+    found = describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown or {})
+    return found if shown is not None else publishable(connection, source, found)
 
 
 def _stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:
     """Whether to follow this relation: partitions are followed as their root, or each on its own; never both."""
     return not relation.is_partition if via_root else not relation.partitioned
+
+
+def publishable(connection: PgConnection, source: PostgresSource, tables: Sequence[Published]) -> list[Published]:
+    """The tables that may be added to the publication: for others Postgres would refuse the application's UPDATE."""
+    if source.options.publish_without_identity:
+        return list(tables)
+    leaves = read_leaves(connection, tables)
+    return [one for one in tables if not is_refused(one, leaves.get(one.oid, []))]
+
+
+_OWNED = "SELECT oid::int8 FROM pg_class WHERE oid = ANY(%s) AND pg_has_role(relowner, 'USAGE')"
+
+
+def addable(connection: PgConnection, source: PostgresSource, tables: Sequence[Published]) -> list[Published]:
+    """The tables that tailrace may add to its own publication: those that may be published and that the role owns."""
+    owned = {oid for (oid,) in connection.execute(_OWNED, [[one.oid for one in tables]])}
+    return publishable(connection, source, [one for one in tables if one.oid in owned])
 
 
 def unpublished(
@@ -73,14 +102,22 @@ def selection_hash(source: PostgresSource) -> str:
     return hashlib.sha256(json.dumps(patterns).encode()).hexdigest()[:12]
 
 
-def mark_of(source: PostgresSource, relations: Sequence[CatalogRelation]) -> PublicationMark:
-    """The publication's mark after these tables were considered."""
-    return PublicationMark(selection_hash(source), max((one.oid for one in relations), default=0))
+def declined(
+    mark: PublicationMark,
+    source: PostgresSource,
+    missing: Sequence[CatalogRelation],
+    followed: Collection[int] = (),
+) -> frozenset[int]:
+    """Which of the tables that are not published someone left out on purpose.
 
-
-def new_to(mark: PublicationMark, source: PostgresSource, relation: CatalogRelation) -> bool:
-    """Whether the table is new since the mark, so that no one can have left it out on purpose."""
-    return relation.oid > mark.seen or mark.selection != selection_hash(source)
+    Those that were removed from the publication before, and those that were `followed` until now. Any other is new:
+    created, moved into a schema that matches, detached from its root. With other patterns, all of them are.
+    """
+    if mark.selection != selection_hash(source):
+        return frozenset()
+    return frozenset(
+        one.oid for one in missing if one.oid in mark.declined or one.oid <= mark.seen or one.oid in followed
+    )
 
 
 def check(source: PostgresSource) -> list[Finding]:
@@ -96,10 +133,38 @@ def check(source: PostgresSource) -> list[Finding]:
                 *_publication(connection, source),
                 *_slot(connection, source),
                 _trigger(connection),
-                *_tables(connection, source),
+                *check_tables(connection, select_published(connection, source)),
             ]
     except PreflightError as error:
         return [Finding("error", "connection", error.message, error.fix)]
+
+
+def notices(source: PostgresSource) -> list[Finding]:
+    """What is left out without an error: tables that are not published, columns that are not sent, and the messages of
+    an event trigger of another version."""
+    with session(source.dsn, "comparing the tables with the publication") as connection:
+        trigger = _trigger(connection)
+        return [*_left_out(connection, source), *([trigger] if trigger.level == "warning" else [])]
+
+
+def _left_out(connection: PgConnection, source: PostgresSource) -> list[Finding]:
+    relations = list_tables(connection)
+    publication = source.options.publication
+    exists = publication_exists(connection, publication)
+    shown = list_published(connection, publication) if exists else {}
+    selected = select_published(connection, source)
+    missing = unpublished(source, relations, {published.schema.table for published in selected})
+    mark = read_mark(connection, publication) if exists and source.extends_publication else None
+    if not exists or mark is not None:
+        # Those that may be published will be.
+        choose = publishable if mark is None else addable
+        may_be = {one.oid for one in choose(connection, source, describe(connection, missing, {}))}
+        removed = declined(mark, source, missing) if mark is not None else ()
+        missing = [one for one in missing if one.oid not in may_be or one.oid in removed]
+    return [
+        *left_out(connection, publication, describe(connection, missing, {})),
+        *unsent_columns(connection, publication, selected, shown),
+    ]
 
 
 def _value(connection: PgConnection, query: str, *values: Any) -> Any:
@@ -164,7 +229,9 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
     names = [published.schema.table for published in selected]
     if not publication_exists(connection, source.options.publication):
         if not names:
-            return [Finding("error", "tables", "tables.include matches no table", _known(relations))]
+            return [replace(finding, level="error") for finding in _left_out(connection, source)] or [
+                Finding("error", "tables", "tables.include matches no table", _known(relations))
+            ]
         statement = (
             publication_sql(
                 source.options.publication, names, via_root=source.options.publish_via_partition_root
@@ -176,7 +243,8 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
             return [Finding("error", "publication", message, statement)]
         if not _may_publish(connection, [published.oid for published in selected]):
             return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
-        return [Finding("ok", "publication", f"{source.options.publication!r} will be created for {len(names)} tables")]
+        created = f"{source.options.publication!r} will be created for {len(names)} tables"
+        return [Finding("ok", "publication", created), *_left_out(connection, source)]
     if not names:
         return [
             Finding(
@@ -187,15 +255,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
             )
         ]
     findings = [Finding("ok", "publication", f"{source.options.publication!r} holds {len(names)} wanted tables")]
-    mark = read_mark(connection, source.options.publication) if source.extends_publication else None
-    missing = [
-        one.table for one in unpublished(source, relations, set(names)) if not mark or not new_to(mark, source, one)
-    ]
-    if missing:
-        addition = addition_sql(source.options.publication, missing).as_string(connection) + ";"
-        listed = ", ".join(str(name) for name in missing[:5]) + (" …" if len(missing) > 5 else "")
-        message = f"{len(missing)} tables that tables.include matches are not in it and will not be followed: {listed}"
-        findings.append(Finding("warning", "publication", message, addition))
+    findings += _left_out(connection, source)
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
         [source.options.publication],
@@ -229,6 +289,9 @@ def _slot(connection: PgConnection, source: PostgresSource) -> list[Finding]:
         # Not a finding: no setup can restore a lost slot, and LostError has its own exit code and fix.
         require(status, source.options.slot, RESYNC)
         return [Finding("ok", "slot", f"{source.options.slot!r} exists, {status.backlog:,} bytes of lag")]
+    with closing(JournalReader(source.journal)) as journal:
+        if journal.mark() > START:
+            require(status, source.options.slot, RESYNC)
     limit = int(_value(connection, "SHOW max_replication_slots"))
     used = int(_value(connection, "SELECT count(*) FROM pg_replication_slots"))
     findings = []
@@ -251,79 +314,8 @@ def _trigger(connection: PgConnection) -> Finding:
         message = "are derived from the log; the event trigger that makes them exact is not installed"
         return Finding("ok", "schema changes", message, "tailrace prepare FILE")
     if version != event_trigger.VERSION:
-        return Finding(
-            "warning", "schema changes", f"the event trigger is of version {version}", "tailrace prepare FILE"
-        )
+        message = f"the event trigger is of version {version}, whose messages are not read"
+        if version < event_trigger.VERSION:
+            message += " and through which other roles can gain rights"
+        return Finding("warning", "schema changes", message, "tailrace prepare FILE")
     return Finding("ok", "schema changes", "the event trigger is installed")
-
-
-# Rows are copied from the leaves of a partitioned table, where the policies of its root do not apply.
-_HIDING = """
-SELECT root.oid::int8 FROM unnest(%s::oid[]) AS root(oid) WHERE EXISTS (
-    SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
-    AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid)))
-"""
-
-
-# Postgres sends old rows by the identity of the leaf, under the name of the root.
-_LEAVES = """
-SELECT root.oid::int8, n.nspname::text, c.relname::text, ARRAY(
-    SELECT a.attname::text FROM pg_index i
-    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey[0:i.indnkeyatts - 1])
-    WHERE i.indrelid = c.oid AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END)
-FROM unnest(%s::oid[]) AS root(oid) CROSS JOIN LATERAL pg_partition_tree(root.oid) AS t
-JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE t.isleaf AND t.relid <> root.oid AND c.relreplident IN ('d', 'i')
-"""
-
-
-def _leaves(connection: PgConnection, tables: Sequence[Published]) -> list[Finding]:
-    """Partitions whose old rows would not identify a row of the root."""
-    roots = {one.oid: one for one in tables if one.schema.key or one.identity == "f"}
-    findings: list[Finding] = []
-    for oid, schema, name, identity in connection.execute(_LEAVES, [list(roots)]).fetchall():
-        key = roots[oid].schema.key
-        # A partition without any identity sends no old rows: Postgres refuses UPDATE and DELETE.
-        if identity and not (key and set(key) <= set(identity)):
-            leaf = sql.Identifier(schema, name).as_string(connection)
-            wanted = f"the key ({', '.join(key)})" if key else "whole rows"
-            message = f"the replica identity of its partition {leaf} does not send {wanted} of deleted rows"
-            fix = f"ALTER TABLE {leaf} REPLICA IDENTITY FULL;"
-            # With a key, its changes stop the table; without one, they would be applied wrongly.
-            findings.append(Finding("warning" if key else "error", str(roots[oid].schema.table), message, fix))
-    return findings
-
-
-def _tables(connection: PgConnection, source: PostgresSource) -> list[Finding]:
-    findings: list[Finding] = []
-    tables = select_published(connection, source)
-    role = _value(connection, "SELECT quote_ident(current_user)")
-    hiding = {oid for (oid,) in connection.execute(_HIDING, [[published.oid for published in tables]])}
-    for published in tables:
-        table = published.schema.table
-        name = sql.Identifier(table.schema, table.name).as_string(connection)
-        if not published.can_select:
-            schema = sql.Identifier(table.schema).as_string(connection)
-            fix = f"GRANT USAGE ON SCHEMA {schema} TO {role}; GRANT SELECT ON {name} TO {role};"
-            findings.append(Finding("error", str(table), "the role may not read it", fix))
-        if published.oid in hiding:
-            fix = f"ALTER ROLE {role} BYPASSRLS;"
-            findings.append(Finding("error", str(table), "row-level security may hide rows of it from the role", fix))
-        if published.identity == "n":
-            message = (
-                "REPLICA IDENTITY NOTHING: Postgres refuses the application's UPDATE and DELETE while it is published"
-            )
-            findings.append(Finding("error", str(table), message, f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT;"))
-        elif not published.schema.key and published.identity == "f":
-            message = "no primary key: it is kept as an append-only log of its changes"
-            findings.append(Finding("warning", str(table), message, f"ALTER TABLE {name} ADD PRIMARY KEY (…);"))
-        elif not published.schema.key:
-            message = (
-                "no primary key: it is kept as an append-only log, and Postgres refuses UPDATE and DELETE"
-                " on it while it is published"
-            )
-            fix = f"ALTER TABLE {name} ADD PRIMARY KEY (…);  -- or REPLICA IDENTITY FULL"
-            findings.append(Finding("warning", str(table), message, fix))
-        else:
-            findings.append(Finding("ok", str(table), f"key ({', '.join(published.schema.key)})"))
-    return findings + _leaves(connection, tables)

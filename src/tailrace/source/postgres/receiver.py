@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -27,10 +27,10 @@ from psycopg import sql
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
 from tailrace.journal import Frame, Journal, cursors
 from tailrace.model.change import LAST_ORDINAL, START
+from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.connection import (
-    BoundedConnection,
     Replication,
-    bulk,
+    connect,
     connection_string,
     lacks,
     session,
@@ -40,7 +40,15 @@ from tailrace.source.postgres.connection import (
 from tailrace.source.postgres.frame_builder import FrameBuilder
 from tailrace.source.postgres.offset import before, format_lsn
 from tailrace.source.postgres.replication_stream import ReplicationStream
-from tailrace.source.postgres.slot import SlotStatus, emit_heartbeat, publication_exists, read_slot, require
+from tailrace.source.postgres.server_identity import require_same_history, require_sent
+from tailrace.source.postgres.slot import (
+    SlotStatus,
+    emit_heartbeat,
+    publication_exists,
+    read_slot,
+    require,
+    require_kept,
+)
 from tailrace.source.source import RESYNC
 from tailrace.system.backoff import Backoff, wait
 from tailrace.system.child_process import BUSY, serve, write_status
@@ -97,6 +105,7 @@ class PostgresReceiver:
         self._slot_read_at = 0.0
         self._beat = time.monotonic()
         self._failures = 0
+        self._is_checked = False
         self._walsender: int | None = None
 
     def run(self) -> None:
@@ -115,6 +124,7 @@ class PostgresReceiver:
                         fix="stop the other reader, or give this pipeline a slot of its own with source.slot",
                     )
                 self._check_journal(status)
+                self._check_server(status)
                 taken_since = None
                 if self._worth_backlog(status):
                     self._drain(status)
@@ -148,6 +158,7 @@ class PostgresReceiver:
 
     def _wait(self, error: TailraceError) -> None:
         self._close_session()
+        self._is_checked = False
         # The server sends what the journal did not store again, with its relations.
         self.framer = FrameBuilder(self.durable)
         self.mode = "waiting"
@@ -156,22 +167,17 @@ class PostgresReceiver:
         wait(BACKOFF.delay(self._failures), self.stopping)
 
     def _check_journal(self, status: SlotStatus) -> None:
-        if status.server < self.durable and status.is_standby:
-            raise UnavailableError(f"the standby has not replayed its log up to {format_lsn(self.durable)} again yet")
-        if status.server < self.durable:
-            raise LostError(
-                f"the server is at {format_lsn(status.server)} and had sent its log up to {format_lsn(self.durable)}:"
-                " it was restored to an earlier state, or a standby that lagged took over",
-                fix=RESYNC,
-            )
+        require_sent(status, self.durable)
         if self.writer.damage:
             self._repair_slot(status)
-        if status.confirmed > self.durable:
-            raise LostError(
-                f"the slot is confirmed up to {format_lsn(status.confirmed)}, but the journal ends at"
-                f" {format_lsn(self.durable)}: the journal was lost or replaced",
-                fix=RESYNC,
-            )
+        require_kept(status, self.durable)
+
+    def _check_server(self, status: SlotStatus) -> None:
+        """After each loss of the connection: it may be another server that answers now."""
+        if not self._is_checked:
+            options = self.options
+            require_same_history(options.dsn, options.slot, options.publication, Path(options.journal), status)
+            self._is_checked = True
 
     def _repair_slot(self, status: SlotStatus) -> None:
         """Receive damaged frames again if Postgres still has them."""
@@ -213,9 +219,9 @@ class PostgresReceiver:
             " 'proto_version', '1', 'publication_names', {}, 'messages', 'true')"
         ).format(self.options.slot, format_lsn(upto), sql.Identifier(self.options.publication).as_string())
         with bulk(self.options.dsn, "reading the slot in bulk") as connection, connection.cursor() as cursor:
-            cursor.adbc_statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": READ_BYTES})
+            cursor.set_batch_bytes(READ_BYTES)
             cursor.execute(query.as_string())
-            if not self._receive_all(cursor.fetch_record_batch()):
+            if not self._receive_all(cursor.fetch_batches()):
                 return
         if upto > self.durable:
             self.writer.note(before(upto))
@@ -223,12 +229,12 @@ class PostgresReceiver:
         reach("receiver.before_advance")
         if status.server - upto > BACKLOG_BYTES and self.writer.head > head:
             # A separate session, because this may take long without anything being wrong.
-            with session(self.options.dsn, "advancing the slot") as connection:
-                connection.execute(
+            with session(self.options.dsn, "advancing the slot") as advancing:
+                advancing.execute(
                     "SELECT pg_replication_slot_advance(%s, %s::pg_lsn)", [self.options.slot, format_lsn(self.durable)]
                 )
 
-    def _receive_all(self, reader: pa.RecordBatchReader) -> bool:
+    def _receive_all(self, reader: Iterator[pa.RecordBatch]) -> bool:
         """Receive the result of a step: one piece arrives while the one before it is cut into frames and stored.
 
         False when stopped meanwhile.
@@ -322,7 +328,7 @@ class PostgresReceiver:
     def session(self) -> psycopg.Connection[tuple[Any, ...]]:
         if self._session is None or self._session.closed:
             with translated("connecting"):
-                self._session = BoundedConnection.connect(connection_string(self.options.dsn), autocommit=True)
+                self._session = connect(connection_string(self.options.dsn))
         return self._session
 
     def _close_session(self) -> None:

@@ -11,9 +11,10 @@ import psycopg
 import pyarrow as pa
 
 from tailrace.errors import UnavailableError
-from tailrace.source.postgres.connection import SILENCE_SECONDS, Replication, translate
+from tailrace.source.postgres.connection import Replication, translate
 from tailrace.source.postgres.offset import format_lsn
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.system import silence
 
 GROUP_BYTES = 4 * 1024 * 1024
 LINGER_SECONDS = 0.005
@@ -69,8 +70,8 @@ class ReplicationStream:
                 break
             self._wait(remaining)
             # Every acknowledgement requests a reply, so a live server is never silent for long.
-            if time.monotonic() - self._received_at > SILENCE_SECONDS:
-                raise UnavailableError(f"the replication connection was silent for {SILENCE_SECONDS:g} s")
+            if time.monotonic() - self._received_at > silence.SILENCE_SECONDS:
+                raise UnavailableError(f"the replication connection was silent for {silence.SILENCE_SECONDS:g} s")
         return pa.array(messages, pa.binary()) if messages else None
 
     def _next(self) -> tuple[int, Any]:

@@ -13,6 +13,7 @@ from tailrace.errors import SchemaChangedError
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.column_match import identify
+from tailrace.source.postgres.fingerprint import Fingerprint
 from tailrace.source.postgres.pgoutput.message import Relation
 from tailrace.source.postgres.type_map import agrees
 
@@ -60,7 +61,7 @@ def check_identity(table: TableSchema, relation: Relation, *, images_lack_key: b
     if images_lack_key:
         remedy = "ALTER TABLE … REPLICA IDENTITY FULL for the partition that tailrace check FILE names"
     raise SchemaChangedError(
-        f"the replica identity no longer covers {wanted}, so an update or delete does not identify its row",
+        f"the replica identity does not cover {wanted}, so an update or delete does not identify its row",
         fix=f"{remedy}, then tailrace resync FILE {table.table}",
         table=str(table.table),
     )
@@ -83,18 +84,19 @@ class PostgresDerivedSchema:
     recopy: str | None
 
 
-def compare(
-    old: TableSchema, new: TableSchema, *, unknown: Collection[int] = (), rewritten: bool | None = None
-) -> Compared:
+def compare(old: TableSchema, new: TableSchema, *, unknown: Collection[int] = ()) -> Compared:
     """What changed from `old` to `new`. Columns are the same when their numbers are.
 
     `unknown` are numbers of columns in which older rows hold a value that is not stored (`Published.unknown`).
-    `rewritten` is whether a type change rewrote the rows; None when that is not known. A change to another Arrow type
-    is a reason to copy only if values were rounded: the destination decides whether it can follow the change.
+
+    A table is copied again unless its older rows certainly hold the same values as before. Postgres does not show
+    whether a command that rewrote the rows computed new values (`USING`), so every rewrite is a reason to copy.
     """
     before = {column.number: column for column in old.columns}
     after = {column.number: column for column in new.columns}
-    highest = max(before, default=0)
+    was_print, now_print = Fingerprint.of(old), Fingerprint.of(new)
+    width = was_print.width if was_print else max(before, default=0)
+    rewritten = was_print is not None and now_print is not None and was_print.file != now_print.file
     overall: list[str] = []
     changes: list[str] = []
     reasons: list[str] = []
@@ -109,20 +111,28 @@ def compare(
             changes.append(f"column {was.name} was dropped")
         elif was is None:
             changes.append(f"column {now.name} was added")
-            # Numbers only grow, so a lower one is a column that existed but was not published.
-            if number < highest:
+            # Numbers only grow, so one that existed is a column that was not published.
+            if number <= width:
                 reasons.append(f"column {now.name} was not published before")
+            elif rewritten:
+                reasons.append(f"the new column {now.name} was filled with a value for each row")
             elif number in unknown:
                 reasons.append(f"older rows hold a value in the new column {now.name} that the log does not contain")
         else:
             changes += _altered(was, now)
-            if was.type == now.type and rewritten is not False and not _keeps_values(was, now):
+            if rewritten and _is_touched(number, was_print, now_print):
+                reasons.append(f"column {now.name} was changed and the rows of the table were rewritten")
+            elif not _keeps_values(was, now):
                 reasons.append(f"the type of column {now.name} changed, and its values with it")
-            elif _rounds(was.type, now.type):
-                reasons.append(f"the type of column {now.name} has fewer digits, and its values were rounded")
     if set(_key_numbers(old)) != set(_key_numbers(new)):
         overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
+    if was_print and now_print and not was_print.prints_as(now_print):
+        reasons.append("a type of its columns changed the text of stored values")
     return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
+
+
+def _is_touched(number: int, was: Fingerprint | None, now: Fingerprint | None) -> bool:
+    return was is None or now is None or was.columns.get(number) != now.columns.get(number)
 
 
 def with_initial(old: TableSchema, new: TableSchema) -> TableSchema:
@@ -172,24 +182,16 @@ _UNBOUNDED: Final = {"character varying", "text", "timestamp without time zone",
 
 
 def _keeps_values(was: Column, now: Column) -> bool:
-    """Whether the new declared type prints every value of the old one the same."""
+    """Whether the new declared type certainly has every value of the old one, unchanged."""
     (old, old_bound), (new, new_bound) = _bound(was.upstream_type), _bound(now.upstream_type)
     if old == new and old_bound == new_bound:
-        return True
+        return bool(was.type == now.type)
+    if old == new == "numeric" and old_bound and new_bound:
+        # More digits before the point; another scale changes the text.
+        return new_bound[0] >= old_bound[0] and old_bound[1:] == new_bound[1:]
     if new not in _UNBOUNDED or not (old == new or {old, new} <= {"character varying", "text"}):
         return False
     return new_bound is None or (old_bound is not None and new_bound >= old_bound)
-
-
-def _rounds(old: pa.DataType, new: pa.DataType) -> bool:
-    """Whether a type change rounds values instead of refusing them."""
-    if pa.types.is_floating(old):
-        narrower = pa.types.is_floating(new) and new.bit_width < old.bit_width
-        return bool(narrower or pa.types.is_integer(new) or pa.types.is_decimal(new))
-    if pa.types.is_decimal(old) and old.scale > 0:
-        narrower = pa.types.is_decimal(new) and new.scale < old.scale
-        return bool(narrower or pa.types.is_integer(new) or pa.types.is_floating(new))
-    return False
 
 
 def _bound(declared: str) -> tuple[str, tuple[int, ...] | None]:
@@ -217,15 +219,40 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
         _key(known, relation, columns, now.schema if now else None),
         known.version + 1,
         known.upstream_id,
+        _fingerprint(known, columns, now.schema) if now else "",
     )
     compared = compare(known, schema, unknown=_unknown(known, schema, now))
     # The message does not show whether a column was dropped and added again before it or after it.
     lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
     replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
     reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
+    if now is not None and _is_in_doubt(known, columns, now.schema):
+        reasons.append("columns were added, and the table's columns changed again before the catalog was read")
     if not compared.changes:
         schema = known
     return PostgresDerivedSchema(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
+
+
+def _is_in_doubt(known: TableSchema, columns: Sequence[Column], now: TableSchema) -> bool:
+    """Whether a new column of the message may be another one than the catalog's of that name.
+
+    It is certain only if the catalog has given no more numbers than the message has new columns.
+    """
+    was, catalog = Fingerprint.of(known), Fingerprint.of(now)
+    numbers = {column.number for column in known.columns}
+    added = sum(column.number not in numbers for column in columns)
+    return bool(added and was and catalog and catalog.width != was.width + added)
+
+
+def _fingerprint(known: TableSchema, columns: Sequence[Column], now: TableSchema) -> str:
+    """The catalog's fingerprint, without columns that the message does not have yet."""
+    was, catalog = Fingerprint.of(known), Fingerprint.of(now)
+    if catalog is None:
+        return ""
+    numbers = {column.number for column in columns}
+    width = max([*numbers, was.width if was else 0])
+    marks = {number: mark for number, mark in catalog.columns.items() if number in numbers}
+    return str(replace(catalog, width=min(width, catalog.width), columns=marks))
 
 
 def _unknown(known: TableSchema, schema: TableSchema, now: Published | None) -> set[int]:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import psycopg
 from psycopg import sql
 
-from tailrace.errors import Finding, LostError
+from tailrace.errors import RESYNC, Finding, LostError
 from tailrace.model.schema import TableName
 from tailrace.source.postgres.connection import PgConnection
-from tailrace.source.postgres.offset import parse_lsn
+from tailrace.source.postgres.offset import format_lsn, parse_lsn
 from tailrace.system.ticker import Ticker
 
 STOP_CHECK_SECONDS = 0.1
@@ -73,6 +73,16 @@ def require(status: SlotStatus | None, slot: str, resync: str) -> SlotStatus:
     if status.wal_status == "lost":
         raise LostError(f"the server removed WAL that the slot {slot!r} still needed", fix=resync)
     return status
+
+
+def require_kept(status: SlotStatus, durable: int) -> None:
+    """Raise LostError when the slot is confirmed past what the journal holds, which ends before `durable`."""
+    if status.confirmed > durable:
+        raise LostError(
+            f"the slot is confirmed up to {format_lsn(status.confirmed)}, but the journal ends at"
+            f" {format_lsn(durable)}: the journal was lost or replaced",
+            fix=RESYNC,
+        )
 
 
 def server_position(session: PgConnection) -> int:
@@ -155,28 +165,33 @@ def create_publication(
 class PublicationMark:
     """The comment on a publication that tailrace created, so that it adds tables to no other.
 
-    Tables up to OID `seen` existed when the pattern `selection` was last compared with the database: if one of them is
-    not in the publication, someone left it out or removed it.
+    `selection` is a hash of the patterns that it was last compared with. `declined` are the OIDs of tables that match
+    them and that someone removed from it. A mark of an earlier version of tailrace has only the highest OID that was
+    `seen`: of the tables up to that, those that are not in the publication were left out or removed.
     """
 
     selection: str
-    seen: int
+    declined: frozenset[int] = frozenset()
+    seen: int = 0
 
     def comment_sql(self, publication: str) -> sql.Composed:
-        text = f"tailrace made this and adds new tables to it: {self.selection} {self.seen}"
+        declined = "".join(f" {oid}" for oid in sorted(self.declined))
+        text = f"tailrace made this and adds new tables to it: {self.selection} 0 without{declined}"
         return sql.SQL("COMMENT ON PUBLICATION {} IS {}").format(sql.Identifier(publication), sql.Literal(text))
 
 
-_MARK = re.compile(r"tailrace made this .*: (\w+) (\d+)")
+_MARK = re.compile(r"tailrace made this .*: (\w+) (\d+)(?: without((?: \d+)*))?")
 
 
 def read_mark(session: PgConnection, publication: str) -> PublicationMark | None:
-    """The mark of a publication; None if tailrace did not create it."""
+    """The mark of a publication; None if tailrace did not create it, or the role may not change it."""
     row = session.execute(
-        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", [publication]
+        "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+        " AND pg_has_role(pubowner, 'USAGE')",
+        [publication],
     ).fetchone()
     found = _MARK.fullmatch(row[0]) if row and row[0] else None
-    return PublicationMark(found[1], int(found[2])) if found else None
+    return PublicationMark(found[1], frozenset(map(int, (found[3] or "").split())), int(found[2])) if found else None
 
 
 def extend_publication(

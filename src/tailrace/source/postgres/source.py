@@ -15,7 +15,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace import errors
-from tailrace.errors import Finding, LostError, TailraceError
+from tailrace.errors import Finding, LostError, TailraceError, UnavailableError
 from tailrace.journal import Cursor, Journal, JournalReader
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
@@ -24,7 +24,7 @@ from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.postgres import event_trigger, preflight
-from tailrace.source.postgres.catalog import Published, list_tables
+from tailrace.source.postgres.catalog import Published
 from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import PostgresCopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
@@ -33,7 +33,9 @@ from tailrace.source.postgres.offset import PostgresOffset, before
 from tailrace.source.postgres.option import PostgresOptions
 from tailrace.source.postgres.reader import read_rows
 from tailrace.source.postgres.receiver import STATUS, PostgresReceiverOptions
+from tailrace.source.postgres.server_identity import require_same_history, require_sent
 from tailrace.source.postgres.slot import (
+    PublicationMark,
     create_publication,
     create_slot,
     drop_slot,
@@ -95,6 +97,9 @@ class PostgresSource(Source):
     def check(self) -> list[Finding]:
         return preflight.check(self)
 
+    def notices(self) -> list[Finding]:
+        return preflight.notices(self)
+
     def tables(self) -> list[TableSchema]:
         return [published.schema for published in self.discover().values()]
 
@@ -121,7 +126,7 @@ class PostgresSource(Source):
                     whole = replace(self, context=replace(self.context, tables=self.tables_published))
                     errors.require(whole.check())
                 tables = [published.schema.table for published in preflight.select_published(connection, whole)]
-                mark = preflight.mark_of(whole, list_tables(connection))
+                mark = PublicationMark(preflight.selection_hash(whole))
                 create_publication(
                     connection,
                     self.options.publication,
@@ -138,6 +143,12 @@ class PostgresSource(Source):
                     )
                 reach("postgres.before_slot")
                 create_slot(connection, self.options.slot, should_stop, self._log_wait)
+            status = read_slot(connection, self.options.slot)
+            if journal.mark() > START and status is not None and status.active_pid is None:
+                # The receiver checks this, too, and waits if it has to. But a run with `--once` may end before it does.
+                with suppress(UnavailableError):
+                    require_sent(status, journal.mark().commit + 1)
+                    require_same_history(self.dsn, self.options.slot, self.options.publication, self.journal, status)
             if journal.mark() == START:
                 # A new journal begins at the slot's position; every table is copied at a later one.
                 status = require(read_slot(connection, self.options.slot), self.options.slot, RESYNC)

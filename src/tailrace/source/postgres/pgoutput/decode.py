@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tailrace.errors import DamagedError, TableError
+from tailrace.errors import RESYNC, DamagedError, TableError
 from tailrace.model.change import START, Changes, Op, Position, pack_unchanged
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import SchemaHistory
@@ -66,7 +66,7 @@ def decode(
     except (MalformedError, IndexError) as error:
         raise DamagedError(
             f"messages that are not pgoutput of version 1 in text format: {error}",
-            fix="tailrace resync of the affected tables, or replay the journal from the upstream",
+            fix=RESYNC,
         ) from error
 
 
