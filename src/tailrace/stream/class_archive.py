@@ -17,8 +17,9 @@ from pathlib import Path
 import pyspark
 
 from tailrace.errors import PreflightError, UnavailableError
-from tailrace.stream.java import cache_folder, find_java
+from tailrace.stream.java import find_java
 from tailrace.stream.spark_home import spark_home
+from tailrace.system.cache_folder import cache_folder
 
 REHEARSAL = "tailrace.stream.rehearsal"
 _SECONDS = 300.0

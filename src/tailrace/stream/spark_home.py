@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyspark
 
-from tailrace.stream.java import made_once
+from tailrace.system.cache_folder import made_once
 
 _PARTS = ("bin", "conf", "jars", "sbin")
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tailrace.stream import jvm
 from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
@@ -38,6 +39,8 @@ SETTINGS = {
     "spark.sql.streaming.checkpointFileManagerClass": (
         "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
     ),
+    # The checkpoint is private. Spark sets the modes of these files itself, whatever its umask.
+    "spark.hadoop.fs.permissions.umask-mode": "077",
     # A batch is allocated and freed as a whole: the system's allocator returns its memory, Arrow's own keeps half.
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
@@ -72,10 +75,16 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
         "spark.driver.extraJavaOptions": java_options(archive.options if archive else ""),
         **conf,
     }
+    if master.startswith("local") and not master.startswith("local-cluster"):
+        # Spark makes up a secret itself. Elsewhere executors on other machines would need it, too.
+        settings.setdefault("spark.authenticate", "true")
+        settings.setdefault("spark.python.daemon.module", "tailrace.stream.worker_daemon")
     for key, value in settings.items():
         builder = builder.config(key, value)
-    with _keep_interrupt_handler():
-        return builder.create()
+    with _keep_interrupt_handler(), jvm.started_as_child():
+        session = builder.create()
+        jvm.require_token()
+        return session
 
 
 @contextmanager

@@ -12,17 +12,28 @@ from typing import BinaryIO
 from tailrace.errors import UnavailableError
 
 
+def open_alike(file: Path) -> BinaryIO:
+    """A new or emptied file to write. In a folder that is closed to all other users, the file is closed to them too."""
+    is_private = not file.parent.stat().st_mode & 0o077
+
+    def open_file(path: str, flags: int) -> int:
+        return os.open(path, flags, 0o600 if is_private else 0o666)
+
+    return open(file, "wb", opener=open_file)
+
+
 def replace_text(file: Path, text: str) -> None:
     """Replace a file's content, without syncing it: a power cut may lose it. The folder must exist."""
     draft = _draft(file)
-    draft.write_text(text)
+    with open_alike(draft) as opened:
+        opened.write(text.encode())
     draft.replace(file)
 
 
 def replace_durably(file: Path, content: bytes) -> None:
     """Replace a file's content, durable when this returns. The folder must exist."""
     draft = _draft(file)
-    with draft.open("wb") as opened:
+    with open_alike(draft) as opened:
         opened.write(content)
         opened.flush()
         os.fsync(opened.fileno())
@@ -39,7 +50,7 @@ def creating(file: Path) -> Iterator[BinaryIO]:
     make_folder(file.parent)
     draft = file.with_name(f".{file.name}")
     try:
-        with draft.open("wb") as opened:
+        with open_alike(draft) as opened:
             yield opened
             opened.flush()
             os.fsync(opened.fileno())
@@ -60,6 +71,16 @@ def make_folder(folder: Path) -> None:
         except PermissionError:
             # Without permission to read the folder we cannot open it to sync it, even if we may write in it.
             os.sync()
+
+
+def make_private_folder(folder: Path) -> None:
+    """`make_folder` for what only this user may read: rows, positions, reasons. An existing folder that everyone may
+    enter is closed; one that is open to its group alone was shared on purpose, and stays as it is."""
+    missing = [each for each in (folder, *folder.parents) if not each.is_dir()]
+    make_folder(folder)
+    with suppress(PermissionError):  # it belongs to another user, who decides
+        if missing or folder.stat().st_mode & 0o007:
+            folder.chmod(0o700)
 
 
 def remove(path: Path, last: str = "") -> None:

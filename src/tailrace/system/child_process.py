@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tailrace.errors import UnavailableError, revive
+from tailrace.system import environment
+from tailrace.system.atomic_file import make_private_folder
 from tailrace.system.status_file import read_file, write_file
 
 BUSY = 75
@@ -119,7 +121,7 @@ class Child:
             ) from error
 
     def _start(self) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
+        make_private_folder(self._folder)
         if self._log.exists():
             self._log.replace(self._log_before)
         with self._log.open("w") as log:
@@ -129,6 +131,7 @@ class Child:
                 stdout=None if self._shows_output else log,
                 stderr=log,
                 text=True,
+                env=environment.for_children(),
             )
         assert self._process.stdin is not None
         self._process.stdin.write(self._options + "\n")
@@ -146,8 +149,11 @@ class WithoutPandas:
 def serve(run: Callable[[str, Callable[[], bool]], int]) -> int:
     """Run in the child. `run` gets the options and a function that tells whether to stop; it returns the exit code."""
     sys.meta_path.insert(0, WithoutPandas())
-    # Ctrl-C is sent to the whole process group, but the owner decides when the child stops.
+    # Ctrl-C is sent to the whole process group, and a service manager's SIGTERM to every process of the service. The
+    # owner decides when the child stops.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    os.umask(0o077)
     options = sys.stdin.readline()
 
     def stopping() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import psycopg
@@ -9,7 +10,11 @@ from psycopg import conninfo
 
 from tailrace.errors import ConfigError
 
-# Matched by SQLSTATE and by text: an error while connecting has no SQLSTATE, and all cancellations share one.
+_QUOTED = re.compile(r'"[^"]*"')
+"""A name in a message of the server."""
+
+# Matched by SQLSTATE. An error while connecting has none, and all cancellations share one: there the text decides.
+_CANCELED = "57014"
 _RELIEFS = (
     ("53100", ("No space left on device",), "free space on the server's disk"),
     ("53200", ("out of memory",), "give the server more memory, or lower its work_mem and max_connections"),
@@ -21,7 +26,7 @@ _RELIEFS = (
     ("53400", ("replication slots are in use",), "drop slots that are not needed, or raise max_replication_slots"),
     ("55P03", ("due to lock timeout",), "end the session that holds the lock; pg_stat_activity shows it"),
     (
-        None,
+        _CANCELED,
         ("due to statement timeout",),
         "raise statement_timeout for the dsn's role, or source.statement_timeout for a polled source",
     ),
@@ -50,9 +55,16 @@ def read_dsn(dsn: str, whose: str) -> dict[str, Any]:
     return parts
 
 
+def ports_of(conninfo_string: str) -> list[int]:
+    """The ports of the servers that a connection string names."""
+    return [int(port or 5432) for port in str(conninfo.conninfo_to_dict(conninfo_string).get("port") or "").split(",")]
+
+
 def relief(state: str | None, text: str) -> str | None:
     """The fix for a server that answers but is out of space, memory, connections or time; None for other errors."""
+    said = _QUOTED.sub("", text)
     for known, signs, fix in _RELIEFS:
-        if state == known if state and known else any(sign in text for sign in signs):
+        is_said = any(sign in said for sign in signs)
+        if is_said if not state else state == known and (is_said or known != _CANCELED):
             return f"{fix}; tailrace retries by itself"
     return "reduce the load on the server; tailrace retries by itself" if (state or "").startswith("53") else None

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailrace.errors import TailraceError
-from tailrace.system.atomic_file import make_folder
+from tailrace.system.atomic_file import make_private_folder
 
 FILE = "last-error.txt"
 
@@ -79,7 +79,7 @@ def _within(text: str) -> Iterator[str]:
 
 
 def _write(file: Path, text: str) -> None:
-    make_folder(file.parent)
+    make_private_folder(file.parent)
     draft = file.with_name(f"{file.name}.tmp")
     draft.unlink(missing_ok=True)
     with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:

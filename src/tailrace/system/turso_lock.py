@@ -14,7 +14,7 @@ import fcntl
 import os
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailrace.errors import UnavailableError
@@ -66,17 +66,21 @@ def require_not_shared(path: Path) -> None:
 
 
 @contextmanager
-def shut_out(path: Path) -> Iterator[None]:
+def shut_out(path: Path, *, creates: bool = False) -> Iterator[None]:
     """Lock out sessions under `multiprocess_wal` during the block, for writing without it.
 
-    Sessions that are opened meanwhile wait until the block ends and then read the WAL again. Raises UnavailableError
-    if such a session is open already.
+    A session that is opened meanwhile waits and then fails; one that is opened later reads the WAL again. Raises
+    UnavailableError if such a session is open already. A file that was never opened under `multiprocess_wal` has
+    nothing to lock; with `creates`, as for every file of Turso's, `FILE-tshm` is made for that. It stays: otherwise
+    two sessions could make one each.
     """
     try:
         file = os.open(_index(path), os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        yield  # never opened under multiprocess_wal
-        return
+        if not creates:
+            yield
+            return
+        file = _make_index(path)
     try:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _first_byte(fcntl.F_WRLCK))
@@ -87,6 +91,17 @@ def shut_out(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(file)
+
+
+def _make_index(path: Path) -> int:
+    """An empty `FILE-tshm` that whoever may write the file may write too."""
+    owner = path.stat()
+    # If an application makes it first, this is the application's.
+    file = os.open(_index(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, owner.st_mode & 0o666)
+    with suppress(PermissionError):
+        os.fchown(file, owner.st_uid, owner.st_gid)
+        os.fchmod(file, owner.st_mode & 0o666)
+    return file
 
 
 def _index(path: Path) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -22,6 +22,7 @@ from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit
 from tailrace.source.sqlite.connection import CapturedFile
 from tailrace.testing.replay import SourceReplay
+from tailrace.testing.wait import wait_until
 from tests.support.source_making import make_sqlite
 
 Opens = Literal["alone", "shared"]
@@ -46,6 +47,14 @@ for line in sys.stdin:
 class Application:
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait(self) -> int:
+        """The exit code, once it has ended by itself."""
+        return self._process.wait()
 
     def insert(self, rows: int) -> int:
         """So many rows are committed; how many the table has then."""
@@ -223,3 +232,30 @@ def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_w
     with CapturedFile("turso", str(path)).snapshot("looking") as connection:
         assert connection.execute("SELECT min(change_id) FROM turso_cdc").fetchone()[0] == 10
     assert count(path, "shared") == 6
+
+
+def has_open(pid: int, name: str) -> bool:
+    with suppress(OSError):
+        return any(str(entry.readlink()).endswith(name) for entry in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
+def test_an_application_that_shares_a_file_for_the_first_time_while_it_is_written_is_refused_not_robbed(
+    path: Path,
+) -> None:
+    with running(path, "alone") as application:
+        application.insert(5)
+        application.close()
+    assert not path.with_name("app.db-tshm").exists()
+    with ExitStack() as later:
+        with CapturedFile("turso", str(path)).session("writing", writes=True) as connection:
+            early = later.enter_context(running(path, "shared"))
+            wait_until(lambda: has_open(early.pid, "app.db-tshm"))
+            connection.execute("INSERT INTO items (name) VALUES ('ours')")
+        del connection  # Turso keeps its lock for as long as the object is there
+        # It has waited, and then finds the index of the WAL empty.
+        assert early.wait() != 0
+    with running(path, "shared") as application:
+        assert application.insert(10) == 16
+    assert count(path, "shared") == 16
+    assert count(path) == 16

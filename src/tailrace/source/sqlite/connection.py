@@ -19,8 +19,7 @@ from typing import Any, Literal
 from tailrace.capture.layout import CaptureConnection, transaction
 from tailrace.capture.record import SURROGATE
 from tailrace.errors import ConfigError, DamagedError, PreflightError, UnavailableError
-from tailrace.source.sqlite import closed_file
-from tailrace.system import turso_lock
+from tailrace.system import closed_file, turso_lock
 
 EngineName = Literal["sqlite", "turso"]
 
@@ -62,7 +61,11 @@ class CapturedFile:
     def _open(self, path: Path, writes: bool) -> Iterator[CaptureConnection]:
         if self.name == "sqlite":
             turso_lock.require_not_shared(path)
-            uri = f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}"
+            if not writes:
+                with closed_file.opened_by_sqlite(path, timeout_seconds=BUSY_SECONDS) as connection:
+                    yield connection
+                return
+            uri = f"{path.resolve().as_uri()}?mode=rw"
             with closing(
                 sqlite3.connect(uri, uri=True, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             ) as connection:
@@ -80,7 +83,10 @@ class CapturedFile:
             finally:
                 shared.let_go()
         elif writes:
-            with turso_lock.shut_out(path), closing(turso.connect(str(path), isolation_level=None)) as connection:
+            with (
+                turso_lock.shut_out(path, creates=True),
+                closing(turso.connect(str(path), isolation_level=None)) as connection,
+            ):
                 yield connection
         else:
             with closed_file.opened(path) as connection:
@@ -90,15 +96,12 @@ class CapturedFile:
         return (sqlite3.Error,) if self.name == "sqlite" else (sqlite3.Error, _load_turso().Error)
 
     def _explain(self, error: Exception, doing: str) -> Exception:
-        text = str(error)
-        code = getattr(error, "sqlite_errorcode", None)
-        # SQLite's text may quote a table's name; its code cannot. Turso has no codes.
-        lowered = text.lower() if code is None else _WORDS.get(code & 0xFF, "")
-        if "not a database" in lowered:
+        text, kind = str(error), _kind_of(error)
+        if kind == "NotAdb":
             return PreflightError(f"{self.path} is not an SQLite database", fix="check the source's `path`")
-        if "lock" in lowered or "busy" in lowered:
+        if kind == "Busy":
             return self._locked()
-        if "malformed" in lowered or "corrupt" in lowered:
+        if kind == "Corrupt":
             return DamagedError(f"{self.path} is damaged, found while {doing}: {text}", fix="restore it from a backup")
         return UnavailableError(f"{self.path} could not be read while {doing}: {text}")
 
@@ -130,12 +133,24 @@ class _SharedConnection:
         self._connection = None
 
 
-_WORDS = {
-    sqlite3.SQLITE_NOTADB: "not a database",
-    sqlite3.SQLITE_BUSY: "busy",
-    sqlite3.SQLITE_LOCKED: "locked",
-    sqlite3.SQLITE_CORRUPT: "malformed",
+_KINDS = {
+    sqlite3.SQLITE_NOTADB: "NotAdb",
+    sqlite3.SQLITE_BUSY: "Busy",
+    sqlite3.SQLITE_LOCKED: "Busy",
+    sqlite3.SQLITE_CORRUPT: "Corrupt",
 }
+"""Codes of SQLite, in the words of Turso."""
+
+
+def _kind_of(error: Exception) -> str:
+    """The kind of an error, never by words that may be part of a table's name.
+
+    Turso raises an error of its own kind, and its Python module another one while it handles that.
+    """
+    code = getattr(error, "sqlite_errorcode", None)
+    if code is not None:
+        return _KINDS.get(code & 0xFF, "")
+    return "Busy" if str(error).startswith("Locking error: ") else type(error.__context__).__name__
 
 
 def _load_turso() -> Any:
@@ -161,7 +176,7 @@ def fetch(connection: CaptureConnection, sql: str, parameters: Sequence[Any] = (
     try:
         rows: list[tuple[Any, ...]] = connection.execute(sql, parameters).fetchall()
     except sqlite3.OperationalError as error:
-        if "UTF-8" not in str(error) or not isinstance(connection, sqlite3.Connection):
+        if not str(error).startswith("Could not decode to UTF-8") or not isinstance(connection, sqlite3.Connection):
             raise
         # Decoding in Python is slow, so it is done only for files that need it.
         connection.text_factory = lambda raw: raw.decode("utf-8", SURROGATE)

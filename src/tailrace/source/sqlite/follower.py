@@ -111,7 +111,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
     def scan_schemas(self, now: SqliteOffset, end: SqliteOffset) -> None:
         self._schemas.scan(self._log, now.low_water, end.log, now.tables, self._listed)
 
-    def compare_schemas(self, end: SqliteOffset) -> SqliteOffset:
+    def compare_schemas(self, now: SqliteOffset, end: SqliteOffset) -> SqliteOffset:
         """At the end of the tape, compare the file's schema with the versions: a rename leaves no row."""
         seen = (self._listed_at, frozenset(end.within("ready")))
         if self._log.by_triggers or end.log.commit != self.head().commit or seen == self._compared:

@@ -82,25 +82,28 @@ def _tables(source: SqliteSource, log: TapeLog) -> Iterator[Finding]:
 
 
 def _table(one: Listed, lacking: Collection[str] | None) -> Iterator[Finding]:
-    subject = f"table {TableName(SCHEMA, one.name)}"
+    table = str(TableName(SCHEMA, one.name))
+    subject = f"table {table}"
     exclude = "exclude it under `tables`"
     if one.described is None:
-        yield Finding("error", subject, "its CREATE TABLE is not understood by this SQLite", exclude)
+        yield Finding("error", subject, "its CREATE TABLE is not understood by this SQLite", exclude, table)
     elif one.described.lacks_rowid:
-        yield Finding("error", subject, "has no rowid, and changes are captured by rowid", exclude)
+        yield Finding("error", subject, "has no rowid, and changes are captured by rowid", exclude, table)
     elif one.described.key and one.described.alias is None and (lacking is None or one.name in lacking):
         yield Finding(
             "error",
             subject,
             f"its key is ({', '.join(one.described.key)}), and the capture does not keep the rows that are deleted",
             f"capture in mode full or before; {exclude} otherwise",
+            table,
         )
     elif not one.described.key:
         yield Finding(
             "warning",
             subject,
             "its key is the rowid, which VACUUM may renumber; the tape does not record that",
-            f"tailrace resync FILE {TableName(SCHEMA, one.name)} after a VACUUM, or give it an INTEGER PRIMARY KEY",
+            f"tailrace resync FILE {table} after a VACUUM, or give it an INTEGER PRIMARY KEY",
+            table,
         )
 
 

@@ -1,7 +1,10 @@
-"""Reads a Turso file that no process has open, and changes neither its bytes nor the files next to it.
+"""Reads an SQLite or Turso file that no process has open, and changes neither its bytes nor the files next to it.
 
-After a checkpoint the WAL is empty, and the file alone is read, without a lock. An application that was killed leaves
-frames in its WAL: only opening the file for writing would checkpoint them, so a copy of both is read instead.
+Turso: after a checkpoint the WAL is empty, and the file alone is read, without a lock. An application that was killed
+leaves frames in its WAL: only opening the file for writing would checkpoint them, so a copy of both is read instead.
+
+SQLite: a connection that may only read makes the WAL and its index next to a closed file, and leaves them there, where
+the application may not be able to write them. So such a file is opened for writing, and SQLite removes both again.
 """
 
 from __future__ import annotations
@@ -41,6 +44,32 @@ _copies: dict[tuple[int, Path], tuple[_Pair, tempfile.TemporaryDirectory[str]]] 
 
 
 @contextmanager
+def opened_by_sqlite(path: Path, *, timeout_seconds: float) -> Iterator[sqlite3.Connection]:
+    """A connection for reading, next to applications that have the file open in SQLite, and when there are none.
+
+    Raises UnavailableError as `opened` does, for a file that an application left in the middle of its work.
+    """
+    path = path.resolve()
+    wal, has_index = _wal(path), path.with_name(path.name + "-shm").exists()
+    if not has_index and wal.exists():
+        # Without the index of its WAL the file is Turso's, or a copy.
+        if turso_lock.is_locked_whole(path):
+            raise UnavailableError(f"{path} is open in Turso", fix="close it in the application and try again")
+        with opened(path) as connection:
+            yield connection
+        return
+    is_closed = not has_index and _is_in_wal_mode(path)
+    how = "rw" if is_closed and os.access(path, os.W_OK) and os.access(path.parent, os.W_OK) else "ro"
+    with closing(_connect(path, f"mode={how}", timeout_seconds)) as connection:
+        yield connection
+
+
+def _is_in_wal_mode(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(20)[18:] == b"\x02\x02"
+
+
+@contextmanager
 def opened(path: Path) -> Iterator[sqlite3.Connection]:
     """A read-only connection. Raises UnavailableError when the file was written meanwhile: then read it again."""
     path = path.resolve()
@@ -58,9 +87,9 @@ def opened(path: Path) -> Iterator[sqlite3.Connection]:
         _require_unwritten(path, before)
 
 
-def _connect(path: Path, how: str) -> sqlite3.Connection:
+def _connect(path: Path, how: str, timeout_seconds: float = 5.0) -> sqlite3.Connection:
     uri = f"{path.as_uri()}?{how}"
-    return sqlite3.connect(uri, uri=True, isolation_level=None, check_same_thread=False)
+    return sqlite3.connect(uri, uri=True, timeout=timeout_seconds, isolation_level=None, check_same_thread=False)
 
 
 def _copy(path: Path, content: _Pair) -> Path:
@@ -73,7 +102,10 @@ def _copy(path: Path, content: _Pair) -> Path:
     shutil.copyfile(path, target)
     shutil.copyfile(_wal(path), _wal(target))
     if _look(path) != content or turso_lock.is_locked_whole(path) or turso_lock.is_shared(path):
+        folder.cleanup()
         raise _written(path)
+    if known is not None:
+        known[1].cleanup()
     _copies[key] = content, folder
     return target
 
