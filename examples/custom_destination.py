@@ -7,7 +7,7 @@ import pyarrow as pa
 
 from tailrace.extend import Destination, TableBatch, TableSchema, Written, plan_columns
 
-BOOK = "CREATE TABLE IF NOT EXISTS _tailrace (id TEXT PRIMARY KEY, batch BIGINT, columns TEXT)"
+BOOK = "CREATE TABLE IF NOT EXISTS _tailrace (id TEXT PRIMARY KEY, batch TEXT, columns TEXT)"
 
 
 class DuckDbDestination(Destination):
@@ -34,10 +34,11 @@ class DuckDbDestination(Destination):
             last, columns = (run("SELECT batch, columns FROM _tailrace WHERE id = ?", book_id) or [(None, None)])[0]
             if batch.is_repeat(last):
                 return Written(repeated=True)
-            plan = plan_columns(TableSchema.from_json(columns) if columns else None, table)
+            before = TableSchema.from_json(columns) if columns and not batch.replaces else None
+            plan = plan_columns(before, table)
             if plan.changes:
                 run("CREATE TABLE next AS FROM empty", empty=plan.schema.empty_table())
-                if columns:
+                if before:
                     old = [f"t.{quote(was)}" if was else f"i.{quote(name)}" for name, was in plan.sources.items()]
                     run(f"INSERT INTO next SELECT {', '.join(old)} FROM {place} t, initial i", initial=plan.initial)
                 run(f"DROP TABLE IF EXISTS {place}; ALTER TABLE next RENAME TO {place}")
@@ -50,7 +51,7 @@ class DuckDbDestination(Destination):
                 run(f"INSERT INTO {place} FROM r", r=part.upserts)
                 written += part.written
             if written or batch.replaces or plan.changes:
-                run("INSERT OR REPLACE INTO _tailrace VALUES (?, ?, ?)", book_id, batch.id, plan.table.to_json())
+                run("INSERT OR REPLACE INTO _tailrace VALUES (?, ?, ?)", book_id, batch.mark, plan.table.to_json())
                 db.commit()
         return written
 

@@ -30,6 +30,7 @@ MARKERS = {
     "demo/test_workload.py": "server",
     "faults": "spark",
     "faults/test_power.py": "",
+    "faults/test_restore.py": "server",
     "faults/test_rqlite_receiver.py": "slow",
     "faults/test_webhook_sender.py": "slow",
     "live": "spark",
@@ -40,6 +41,8 @@ MARKERS = {
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--quick", action="store_true", help="give property tests a quarter of their examples")
+    parser.addoption("--fuzz-seconds", type=float, help="how long tests/fuzz runs random sequences; default: a minute")
+    parser.addoption("--fuzz-seed", type=int, default=1, help="the seed of the first sequence; the next ones count on")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -13,6 +13,7 @@ from tailrace.errors import (
     ConfigError,
     DamagedError,
     LostError,
+    MismatchError,
     OwnedError,
     PreflightError,
     SchemaChangedError,
@@ -70,6 +71,11 @@ ADVICE: Mapping[type[TailraceError], Advice] = {
         "table",
         "timed",
         "Fix the value upstream and run `tailrace resync FILE TABLE`, or skip it: `tailrace errors skip FILE ID`.",
+    ),
+    MismatchError: Advice(
+        "table",
+        "manual",
+        "Run `tailrace resync FILE TABLE`, or put back the copy that fits and run `tailrace retry FILE TABLE`.",
     ),
     StaleCopyError: Advice("table", "timed", "Nothing to do: the copy restarts automatically.", recopies=True),
 }

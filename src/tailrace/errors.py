@@ -10,6 +10,7 @@
     └── TableError                   one table stops; every other table continues
         ├── SchemaChangedError       the table's columns are not those of the stored version
         ├── UnfitError               the destination's type cannot hold a value
+        ├── MismatchError            the table at the destination is older or newer than the state
         └── StaleCopyError           the table changed during its copy, which restarts automatically
 
 Messages never contain row values or secrets.
@@ -18,9 +19,12 @@ Messages never contain row values or secrets.
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
+
+RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied again"
+"""The fix when changes that were not read yet are lost."""
 
 
 class TailraceError(Exception):
@@ -41,10 +45,16 @@ class TailraceError(Exception):
         self.table = table
         self.position = position
 
-    def __str__(self) -> str:
+    @property
+    def located(self) -> str:
+        """What happened and where, without the fix."""
         places = (("table", self.table), ("at", self.position))
-        where = "".join(f" [{label} {value}]" for label, value in places if value)
-        return f"{self.message}{where}" + (f"\n  fix: {self.fix}" if self.fix else "")
+        return self.message + "".join(f" [{label} {value}]" for label, value in places if value)
+
+    def __str__(self) -> str:
+        # Through Spark only this text arrives: a line break in a name must not begin a line of it.
+        first = self.located.replace("\r", "\\r").replace("\n", "\\n")
+        return first + ("\n  fix: " + self.fix.replace("\n", "\n       ") if self.fix else "")
 
     def describe(self) -> dict[str, str | None]:
         """The error as JSON values, to send to another process, where `revive` rebuilds it.
@@ -115,6 +125,10 @@ class UnfitError(TableError):
     """A value does not fit the column's type at the destination and may not be altered."""
 
 
+class MismatchError(TableError):
+    """The table does not hold what the state says it does: one of the two was restored from an earlier copy."""
+
+
 class StaleCopyError(TableError):
     """The rows copied so far and those still to be copied no longer belong to the same table or schema."""
 
@@ -137,20 +151,60 @@ def revive(described: Mapping[str, str | None]) -> TailraceError:
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of `tailrace check`: what was checked, the result, and the SQL or command that fixes it."""
+    """One line of `tailrace check`: what was checked, the result, and the SQL or command that fixes it.
+
+    `table` is the name of the table that it is about, as `schema.table`: an error about a table stops only that table.
+    An error without one stops the pipeline.
+    """
 
     level: Literal["ok", "warning", "error"]
     subject: str
     message: str
     fix: str | None = None
+    table: str | None = None
 
     def to_dict(self) -> dict[str, str | None]:
-        return {"level": self.level, "subject": self.subject, "message": self.message, "fix": self.fix}
+        return {
+            "level": self.level,
+            "subject": self.subject,
+            "message": self.message,
+            "fix": self.fix,
+            "table": self.table,
+        }
 
 
 def require(findings: Sequence[Finding]) -> None:
-    """Raise a PreflightError that lists every error among the findings, with all their fixes."""
-    bad = [finding for finding in findings if finding.level == "error"]
+    """Raise a PreflightError that lists every error about the pipeline, with all their fixes."""
+    _refuse([finding for finding in findings if finding.level == "error" and finding.table is None])
+
+
+def require_all(findings: Sequence[Finding]) -> None:
+    """Raise a PreflightError that lists every error, those about single tables included."""
+    _refuse([finding for finding in findings if finding.level == "error"])
+
+
+def require_some(findings: Sequence[Finding], tables: Collection[str]) -> None:
+    """Raise a PreflightError that lists every error, when no table is left without one."""
+    if tables and problems(findings).keys() >= set(tables):
+        require_all(findings)
+
+
+def problems(findings: Iterable[Finding]) -> dict[str, Finding]:
+    """By table, the error that stops it; of several, one that lists them all."""
+    found: dict[str, Finding] = {}
+    for finding in findings:
+        if finding.level == "error" and finding.table is not None:
+            known = found.get(finding.table)
+            found[finding.table] = finding if known is None else _joined(known, finding)
+    return found
+
+
+def _joined(first: Finding, second: Finding) -> Finding:
+    fixes = [finding.fix for finding in (first, second) if finding.fix]
+    return replace(first, message=f"{first.message}; {second.message}", fix="\n".join(fixes) or None)
+
+
+def _refuse(bad: Sequence[Finding]) -> None:
     if bad:
-        fixes = "\n       ".join(finding.fix for finding in bad if finding.fix)
+        fixes = "\n".join(finding.fix for finding in bad if finding.fix)
         raise PreflightError("; ".join(f"{finding.subject}: {finding.message}" for finding in bad), fix=fixes or None)

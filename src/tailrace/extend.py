@@ -31,6 +31,7 @@ from tailrace.errors import (
     DamagedError,
     Finding,
     LostError,
+    MismatchError,
     OwnedError,
     PreflightError,
     SchemaChangedError,
@@ -40,6 +41,7 @@ from tailrace.errors import (
     UnfitError,
 )
 from tailrace.model.change import START, Changes, Op, Position, end_of
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import Readable, TableRows
@@ -87,11 +89,13 @@ __all__ = [
     "Finding",
     "Follower",
     "Keyset",
+    "LastBatch",
     "Limit",
     "LogFollower",
     "LogSource",
     "Lookup",
     "LostError",
+    "MismatchError",
     "Offset",
     "Op",
     "Options",

@@ -87,6 +87,7 @@ def test_a_queue_that_waits_is_among_the_figures(tmp_path: Path) -> None:
     make_state(file).close()
     found = samples(invoke("metrics", file).stdout)
     assert found["tailrace_queue_pending", "", ""] == 0
+    assert found["tailrace_queue_lag_seconds", "", ""] == 0
     assert found["tailrace_queue_running", "", ""] == 0
 
 

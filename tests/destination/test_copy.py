@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
+import pyarrow as pa
 import pytest
 
 from tailrace.destination import Batch, CopyMode, Destination, Stage, Staged, TableBatch, Written, staging
 from tailrace.destination.copy import require_unknown, write_batch
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.errors import TableError, UnavailableError
+from tailrace.model.schema import Column
 from tailrace.testing.destination import ITEMS, changes_of, read
 
 
@@ -141,3 +146,20 @@ def test_a_table_is_waited_for_where_the_folder_of_all_tables_is_away(tmp_path: 
         require_unknown(batch, "/lake/shop/items", root=tmp_path / "lake")
     with pytest.raises(TableError, match="missing from"):
         require_unknown(batch, "/lake/shop/items", root=tmp_path)
+
+
+@pytest.mark.parametrize("kind", [DeltaDestination, SqliteDestination])
+@pytest.mark.parametrize(
+    ("column", "reason"), [("ID", "differ only in case"), ("_tailrace_exact", "a name that tailrace uses")]
+)
+def test_columns_that_a_destination_cannot_keep_stop_their_table_with_what_a_check_says(
+    kind: type[DeltaDestination | SqliteDestination], column: str, reason: str, tmp_path: Path
+) -> None:
+    destination = kind.model_validate({"type": kind.model_fields["type"].default, "path": str(tmp_path / "there")})
+    table = replace(ITEMS, columns=(*ITEMS.columns, Column(column, pa.int64())))
+    with pytest.raises(TableError, match=reason) as stopped:
+        write_batch(destination, TableBatch(table, Batch("shop/1", 1)))
+    assert stopped.value.table == str(table.table)
+    assert f"tailrace retry FILE {table.table}" in (stopped.value.fix or "")
+    [found] = [finding for finding in destination.check([table]) if finding.level == "error"]
+    assert (found.table, found.message) == (str(table.table), stopped.value.message)

@@ -77,7 +77,7 @@ def limit_files(run: RunningPipeline, size: int) -> None:
 
     def limited() -> bool:
         # A worker that was forked meanwhile has what its parent had; look until none is left.
-        left = [pid for pid in run.processes(b"pyspark.daemon") if _limit(pid) != size]
+        left = [pid for pid in run.processes(b"worker_daemon\0pyspark.worker") if _limit(pid) != size]
         for pid in left:
             with suppress(ProcessLookupError):
                 resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))

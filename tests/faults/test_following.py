@@ -198,7 +198,7 @@ def test_a_second_start_is_refused_and_names_the_first(
 
 def test_a_receiver_and_workers_that_die_are_replaced(following: tuple[Scenario, RunningPipeline]) -> None:
     scenario, run = following
-    for program in (b"tailrace.source.postgres", b"pyspark.daemon"):
+    for program in (b"tailrace.source.postgres", b"worker_daemon\0pyspark.worker"):
         victims = run.processes(program)
         assert victims
         scenario.sql("INSERT INTO keyless SELECT 'during' FROM generate_series(1, 100)")

@@ -78,6 +78,19 @@ def test_a_network_that_cuts_flaps_slows_down_and_goes_silent_is_survived(
             run.wait_until(lambda status: status.source is not None and status.source.gear == "waiting")
             proxy.restore()
             scenario.catch_up(run)
+
+            # A copy whose network is silent waits for a bounded time, says so, and does not keep the run from ending.
+            scenario.sql(
+                "CREATE TABLE late (id int PRIMARY KEY, filler text)",
+                "INSERT INTO late SELECT i, repeat(md5(i::text), 300) FROM generate_series(1, 20000) i",
+            )
+            run.wait_until(lambda status: any(table.name == "public.late" for table in status.tables))
+            proxy.blackhole()
+            run.wait_until(lambda status: status.source is not None and status.source.error is not None)
+            run.terminate()
+            assert run.wait() == 0
+            assert "Traceback" not in run.log_file.read_text()
+            proxy.restore()
         scenario.apply()
         assert scenario.differences() == []
         assert scenario.doubled() == []

@@ -44,7 +44,8 @@ def batches(lake: Path, table: str) -> list[int]:
     """The batches in a table's history, in the order of its commits."""
     logs = sorted((lake / table / "_delta_log").glob("*.json"))
     actions = [json.loads(line) for log in logs for line in log.read_text().splitlines()]
-    return [action["txn"]["version"] for action in actions if "txn" in action]
+    txns = [action["txn"] for action in actions if "txn" in action]
+    return [txn["version"] for txn in txns if not txn["appId"].endswith("/end")]
 
 
 def go_on(pipeline: Pipeline) -> None:

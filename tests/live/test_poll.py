@@ -108,3 +108,21 @@ def test_a_file_is_polled_with_nothing_but_the_right_to_read_it(
     )
     scene.apply()
     assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [("main.notes", 500, True)]
+
+
+def test_a_table_that_cannot_be_polled_is_in_error_and_the_others_are_copied(
+    database: PostgresDatabase, make_scenario: Callable[..., Scenario]
+) -> None:
+    database.run(*SETUP, "DROP TABLE items", "CREATE TABLE timeless (id int PRIMARY KEY)")
+    scene = make_scenario(
+        database.dsn,
+        source={"type": "poll", "interval": "50ms"},
+        tables={"include": ["public.orders", "public.timeless"], "defaults": {"updated_at": "updated_at"}},
+    )
+    scene.apply(errored={"public.timeless"})
+    assert [(one.table, one.source_rows, one.equal) for one in verify(load(scene.file))] == [
+        ("public.orders", 3000, True)
+    ]
+    database.run("ALTER TABLE timeless ADD updated_at timestamptz DEFAULT now()")
+    scene.apply()
+    assert all(one.equal for one in verify(load(scene.file)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ import psycopg
 import pytest
 
 from tailrace.testing.wait import wait_until
-from tests.support.process import descendants
+from tests.support.process import descendants, send
 from tests.support.runner import command
 from tests.support.scenario import Scenario
 
@@ -45,7 +44,8 @@ def test_a_run_prints_lines_shows_its_status_and_drains_at_a_signal(scenario: Sc
 
         scenario.sql("UPDATE keyed SET v = 'drained' WHERE id <= 500")
         below = descendants(run.pid)
-        os.kill(run.pid, number)
+        # A terminal interrupts the process that it waits for; a service manager ends every process of a service.
+        send([run.pid, *(below if number == signal.SIGTERM else [])], number)
         assert run.wait() == 0
         assert below
 

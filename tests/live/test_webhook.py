@@ -132,6 +132,10 @@ def _is_held_up(status: PipelineStatus) -> bool:
     return status.source is not None and status.source.gear == "waiting"
 
 
+def _is_refused(status: PipelineStatus) -> bool:
+    return status.delivery is not None and bool(status.delivery.pending) and status.delivery.failures > 0
+
+
 def test_a_dead_endpoint_fills_the_queue_and_does_not_hold_up_the_source(
     tmp_path: Path, database: PostgresDatabase
 ) -> None:
@@ -147,7 +151,10 @@ def test_a_dead_endpoint_fills_the_queue_and_does_not_hold_up_the_source(
             batch={"max_events": 500},
         )
         with RunningPipeline(file) as run:
-            run.wait_until(all_ready)
+            # Tables are Ready once their events are in the queue, and the status says that none is delivered.
+            ready = run.wait_until(lambda status: all_ready(status) and _is_refused(status))
+            assert ready.delivery is not None
+            assert "503" in (ready.delivery.error or "")
             seen: list[int | None] = []
 
             def insert_until_full(status: PipelineStatus) -> bool:
@@ -171,6 +178,7 @@ def test_a_dead_endpoint_fills_the_queue_and_does_not_hold_up_the_source(
             assert not endpoint.taken
             endpoint.rule = always(Reply())
             wait_until(lambda: any(event["data"]["key"]["id"] == -1 for event in events(endpoint)))
+            run.wait_until(lambda status: status.delivery_lag == 0.0 and not _is_refused(status))
             run.terminate()
             assert run.wait() == 0
         assert replay(events(endpoint))["public.orders"] == rows_of(database, "orders")

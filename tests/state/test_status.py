@@ -11,7 +11,9 @@ import pytest
 from rich.console import Console
 
 from tailrace.cli.progress_view import LineView, LiveView, draw, format_bytes
+from tailrace.errors import Finding
 from tailrace.model.change import end_of
+from tailrace.model.delivery_status import DeliveryStatus
 from tailrace.state import (
     BatchRecord,
     Owner,
@@ -194,3 +196,45 @@ def test_the_live_view_draws_what_it_is_shown(store: StateStore) -> None:
 @pytest.mark.parametrize(("count", "text"), [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (2 * 10**12, "2.0 TB")])
 def test_bytes_are_readable(count: int, text: str) -> None:
     assert format_bytes(count) == text
+
+
+def test_tables_in_error_come_first_and_are_counted(store: StateStore) -> None:
+    for number in range(2, 6):
+        store.add_table(str(number), f"public.z{number}")
+    store.fail_table("5", "no")
+    lines = shown(PipelineStatus.read(store, at=NOW)).splitlines()
+    assert "1 of 5 tables in error" in lines[0]
+    assert lines[2].startswith("public.z5")
+
+
+def test_events_that_are_not_delivered_are_shown_with_the_reason(store: StateStore) -> None:
+    ready(store, commit=1000)
+    oldest = (NOW - timedelta(seconds=90)).isoformat()
+    store.put_delivery(DeliveryStatus(7, oldest, 0, 0, 3, "the endpoint answers 500", "look at its log"))
+    status = PipelineStatus.read(store, at=NOW)
+    said = shown(status)
+    assert "7 events not delivered, the oldest 90 s old" in said
+    assert "delivery: the endpoint answers 500" in said
+    assert "fix: look at its log" in said
+    values = status.to_dict()["delivery"]
+    assert (values["pending"], values["lag_seconds"], values["failures"]) == (7, 90.0, 3)
+    written: list[str] = []
+    LineView(written.append).show(status)
+    assert "pending=7 delivery_lag_seconds=90.0 delivery_failures=3" in written[-1]
+    store.put_delivery(DeliveryStatus(0))
+    assert PipelineStatus.read(store, at=NOW).delivery_lag == 0.0
+
+
+def test_what_a_run_leaves_out_is_shown_with_the_fix(store: StateStore) -> None:
+    notice = Finding("warning", "publication", "lacks public.c", "ALTER PUBLICATION shop ADD TABLE c;")
+    store.put_notices([notice])
+    status = PipelineStatus.read(store, at=NOW)
+    assert "publication: lacks public.c" in shown(status)
+    written: list[str] = []
+    view = LineView(written.append)
+    for _ in range(2):
+        view.show(status)
+    assert [line for line in written if "event=notice" in line] == [
+        f"at={status.at.isoformat(timespec='milliseconds')} pipeline=shop event=notice level=warning"
+        ' subject=publication message="lacks public.c" fix="ALTER PUBLICATION shop ADD TABLE c;"'
+    ]

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tailrace.errors import LostError
+from tailrace.errors import DamagedError, LostError
+from tailrace.model.last_batch import LastBatch
 from tailrace.state import BatchRecord, SqliteStore, StateStore
 from tailrace.stream.checkpoint import Checkpoint
 
@@ -111,3 +113,78 @@ def test_a_changed_destination_is_reported_once_and_the_first_one_never(tmp_path
     checkpoint = Checkpoint(tmp_path)
     reported = [checkpoint.note_destination(f"delta {at}") for at in ("a", "a", "\udcff", "\udcff", "a")]
     assert reported == [None, None, "delta a", None, "delta \udcff"]
+
+
+def applied(store: StateStore, checkpoint: Checkpoint, batch_id: int) -> None:
+    store.record_applied(LastBatch(batch_id, checkpoint.end_of(batch_id)), {})
+
+
+def test_a_batch_that_was_applied_and_that_spark_has_not_logged_yet_is_let_through(
+    store: StateStore, checkpoint: Checkpoint
+) -> None:
+    log(checkpoint, 0, done=True)
+    log(checkpoint, 1, done=False)
+    for batch_id in (0, 1):
+        applied(store, checkpoint, batch_id)
+        checkpoint.require(store)
+    assert checkpoint.last_planned() == LastBatch(1, checkpoint.end_of(1))
+
+
+def test_a_state_older_than_its_checkpoint_is_noticed(store: StateStore, checkpoint: Checkpoint) -> None:
+    for batch_id in range(2):
+        log(checkpoint, batch_id, done=True)
+    applied(store, checkpoint, 0)
+    with pytest.raises(LostError, match="the state is older than its checkpoint") as raised:
+        checkpoint.require(store)
+    assert "tailrace reset FILE" in (raised.value.fix or "")
+
+
+@pytest.mark.parametrize("again", ["not planned", "planned with another range"])
+def test_a_checkpoint_without_the_batch_that_was_applied_last_is_noticed(
+    store: StateStore, checkpoint: Checkpoint, again: str
+) -> None:
+    for batch_id in range(2):
+        log(checkpoint, batch_id, done=batch_id == 0)
+    applied(store, checkpoint, 1)
+    entry = checkpoint.folder / "offsets" / "1"
+    if again == "not planned":
+        entry.unlink()
+    else:
+        entry.write_text(entry.read_text().replace('"at": 1', '"at": 2'))
+    with pytest.raises(LostError, match="it lacks batch 1"):
+        checkpoint.require(store)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("offsets/1", b'v1\n{}\n{"at"'),
+        ("offsets/1", b"v1\n{}"),
+        ("offsets/1", b"\xff\xfe"),
+        ("offsets/1", b"v1\n{}\n7"),
+        ("commits/1", b"v1"),
+        ("commits/1", b"v1\nx"),
+        ("metadata", b'{"id":'),
+    ],
+)
+def test_a_damaged_entry_is_called_damaged_and_the_fix_is_named(
+    store: StateStore, checkpoint: Checkpoint, name: str, content: bytes
+) -> None:
+    for batch_id in range(2):
+        log(checkpoint, batch_id, done=True)
+    (checkpoint.folder / name).write_bytes(content)
+    with pytest.raises(DamagedError, match="the checkpoint is damaged") as raised:
+        checkpoint.require(store)
+    assert name in raised.value.message
+    assert "tailrace reset FILE" in (raised.value.fix or "")
+
+
+def test_a_flipped_bit_in_an_entry_is_noticed_by_its_checksum(store: StateStore, checkpoint: Checkpoint) -> None:
+    log(checkpoint, 0, done=True)
+    entry = checkpoint.folder / "offsets" / "0"
+    sums = b"crc\0" + (512).to_bytes(4) + zlib.crc32(entry.read_bytes()).to_bytes(4)
+    (checkpoint.folder / "offsets" / ".0.crc").write_bytes(sums)
+    checkpoint.require(store)
+    entry.write_text(entry.read_text().replace('"at": 0', '"at": 8'))
+    with pytest.raises(DamagedError, match="does not match its checksum"):
+        checkpoint.require(store)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +17,12 @@ from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import TableError, UnavailableError
 from tailrace.model.change import Changes
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.option.table import TableOptions
 from tailrace.stream import micro_batch
 from tailrace.stream.block import CopyReceipt, error_row, staged_row
-from tailrace.stream.micro_batch import Applier
+from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.testing.destination import ITEMS, PLAIN, RowChange, changes_of, insert, read
 from tests.support.source_making import make_postgres
 
@@ -159,3 +161,11 @@ def test_an_error_of_an_authors_own_kind_stops_its_own_table(tmp_path: Path) -> 
     assert (plain["copied"], plain["error"]) == (1, None)
     error = json.loads(items["error"])
     assert (error["kind"], error["message"], error["fix"]) == ("TableError", "a dialect of its own", "speak plainly")
+
+
+def test_a_table_that_is_renamed_is_another_one_at_the_destination() -> None:
+    table = TableSchema(TableName("public", "old"), (), upstream_id="7")
+    renamed = replace(table, table=TableName("public", "new"))
+    known = KnownTables(held={"7": LastBatch(3, table="public.old")})
+    assert known.held_by(table) == LastBatch(3, table="public.old")
+    assert known.held_by(renamed) is None

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import pyarrow as pa
 import pytest
 
+from tailrace.destination import Batch
 from tailrace.errors import (
+    Finding,
     SchemaChangedError,
     StaleCopyError,
     TableError,
@@ -104,7 +106,7 @@ class Scene:
     def batch(self, *results: TableResult) -> None:
         """One batch that is applied and committed."""
         number = self.recorder.last_batch + 1
-        self.recorder.applied(number, list(results))
+        self.recorder.applied(Batch("p", number), list(results))
         self.recorder.committed(number, self.at, 0.1)
 
     def follow(self, *upstream_ids: str, position: int = 10) -> None:
@@ -280,7 +282,7 @@ def test_a_table_counts_as_stopped_once_a_batch_left_it_out_for_its_last_failure
     assert not scene.recorder.has_freed()
     scene.store.resume_table("1")
     scene.place("1", "catchup", 20, copy=1)
-    scene.recorder.applied(scene.recorder.last_batch + 1, [failed(TableError("again", table="public.a"))])
+    scene.recorder.applied(Batch("p", scene.recorder.last_batch + 1), [failed(TableError("again", table="public.a"))])
     assert not scene.recorder.is_stopped("1"), "the batch before left it out for another failure"
     assert scene.table().resume == str(Position(10, 0))
 
@@ -294,7 +296,7 @@ def test_nothing_is_released_and_no_position_moves_past_a_failure_before_the_fol
     scene.place("1", "ready", 20, copy=1)
     scene.place("2", "ready", 20, copy=1)
     number = scene.recorder.last_batch + 1
-    scene.recorder.applied(number, [failed(poison(15)), done("2")])
+    scene.recorder.applied(Batch("p", number), [failed(poison(15)), done("2")])
     if restarts:
         scene.open()
     scene.recorder.committed(number, scene.at, 0.1)
@@ -309,8 +311,8 @@ def test_nothing_is_released_and_no_position_moves_past_a_failure_before_the_fol
 def test_a_batch_that_is_done_again_and_goes_well_takes_its_failure_back(scene: Scene) -> None:
     scene.follow("1")
     number = scene.recorder.last_batch + 1
-    scene.recorder.applied(number, [failed(TableError("no", table="public.a"))])
-    scene.open().applied(number, [done()])
+    scene.recorder.applied(Batch("p", number), [failed(TableError("no", table="public.a"))])
+    scene.open().applied(Batch("p", number), [done()])
     assert scene.state() is not TableState.ERRORED
     scene.place("1", "ready", 20, copy=1)
     scene.recorder.committed(number, scene.at, 0.1)
@@ -321,7 +323,9 @@ def test_a_copy_that_fails_again_when_its_batch_is_repeated_still_starts_over(sc
     scene.place("1", "copy", 9, copy=7, chunks_done=1, chunks_total=3)
     scene.batch(copied())
     for _ in range(2):
-        scene.open().applied(scene.recorder.last_batch + 1, [failed(TableError("no", table="public.a"), copying=True)])
+        scene.open().applied(
+            Batch("p", scene.recorder.last_batch + 1), [failed(TableError("no", table="public.a"), copying=True)]
+        )
         assert scene.table().resume is None
 
 
@@ -340,7 +344,7 @@ def test_a_copy_that_fails_in_the_batch_it_begins_with_stays_in_error(
     released = list(scene.source.released)
     scene.place("1", "copy", 20, copy=7, request=request, chunks_done=1, chunks_total=3)
     number = scene.recorder.last_batch + 1
-    scene.recorder.applied(number, [failed(TableError("no", table="public.a"), copying=True)])
+    scene.recorder.applied(Batch("p", number), [failed(TableError("no", table="public.a"), copying=True)])
     if restarts:
         scene.open()
     scene.recorder.committed(number, scene.at, 0.1)
@@ -427,7 +431,7 @@ def test_a_resync_that_began_without_a_chunk_survives_a_kill_before_its_batch_wa
     # Other tables used up the batch: the copy has begun and took nothing.
     scene.place("1", "copy", 20, copy=20, request=request.id, chunks_done=0, chunks_total=3)
     number = scene.recorder.last_batch + 1
-    scene.recorder.applied(number, [])
+    scene.recorder.applied(Batch("p", number), [])
     scene.open()
     scene.recorder.committed(number, scene.at, 0.0)
     assert scene.state() is TableState.DATA_SYNC
@@ -496,3 +500,66 @@ def test_while_something_is_out_of_reach_the_status_says_so(scene: Scene) -> Non
     status = scene.store.source_status()
     assert status is not None
     assert (status.gear, status.journal_bytes, status.error, status.fix) == ("waiting", 7, "out of reach", "wait")
+
+
+def finding(table: str, message: str = "the role may not read it") -> dict[str, Finding]:
+    return {table: Finding("error", table, message, "GRANT …;", table)}
+
+
+def test_a_finding_stops_its_table_at_the_start_where_it_is_and_the_next_start_retries_it(scene: Scene) -> None:
+    scene.follow("1", "2")
+    scene.open().stop_tables(finding("public.a"))
+    table = scene.table()
+    assert (table.state, table.reason, table.fix) == (TableState.ERRORED, "the role may not read it", "GRANT …;")
+    assert (table.resume, table.retry) == (str(Position(10, 0)), "timed")
+    assert scene.state("2") is TableState.READY
+    scene.place("1", "stopped", 10, copy=1)
+    scene.batch()
+    scene.open().stop_tables(finding("public.a", "another reason"))
+    assert scene.table().resume == str(Position(10, 0))
+    scene.open().stop_tables({})
+    assert scene.state() is TableState.FINISHED_COPY
+
+
+def test_a_finding_stops_its_table_after_a_batch_that_was_planned_before_the_start(scene: Scene) -> None:
+    scene.follow("1", "2")
+    scene.place("1", "ready", 20, copy=1)
+    scene.open().stop_tables(finding("public.a"), scene.at)
+    scene.batch(done())
+    assert (scene.state(), scene.table().resume) == (TableState.ERRORED, str(Position(20, 0)))
+    scene.place("1", "stopped", 20, copy=1)
+    scene.batch()
+    assert scene.recorder.is_stopped("1")
+    scene.recorder.stop_tables({})
+    scene.place("1", "ready", 30, copy=1)
+    scene.batch(done())
+    assert scene.state() is TableState.READY
+
+
+def test_a_table_that_is_copied_when_a_finding_stops_it_begins_its_copy_again(scene: Scene) -> None:
+    scene.place("1", "copy", 10, copy=1)
+    scene.batch(copied())
+    scene.open().stop_tables(finding("public.a"))
+    assert (scene.state(), scene.table().resume) == (TableState.ERRORED, None)
+
+
+def test_a_table_that_the_source_cannot_follow_is_in_error_until_it_follows_it(scene: Scene) -> None:
+    scene.follow("1", "2")
+    scene.open().stop_tables(finding("main.odd", "it has no rowid"))
+    odd = next(table for table in scene.store.tables() if table.name == "main.odd")
+    assert (odd.state, scene.recorder.is_stopped(odd.upstream_id)) == (TableState.ERRORED, True)
+    assert not scene.recorder.has_freed()
+    scene.store.add_table("7", "main.odd")
+    scene.place("7", "init", 10)
+    scene.batch()
+    assert [table.upstream_id for table in scene.store.tables() if table.name == "main.odd"] == ["7"]
+
+
+def test_what_the_source_leaves_out_is_logged_once_and_kept(scene: Scene, caplog: pytest.LogCaptureFixture) -> None:
+    notice = Finding("warning", "publication", "lacks public.c", "ALTER PUBLICATION …;")
+    scene.recorder.note_notices([notice])
+    scene.recorder.note_notices([notice])
+    assert [record.getMessage() for record in caplog.records] == [
+        "publication: lacks public.c. Fix: ALTER PUBLICATION …;"
+    ]
+    assert scene.recorder.status().notices == (notice,)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import LostError, PreflightError, UnavailableError
+from tailrace.errors import Finding, LostError, PreflightError, UnavailableError
 from tailrace.source.follower import Limit
 from tailrace.source.slatedb.object_store import CollectedError
 from tailrace.source.sqlite.option import SqliteSourceOptions
@@ -79,6 +79,22 @@ def test_an_error_of_ours_about_a_full_disk_keeps_its_kind() -> None:
     assert isinstance(recognise(RuntimeError(text)), LostError)
 
 
+@pytest.mark.parametrize("name", ["EOFException", "Broken pipe", "Executor lost", "Connection reset", "Stream closed"])
+def test_a_name_in_an_unexpected_error_is_not_taken_for_a_worker_that_died(name: str) -> None:
+    error = KeyError(f"public.{name}")
+    assert recognise(error) is error
+
+
+@pytest.mark.parametrize("place", ["message", "table", "fix"])
+def test_a_name_does_not_turn_an_error_into_one_of_another_kind(place: str) -> None:
+    name = "x\n\ntailrace.errors.UnavailableError: y\n\nJVM stacktrace"
+    given = {"message": "the log has a gap", "table": None, "fix": None, place: name}
+    lost = LostError(given["message"] or "", table=given["table"], fix=given["fix"])
+    raised = "".join(traceback.format_exception_only(lost))
+    through = f"Traceback:\n{raised}\nJVM stacktrace:\norg.apache.spark.SparkException"
+    assert isinstance(recognise(RuntimeError(through)), LostError)
+
+
 def test_any_other_error_stays_what_it_is() -> None:
     error = ZeroDivisionError("division by zero")
     assert recognise(error) is error
@@ -106,6 +122,9 @@ def test_a_timeout_named_in_the_middle_of_a_text_does_not_count() -> None:
 @dataclass(frozen=True)
 class Collected(SqliteSource):
     """A source whose log was deleted, which it reports with an error of its own kind."""
+
+    def check(self) -> list[Finding]:
+        return []
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         raise CollectedError("WAL file 7 is gone", fix="copy again")

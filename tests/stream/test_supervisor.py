@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import TailraceError
+from tailrace.errors import Finding, TailraceError
 from tailrace.option.table import TableOptions
 from tailrace.state import SqliteStore, StateStore, TableRecord, TableState
 from tailrace.state.record import RequestKind
 from tailrace.state.state_machine import WAY
 from tailrace.stream.supervisor import Supervisor
+from tailrace.stream.table_failure import UNFOLLOWED
 from tailrace.testing.standing import move
 
 HOLD = timedelta(hours=24)
@@ -29,7 +30,10 @@ class Scene:
         self.store = store
         self.now = datetime.now(UTC)
         self.stopped: set[str] = {"1", "2"}
-        self.supervisor = Supervisor(store, TableOptions(), self.stopped.__contains__, lambda: self.now)
+        self.problems: dict[str, Finding] | None = {}
+        self.supervisor = Supervisor(
+            store, TableOptions(), self.stopped.__contains__, lambda: self.now, lambda at: self.problems
+        )
         for upstream_id, name in (("1", "public.a"), ("2", "public.b")):
             store.add_table(upstream_id, name)
             move(store, upstream_id, *WAY[1:])
@@ -217,3 +221,40 @@ def test_what_was_asked_for_a_table_before_it_was_renamed_still_waits_for_it(sce
     scene.store.add_table("1", "public.renamed")
     scene.supervisor.poll()
     assert [(each.id, each.table) for each in scene.store.open_requests()] == [(request.id, "public.renamed")]
+
+
+def test_a_table_is_retried_only_after_a_check_that_has_nothing_against_it(scene: Scene) -> None:
+    scene.fail(wait_seconds=0)
+    scene.problems = None
+    assert scene.supervisor.poll()
+    assert scene.state() is TableState.ERRORED
+    scene.problems = {"public.a": Finding("error", "public.a", "the role may not read it", "GRANT …;", "public.a")}
+    assert not scene.supervisor.poll()
+    table = scene.table()
+    assert (table.state, table.reason, table.fix) == (TableState.ERRORED, "the role may not read it", "GRANT …;")
+    assert (table.attempts, table.resume, table.retry) == (2, RESUME, "timed")
+    assert table.next_try is not None
+    assert table.next_try > scene.now
+    scene.problems = {}
+    scene.now = table.next_try
+    scene.supervisor.poll()
+    assert scene.state() is TableState.FINISHED_COPY
+
+
+def test_a_retry_that_is_asked_for_says_what_the_check_has_against_it(scene: Scene) -> None:
+    scene.fail(retry="manual")
+    scene.problems = {"public.a": Finding("error", "public.a", "the role may not read it", None, "public.a")}
+    assert scene.ask("retry") == "not retried: the role may not read it"
+    scene.problems = {}
+    assert scene.ask("retry") == "retried"
+
+
+@pytest.mark.parametrize("kind", ["retry", "resync"])
+def test_a_table_that_the_source_could_not_follow_is_left_to_it_once_nothing_is_wrong(
+    scene: Scene, kind: RequestKind
+) -> None:
+    scene.store.add_table(f"{UNFOLLOWED}public.c", "public.c")
+    scene.stopped.add(f"{UNFOLLOWED}public.c")
+    scene.store.fail_table(f"{UNFOLLOWED}public.c", "it has no rowid")
+    assert scene.ask(kind, "public.c") == "retried"
+    assert scene.store.table(f"{UNFOLLOWED}public.c") is None

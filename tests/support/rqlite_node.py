@@ -61,8 +61,8 @@ class _Seen:
 class RqliteNode:
     """The leader of a cluster of its own. Any thread may call its methods; leaving the `with` block ends it.
 
-    `answers` counts what the endpoint answered, `dropped` the batches of nothing but index 0, which rqlite drops. `tls`
-    makes its API HTTPS.
+    `asked` has the paths of the requests that its API got with a body, `answers` counts what the endpoint answered,
+    `dropped` the batches of nothing but index 0, which rqlite drops. `tls` makes its API HTTPS.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class RqliteNode:
         self.node_id = node_id
         self.answers: dict[int, int] = {}
         self.dropped = 0
+        self.asked: list[str] = []
         self._batch = max_batch_size, max_batch_delay_seconds
         self._backoff_seconds = backoff_seconds
         self._row_ids_only = row_ids_only
@@ -407,6 +408,7 @@ class _Exchange(BaseHTTPRequestHandler):
         if self._is_over():
             return
         parts = urlsplit(self.path)
+        self.server.node.asked.append(parts.path)
         options = parse_qs(parts.query, keep_blank_values=True)
         statements = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         wrapped = [[one] if isinstance(one, str) else one for one in statements]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,9 @@ class Scenario:
         }
         for key, section in options.items():
             sections[key] = {**sections.get(key, {}), **section}
+        if sections["source"]["type"] == "postgres":
+            # Tests only insert into tables without a replica identity.
+            sections["source"].setdefault("publish_without_identity", True)
         self.folder.mkdir(parents=True, exist_ok=True)
         self.file.write_text(yaml.safe_dump(sections, sort_keys=False, allow_unicode=True))
 
@@ -121,7 +125,8 @@ class Scenario:
     def batch_ids(self, table: TableName) -> list[int]:
         """The ids of the batches in a table's Delta history, in the order of its commits."""
         txns = (action["txn"] for action in self._history(table) if "txn" in action)
-        return [int(txn["version"]) for txn in txns if txn["appId"].startswith(f"tailrace/{self.name}/")]
+        ours = re.compile(f"tailrace/{self.name}/[^/]+")
+        return [int(txn["version"]) for txn in txns if ours.fullmatch(txn["appId"])]
 
     def rows_written(self, table: TableName) -> int:
         """How many rows all files hold that were ever added to a table, those taken out again included."""

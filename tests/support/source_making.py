@@ -44,9 +44,19 @@ def with_tables(source: Made, tables: TableOptions) -> Made:
 
 
 def make_postgres(dsn: str, folder: Path, name: str, tables: TableOptions, **given: Any) -> PostgresSource:
-    """With its journal in the folder, and the publication and the slot called like the pipeline."""
+    """With its journal in the folder, and the publication and the slot called like the pipeline.
+
+    Tables without a replica identity are published too: tests only insert into them.
+    """
     options = PostgresOptions.model_validate(
-        {"type": "postgres", "dsn": dsn, "publication": name, "slot": name, "journal": {"path": folder / "journal"}}
+        {
+            "type": "postgres",
+            "dsn": dsn,
+            "publication": name,
+            "slot": name,
+            "publish_without_identity": True,
+            "journal": {"path": folder / "journal"},
+        }
     )
     return PostgresSource(changed(options, **given), SourceContext(name, tables, folder))
 

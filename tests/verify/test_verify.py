@@ -35,6 +35,7 @@ from tailrace.testing.destination import changes_of, insert
 from tailrace.verify.comparison import _judge, _spill, verify
 from tests.support.database import PostgresDatabase
 from tests.support.delta_optimize import optimize_as_spark_does
+from tests.support.invocation import invoke
 from tests.support.rqlite_node import RqliteNode
 from tests.support.slatedb_traffic import MAPPING
 from tests.support.slatedb_writing import Writer
@@ -309,7 +310,12 @@ def test_a_table_is_its_partitions_and_not_the_tables_that_inherit_from_it(
 
 
 def test_tables_without_a_key_are_named_and_the_others_compared(tmp_path: Path, database: PostgresDatabase) -> None:
-    database.run("CREATE TABLE a (v int)", "CREATE TABLE b (id int PRIMARY KEY)", "INSERT INTO b VALUES (1), (2)")
+    database.run(
+        "CREATE TABLE a (v int)",
+        "ALTER TABLE a REPLICA IDENTITY FULL",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "INSERT INTO b VALUES (1), (2)",
+    )
     write_deltalake(str(tmp_path / "lake" / "public" / "b"), pa.table({"id": pa.array([1, 2], pa.int32())}))
     sections = {
         "name": "p",
@@ -384,3 +390,43 @@ def test_a_sqlite_file_that_is_still_empty_lacks_every_row_and_one_of_another_pr
         other.execute("CREATE TABLE t (a)")
     with pytest.raises(PreflightError, match="not made by tailrace"):
         list(verify(load(file)))
+
+
+def test_what_is_selected_and_not_followed_is_named(file: Path) -> None:
+    with closing(sqlite3.connect(file.parent / "app.db")) as app, app:
+        app.execute("CREATE TABLE timeless (id INTEGER PRIMARY KEY)")
+    keep(file, [("k", n, n / 3) for n in range(100)])
+    said = invoke("verify", file)
+    assert said.exit_code == 0
+    assert "omitted main.timeless: it has no column updated_at" in said.output
+    values = json.loads(invoke("verify", file, "--json").output)
+    assert [finding["table"] for finding in values["omitted"]] == ["main.timeless"]
+
+
+def test_a_table_that_cannot_be_read_is_skipped_with_the_reason_and_the_others_are_compared(
+    tmp_path: Path, database: PostgresDatabase
+) -> None:
+    database.run(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        'CREATE TABLE twin (id int PRIMARY KEY, a int, "A" int)',
+        "DROP ROLE IF EXISTS blind",
+        "CREATE ROLE blind LOGIN REPLICATION",
+        "GRANT SELECT ON b, twin TO blind",
+    )
+    for name in ("a", "b"):
+        write_deltalake(str(tmp_path / "lake" / "public" / name), pa.table({"id": pa.array([], pa.int32())}))
+    sections = {
+        "name": "p",
+        "source": {"type": "postgres", "dsn": database.server.dsn(database.name, user="blind")},
+        "destination": {"type": "delta", "path": "lake"},
+    }
+    file = tmp_path / "p.yaml"
+    file.write_text(yaml.safe_dump(sections))
+    verdicts = {each.table: each for each in verify(load(file))}
+    assert [name for name, each in verdicts.items() if each.compared] == ["public.b"]
+    assert "permission denied" in (verdicts["public.a"].reason or "")
+    assert "differ only in case" in (verdicts["public.twin"].reason or "")
+    with pytest.raises(TableError, match="permission denied"):
+        list(verify(load(file), "public.a"))
+    database.run("DROP OWNED BY blind", "DROP ROLE blind")

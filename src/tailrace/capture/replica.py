@@ -6,7 +6,7 @@ from __future__ import annotations
 import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tailrace.capture.layout import COMMIT, DEFAULT_TABLE, PROGRESS_TABLE, quote
 from tailrace.capture.replay import TapeReplay, require_revertible
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import ConfigError, PreflightError, UnavailableError
-from tailrace.system import turso_lock
+from tailrace.system import closed_file, turso_lock
 
 _BUSY_SECONDS = 10.0
 
@@ -49,15 +49,7 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
         raise ConfigError(f"there is no file {path}", fix="check the path")
     if not writes:
         turso_lock.require_not_shared(path)
-    with (
-        turso_lock.shut_out(path) if writes else nullcontext(),
-        closing(
-            sqlite3.connect(
-                f"{path.resolve().as_uri()}?mode={'rw' if writes else 'ro'}", uri=True, timeout=_BUSY_SECONDS
-            )
-        ) as connection,
-    ):
-        connection.isolation_level = None
+    with _opened(path, writes=writes) as connection:
         try:
             connection.execute("PRAGMA foreign_keys = OFF")
             connection.execute("SELECT 1 FROM sqlite_schema LIMIT 1").fetchone()
@@ -72,6 +64,20 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
                 raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
             raise
+
+
+@contextmanager
+def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
+    if not writes:
+        with closed_file.opened_by_sqlite(path, timeout_seconds=_BUSY_SECONDS) as connection:
+            yield connection
+        return
+    uri = f"{path.resolve().as_uri()}?mode=rw"
+    with (
+        turso_lock.shut_out(path),
+        closing(sqlite3.connect(uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None)) as connection,
+    ):
+        yield connection
 
 
 def apply(source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start: int | None = None) -> Applied:

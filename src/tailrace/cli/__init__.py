@@ -47,6 +47,9 @@ def run(
 ) -> None:
     """Run a pipeline: copy its tables, then apply their changes until Ctrl-C.
 
+    What it changes upstream: in Postgres it creates the publication and the slot if they are missing, and sends a
+    heartbeat; in SlateDB each copy makes a checkpoint; in SQLite and Turso it deletes applied changes if you set
+    `purge`. docs/commands.md has the whole list.
     The first Ctrl-C or SIGTERM finishes the current batch, the second stops at once; nothing is lost either way.
     With --once, exits with 8 if a table is in error.
     """
@@ -58,7 +61,10 @@ def run(
 
 @app.command(epilog="Example: tailrace check shop.yaml")
 def check(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """Check that source and destination are ready. Changes nothing. Exits with 3 if something is missing."""
+    """Check that source and destination are ready. Exits with 3 if something is missing.
+
+    Changes nothing upstream, at the destination or in the state.
+    """
     from tailrace.cli.inspect import check_pipeline, print_findings
     from tailrace.config.pipeline import load
 
@@ -102,7 +108,7 @@ def metrics(
 
 @app.command(epilog="Example: tailrace tables shop.yaml")
 def tables(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> None:
-    """List the tables that the source has and the pipeline selects, with their keys.
+    """List the tables that the source has and the pipeline selects, with their keys. Changes nothing.
 
     Once the pipeline has run, also the state of each.
     """
@@ -126,6 +132,7 @@ def prepare(
 ) -> None:
     """Install what makes schema changes exact: in Postgres an event trigger. Needs a superuser or similar rights.
 
+    It changes the source: --print-sql shows how without doing it, --remove undoes it. Other sources need nothing.
     Without it, schema changes are derived from the log, which is enough for most; docs/schema-changes.md explains the
     difference.
     """
@@ -185,7 +192,8 @@ def reset(
     """Start over: drop the slot, the journal and the state. The next run copies every table again.
 
     Use it when the upstream or the journal has lost changes that are needed. The destination keeps its rows until the
-    new copies are complete.
+    new copies are complete. Upstream it drops the slot in Postgres and leftover checkpoints in SlateDB, and changes
+    nothing else: publication, event trigger and captured changes stay.
     """
     from tailrace.cli.operate import reset_pipeline
     from tailrace.config.pipeline import load
@@ -227,7 +235,10 @@ def demo(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """See it work: a private PostgreSQL with a shop and its customers, copied to Delta tables, compared at the end."""
+    """See it work: a private PostgreSQL with a shop and its customers, copied to Delta tables, compared at the end.
+
+    It starts that PostgreSQL itself, in its folder, and touches no other database.
+    """
     from tailrace.cli.demo import run_demo
 
     run_demo(folder, rows=rows, seconds=seconds, plain=plain, as_json=as_json)

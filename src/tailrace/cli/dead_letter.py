@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.cli.error import Debug, Json, PipelineFile, name_file, print_json
+from tailrace.cli.text import say
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -38,10 +39,10 @@ def list_dead_letters(
         print_json({"errors": [_values(letter, file) for letter in letters]})
         return
     for letter in letters:
-        typer.echo(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
-        typer.echo(f"    {letter.reason}")
+        say(f"{letter.id}  {letter.table}  at {letter.position}  {letter.status}, tried {letter.tries} times")
+        say(f"    {letter.reason}")
     if not letters:
-        typer.echo("no change waits")
+        say("no change waits")
 
 
 @app.command(epilog="Example: tailrace errors show shop.yaml 3 --raw change.bin")
@@ -66,7 +67,7 @@ def show(
         print_json(values)
     else:
         for name, value in values.items():
-            typer.echo(f"{name:<10} {value}")
+            say(f"{name:<10} {value}")
 
 
 @app.command(epilog="Example: tailrace errors retry shop.yaml 3")

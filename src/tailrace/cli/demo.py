@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
 import yaml
 
 from tailrace.cli.error import print_json
 from tailrace.cli.run import run_pipeline
+from tailrace.cli.text import say
 from tailrace.config.pipeline import PipelineConfig, load
 from tailrace.errors import ConfigError, PreflightError, TailraceError
 
@@ -60,7 +60,7 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
 
 
 def _say(text: str, *, as_json: bool) -> None:
-    typer.echo(text, err=as_json)
+    say(text, err=as_json)
 
 
 def _open_shop(server: EmbeddedPostgres, orders: int) -> int:
@@ -103,10 +103,11 @@ def _compare(config: PipelineConfig, dsn: str, lake: Path, done: dict[str, int],
     if as_json:
         print_json({"equal": not differences, "rows": counts, "traffic": done})
     if differences:
-        listed = "\n  ".join(str(difference) for difference in differences)
-        raise TailraceError(f"shop and lake differ:\n  {listed}")
+        listed = "; ".join(str(difference) for difference in differences)
+        raise TailraceError(f"shop and lake differ: {listed}")
     if not as_json:
         changes = sum(done.get(kind, 0) for kind in ("insert", "update", "delete"))
-        typer.echo(f"\ncompared row by row, both ways: {len(tables)} tables, {sum(counts.values()):,} rows are equal")
-        typer.echo(f"while it ran, people changed {changes:,} rows in {done.get('transactions', 0):,} transactions")
-        typer.echo(f"the lake is in {lake}; run the demo again and it goes on from here")
+        say("")
+        say(f"compared row by row, both ways: {len(tables)} tables, {sum(counts.values()):,} rows are equal")
+        say(f"while it ran, people changed {changes:,} rows in {done.get('transactions', 0):,} transactions")
+        say(f"the lake is in {lake}; run the demo again and it goes on from here")

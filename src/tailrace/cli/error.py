@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import sys
@@ -14,6 +13,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperGroup
 
+from tailrace.cli.text import plain, say, say_lines
 from tailrace.errors import ConfigError, TailraceError
 from tailrace.system import trace
 
@@ -82,7 +82,7 @@ def fail(error: TailraceError, *, as_json: bool, debug: bool = False, file: Path
         traceback.print_exception(error)
     if as_json:
         # On one line, as the events that `run` and `receive` print before it.
-        typer.echo(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
+        say(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
     else:
         print_error(error)
     raise typer.Exit(error.exit_code)
@@ -93,7 +93,9 @@ def print_error(error: TailraceError) -> None:
     if sys.stderr.isatty():
         _print_panel(error)
     else:
-        typer.echo(f"error: {error}", err=True)
+        say(f"error: {error.located}", err=True)
+        if error.fix:
+            say_lines(f"fix: {error.fix}", "  ", err=True)
 
 
 def to_dict(error: TailraceError) -> dict[str, Any]:
@@ -107,13 +109,8 @@ def to_dict(error: TailraceError) -> dict[str, Any]:
     }
 
 
-def colored(text: str, color: str) -> str:
-    """The text in a color, unless NO_COLOR is set; typer leaves colors out where stdout is not a terminal."""
-    return text if os.environ.get("NO_COLOR") else typer.style(text, fg=color)
-
-
 def print_json(value: object) -> None:
-    typer.echo(json.dumps(value, indent=2, ensure_ascii=False))
+    say_lines(json.dumps(value, indent=2, ensure_ascii=False))
 
 
 def print_result(text: str, value: object, *, as_json: bool) -> None:
@@ -121,7 +118,7 @@ def print_result(text: str, value: object, *, as_json: bool) -> None:
     if as_json:
         print_json(value)
     else:
-        typer.echo(text)
+        say_lines(text)
 
 
 def _print_panel(error: TailraceError) -> None:
@@ -130,9 +127,11 @@ def _print_panel(error: TailraceError) -> None:
     from rich.text import Text
 
     where = [f"{label} {value}" for label, value in (("table", error.table), ("at", error.position)) if value]
-    parts = [Text(error.message)]
-    parts += [Text(", ".join(where), "dim")] if where else []
-    parts += [Text.assemble(("fix: ", "bold green"), error.fix)] if error.fix else []
+    parts = [Text(plain(error.message))]
+    parts += [Text(plain(", ".join(where)), "dim")] if where else []
+    if error.fix:
+        lines = [plain(line) for line in error.fix.split("\n")]
+        parts.append(Text.assemble(("fix: ", "bold green"), "\n".join(lines)))
     title = type(error).__name__.removesuffix("Error").lower()
     Console(stderr=True).print(Panel(Group(*parts), title=title, title_align="left", border_style="red", expand=False))
 

@@ -17,8 +17,9 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import colored, name_file, print_json, print_result
+from tailrace.cli.error import name_file, print_json, print_result
 from tailrace.cli.signal import until_signal
+from tailrace.cli.text import colored, say, say_lines
 from tailrace.errors import ConfigError, Finding, UnavailableError
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ def print_findings(findings: list[Finding], file: Path, *, as_json: bool) -> Non
         return
     for finding in findings:
         color = {"ok": typer.colors.GREEN, "warning": typer.colors.YELLOW, "error": typer.colors.RED}[finding.level]
-        typer.echo(f"{colored(f'{finding.level:<7}', color)} {finding.subject}: {finding.message}")
+        say(colored(f"{finding.level:<7}", color), f" {finding.subject}: {finding.message}")
         if finding.fix:
-            typer.echo("".join(f"        {line}\n" for line in f"fix: {finding.fix}".splitlines()), nl=False)
+            say_lines(f"fix: {finding.fix}", "        ")
 
 
 def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
@@ -64,7 +65,8 @@ def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
 
     if as_json:
         values = status.to_dict()
-        for part in (*values["tables"], values["source"] or {}):
+        parts = (values["source"], values["last_run"], values["delivery"], *values["tables"], *values["notices"])
+        for part in filter(None, parts):
             part.update(fix=name_file(part.get("fix"), file))
         print_json(values)
     else:
@@ -100,9 +102,9 @@ def print_tables(tables: list[TableSchema], states: Mapping[str, TableRecord], *
         key = ", ".join(table.key) or "none: append-only"
         known = states.get(str(table.table))
         state = f"  {known.state}{', paused' if known.paused_at else ''}" if known else ""
-        typer.echo(f"{table.table}  key {key}  {len(table.columns)} columns{state}")
+        say(f"{table.table}  key {key}  {len(table.columns)} columns{state}")
         if known and known.reason:
-            typer.echo(f"    {known.reason}")
+            say(f"    {known.reason}")
 
 
 def _standing(known: TableRecord | None) -> dict[str, str | None]:
@@ -168,7 +170,7 @@ def serve_metrics(file: Path, listen: str) -> None:
         with server:
             thread = threading.Thread(target=server.serve_forever, daemon=True)
             thread.start()
-            typer.echo(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
+            say(f"serving http://{listen.rpartition(':')[0]}:{server.server_port}/metrics")
             stop.wait()
             server.shutdown()
             thread.join()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import typer
-
 from tailrace.cli.error import print_json, print_result
+from tailrace.cli.text import say
 from tailrace.errors import ConfigError, PreflightError
 from tailrace.system.atomic_file import remove
 
@@ -114,4 +113,4 @@ def ask(
         else "the pipeline does not run now: at its next start"
     )
     for request in requests:
-        typer.echo(f"{request.table} {_DOES[kind]} ({when})")
+        say(f"{request.table} {_DOES[kind]} ({when})")

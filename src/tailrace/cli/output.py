@@ -5,10 +5,12 @@ from __future__ import annotations
 import codecs
 import io
 import json
+import logging
 import sys
 from typing import TYPE_CHECKING
 
 from tailrace.cli.error import UNREAD, print_error
+from tailrace.cli.text import LineFormatter
 from tailrace.errors import UnavailableError
 
 if TYPE_CHECKING:
@@ -54,8 +56,10 @@ codecs.register_error("tailrace.escape", _escape)
 def guard_output() -> None:
     """From now on, a failing standard output ends the process with an exit code instead of a traceback.
 
-    A character that its encoding lacks is escaped as in JSON.
+    A character that its encoding lacks is escaped as in JSON. What is logged is escaped like all text of a command.
     """
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LineFormatter())
     if sys.stdout is not None:  # it may be closed
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(Output()),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.cli.error import name_file
-from tailrace.state import Owner, TableState
+from tailrace.cli.text import plain
+from tailrace.errors import Finding
+from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.status import PipelineStatus, TableStatus
 
 if TYPE_CHECKING:
@@ -62,7 +64,8 @@ class LiveView:
 
 
 class LineView:
-    """Lines for logs: one for each change of a table's state or pause, and one for the pipeline every few seconds.
+    """Lines for logs: one for each change of a table's state or pause, one for each new notice, and one for the
+    pipeline every few seconds.
 
     `key=value` text, or JSON objects with `as_json`. Keys and their order are stable.
     """
@@ -80,6 +83,7 @@ class LineView:
         self._as_json = as_json
         self._clock = clock
         self._states: dict[str, tuple[TableState, bool]] = {}
+        self._notices: tuple[Finding, ...] = ()
         self._next = float("-inf")
 
     def show(self, status: PipelineStatus) -> None:
@@ -88,6 +92,10 @@ class LineView:
             if self._states.get(table.name) != standing:
                 self._states[table.name] = standing
                 self._line(status, {"event": "table", **_table_values(table, self._file)})
+        for notice in status.notices:
+            if notice not in self._notices:
+                self._line(status, {"event": "notice", **notice.to_dict(), "fix": name_file(notice.fix, self._file)})
+        self._notices = status.notices
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
             self._line(status, {"event": "progress", **_values(status)})
@@ -123,7 +131,7 @@ def _table_values(table: TableStatus, file: Path | None) -> dict[str, object]:
 
 
 def _values(status: PipelineStatus) -> dict[str, object]:
-    source = status.source
+    source, delivery = status.source, status.delivery
     return {
         "tables": len(status.tables),
         "ready": sum(table.state is TableState.READY for table in status.tables),
@@ -136,6 +144,10 @@ def _values(status: PipelineStatus) -> dict[str, object]:
         "gear": source.gear if source else None,
         "journal_bytes": source.journal_bytes if source else None,
         "error": source.error if source else None,
+        "pending": delivery.pending if delivery else None,
+        "delivery_lag_seconds": status.delivery_lag,
+        "delivery_failures": delivery.failures if delivery else None,
+        "delivery_error": delivery.error if delivery else None,
     }
 
 
@@ -156,27 +168,66 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
         table.add_column(column, overflow="fold")
     for column in ("schema", "copied", "applied", "rows/s", "lag"):
         table.add_column(column, justify="right", no_wrap=True)
-    for row in status.tables:
+    # Those in error come first: a long list may not fit the terminal.
+    for row in sorted(status.tables, key=lambda row: row.state is not TableState.ERRORED):
         style = _STYLES.get(row.state, "cyan")
         state = Text(f"{row.state}, paused" if row.paused_at else str(row.state), style)
         version = "" if row.version is None else f"v{row.version}"
         applied = f"{row.changes_applied:,}"
-        table.add_row(escape(row.name), state, version, _copied(row), applied, _rate(row), _lag(row))
-    parts: list[Table | Text] = [Text(_headline(status), "bold"), table]
+        table.add_row(escape(plain(row.name)), state, version, _copied(row), applied, _rate(row), _lag(row))
+    lines = [(_headline(status), "bold"), *_errors(status, file), *_notices(status, file)]
+    lines += [(f"asked for: {request}", "yellow") for request in status.requests]
+    first, *rest = [Text(plain(line), style) for line, style in lines]
+    return Group(first, table, *rest)
+
+
+Line = tuple[str, str]
+"""A line and its style."""
+
+
+def _errors(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
+    """Why something does not go on, each with its fix."""
+    run = status.last_run
+    if status.runner is None and run is not None:
+        yield from _ended(run, file)
     for row in status.errored:
-        parts.append(Text(f"{row.name}: {row.reason or 'no reason was recorded'}", "red"))
-        if row.fix:
-            parts.append(Text(f"  fix: {name_file(row.fix, file)}"))
-        parts.append(Text(f"  {_next_try(row)}"))
+        yield f"{row.name}: {row.reason or 'no reason was recorded'}", "red"
+        yield from _fix(row.fix, file)
+        yield f"  {_next_try(row)}", ""
         if row.letters:
             waiting = f"{row.letters} of its changes waiting: tailrace errors list FILE"
-            parts.append(Text(f"  {name_file(waiting, file)}"))
+            yield f"  {name_file(waiting, file)}", ""
     if status.source and status.source.error:
-        parts.append(Text(f"source: {status.source.error}", "red"))
-        if status.source.fix:
-            parts.append(Text(f"  fix: {name_file(status.source.fix, file)}"))
-    parts += [Text(f"asked for: {request}", "yellow") for request in status.requests]
-    return Group(*parts)
+        yield f"source: {status.source.error}", "red"
+        yield from _fix(status.source.fix, file)
+    if status.delivery and status.delivery.error:
+        yield f"delivery: {status.delivery.error}", "red"
+        yield from _fix(status.delivery.fix, file)
+
+
+def _ended(run: RunRecord, file: Path | None) -> Iterator[Line]:
+    if run.ended_at is None:
+        begun = f"{run.begun_at:%Y-%m-%d %H:%M:%S} UTC"
+        yield f"the last run, begun at {begun}, did not end by itself: it was killed, or its machine stopped", "yellow"
+        return
+    ended = f"the last run ended at {run.ended_at:%Y-%m-%d %H:%M:%S} UTC"
+    if run.message is None:
+        yield ended, ""
+        return
+    where = f" [table {run.table}]" if run.table else ""
+    yield f"{ended}: {name_file(run.message, file)}{where}", "red"
+    yield from _fix(run.fix, file)
+
+
+def _notices(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
+    for notice in status.notices:
+        yield f"{notice.subject}: {notice.message}", "yellow"
+        yield from _fix(notice.fix, file)
+
+
+def _fix(fix: str | None, file: Path | None) -> Iterator[Line]:
+    for number, line in enumerate((name_file(fix, file) or "").split("\n") if fix else ()):
+        yield f"       {line.lstrip()}" if number else f"  fix: {line}", ""
 
 
 def _next_try(table: TableStatus) -> str:
@@ -193,8 +244,13 @@ def _headline(status: PipelineStatus) -> str:
         parts.append(source.gear)
     if source and source.journal_bytes is not None:
         parts.append(f"journal {format_bytes(source.journal_bytes)}")
+    if status.errored:
+        parts.append(f"{len(status.errored)} of {len(status.tables)} tables in error")
     if status.lag_bytes is not None:
         parts.append(f"lag {format_bytes(status.lag_bytes)}")
+    if status.delivery and status.delivery.pending:
+        lag = f", the oldest {status.delivery_lag:,.0f} s old" if status.delivery_lag is not None else ""
+        parts.append(f"{status.delivery.pending:,} events not delivered{lag}")
     parts.append(f"{status.rows_per_second:,.0f} rows/s")
     return " · ".join(parts)
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -45,6 +47,7 @@ PIPELINE: Final = (
         "tailrace_rows_per_second", "Rows and changes of the last minute", lambda status: status.rows_per_second
     ),
     MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
+    MetricSpec("tailrace_notices", "Things that the run leaves out", lambda status: len(status.notices)),
     MetricSpec("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
     MetricSpec(
         "tailrace_journal_bytes",
@@ -77,7 +80,14 @@ QUEUE: Final = (
     MetricSpec("tailrace_queue_delivered_total", "Events delivered", lambda queue: queue.delivered),
     MetricSpec("tailrace_queue_dropped_total", "Events given up", lambda queue: queue.dropped),
     MetricSpec("tailrace_queue_failures", "Failed requests in a row", lambda queue: queue.failures),
+    MetricSpec("tailrace_queue_lag_seconds", "Age of the oldest event that waits", lambda queue: _lag(queue)),
 )
+
+
+def _lag(queue: QueueStatus) -> float | None:
+    if queue.pending == 0:
+        return 0.0
+    return max(0.0, time.time() - datetime.fromisoformat(queue.oldest).timestamp()) if queue.oldest else None
 
 
 class PipelineMetrics(Collector):

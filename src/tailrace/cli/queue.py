@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli.error import Debug, Json, PipelineFile, print_json, print_result
+from tailrace.cli.text import say
 
 if TYPE_CHECKING:
     from tailrace.destination.capability import QueueView
@@ -28,7 +29,7 @@ def status(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> N
         return
     for name, value in found.items():
         if value is not None:
-            typer.echo(f"{name.replace('_', ' '):<14} {value}")
+            say(f"{name.replace('_', ' '):<14} {value}")
 
 
 @app.command(epilog="Example: tailrace queue drain shop.yaml --timeout 60")
@@ -113,7 +114,7 @@ def _drain(queue: QueueView, timeout: float | None, *, quiet: bool) -> int:
         if not quiet and time.monotonic() - shown > _SHOW_SECONDS:
             shown = time.monotonic()
             found = queue.status()
-            typer.echo(f"{found.pending} events wait" + (f"; {found.error}" if found.error else ""))
+            say(f"{found.pending} events wait" + (f"; {found.error}" if found.error else ""))
         return deadline is not None and time.monotonic() > deadline
 
     return queue.drain(is_over)

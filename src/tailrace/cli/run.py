@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -13,12 +14,11 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
-import typer
-
 from tailrace.cli.error import INTERRUPTED
 from tailrace.cli.inspect import make_console
 from tailrace.cli.progress_view import LineView, LiveView, ProgressView
 from tailrace.cli.signal import until_signal
+from tailrace.cli.text import say
 from tailrace.errors import ConfigError, TableError
 from tailrace.state import TableState
 
@@ -70,7 +70,7 @@ def run_pipeline(
 def choose_view(file: Path, *, plain: bool, as_json: bool) -> ProgressView:
     """The live view on a terminal; lines elsewhere, or with `plain` or `as_json`."""
     if as_json or plain or not sys.stdout.isatty():
-        return LineView(lambda line: print(line, flush=True), file, as_json=as_json)
+        return LineView(say, file, as_json=as_json)
     return LiveView(make_console(), file)
 
 
@@ -108,10 +108,12 @@ def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
         count += 1
         if count == 1:
             signalled.set()
-            typer.echo("finishing the current batch; a second signal stops at once", err=True)
+            say("finishing the current batch; a second signal stops at once", err=True)
             # In a thread: the interrupted code may hold a lock that draining needs.
             threading.Thread(target=drain, name="drain", daemon=True).start()
         elif count == 2:
+            # The call to Spark that this interrupts fails, and so does what Spark was calling here.
+            logging.getLogger("py4j").setLevel(logging.CRITICAL)
             raise KeyboardInterrupt
         else:
             os._exit(INTERRUPTED)
@@ -166,7 +168,7 @@ class _Report:
         if text != self._last:
             self._last = text
             line = json.dumps(status, ensure_ascii=False) if self._as_json else text
-            typer.echo(line)
+            say(line)
 
     @staticmethod
     def _describe(status: dict[str, Any]) -> str:

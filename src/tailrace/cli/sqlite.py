@@ -58,7 +58,7 @@ def disable(
 
 @app.command(epilog="Example: tailrace sqlite status app.db --json")
 def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
-    """Show whether triggers capture the file, and how many changes are captured."""
+    """Show whether triggers capture the file, and how many changes are captured. Changes nothing."""
     from tailrace.capture import layout, trigger
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import Tape

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.cli.error import Debug, Json, print_json, print_result
+from tailrace.cli.text import say
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -77,7 +78,10 @@ def show(
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have their current names."""
+    """Show what each transaction changed: + inserted, ~ updated, - deleted. Columns have their current names.
+
+    Changes nothing.
+    """
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import Tape
 
@@ -115,10 +119,10 @@ def _print_diff(connection: CaptureConnection, groups: list[TapeTransaction]) ->
     for group in groups:
         when = datetime.fromtimestamp(group.time or 0, UTC).isoformat(sep=" ", timespec="seconds")
         label = f"transaction {group.txn_id}" if group.txn_id is not None else "changes"
-        typer.echo(f"{label}  {when}  up to {group.last}")
+        say(f"{label}  {when}  up to {group.last}")
         for change in group.changes:
             before, after = (_named(connection, change, image, names) for image in ("before", "after"))
-            typer.echo(f"  {_SIGNS[change.type]} {change.table} #{change.id!s}  {_difference(before, after)}".rstrip())
+            say(f"  {_SIGNS[change.type]} {change.table} #{change.id!s}  {_difference(before, after)}".rstrip())
 
 
 def _difference(before: dict[str, str] | None, after: dict[str, str] | None) -> str:

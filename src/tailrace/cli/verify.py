@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, colored, print_json
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json
+from tailrace.cli.text import colored, say
 from tailrace.errors import ConfigError, TableError
 
 if TYPE_CHECKING:
@@ -22,24 +23,32 @@ def verify(
 ) -> None:
     """Compare keys and row hashes of source and destination, and list the keys that differ. Exits with 8 if any do.
 
+    Reads every row of both sides and changes nothing.
     Run it when the pipeline has caught up: changes that are not applied yet are differences too. Does not start Spark.
-    Tables without a key, or kept with their history, cannot be compared and are listed as skipped.
+    Tables without a key, or kept with their history, cannot be compared and are listed as skipped. What the pipeline
+    selects and does not follow is listed as omitted.
     """
     from tailrace.config.pipeline import load
+    from tailrace.verify.comparison import find_omitted
     from tailrace.verify.comparison import verify as compare
 
-    verdicts = []
-    for verdict in compare(load(file), table, shown=keys):
+    config, verdicts = load(file), []
+    for verdict in compare(config, table, shown=keys):
         verdicts.append(verdict)
         if not as_json:
             _print(verdict)
+    omitted = find_omitted(config, [verdict.table for verdict in verdicts]) if table is None else []
+    for finding in omitted if not as_json else ():
+        say(colored("omitted", typer.colors.YELLOW), f" {finding.subject}: {finding.message}")
     if not any(verdict.compared for verdict in verdicts):
         raise ConfigError(
-            "no table can be compared: each has no key, or is kept with its history", fix="give one of them a key"
+            "no table can be compared: each has no key, or is kept with its history, or cannot be read",
+            fix="give one of them a key; tailrace check FILE names what cannot be read",
         )
     equal = all(verdict.equal for verdict in verdicts if verdict.compared)
     if as_json:
-        print_json({"equal": equal, "tables": [verdict.to_dict() for verdict in verdicts]})
+        tables = [verdict.to_dict() for verdict in verdicts]
+        print_json({"equal": equal, "tables": tables, "omitted": [finding.to_dict() for finding in omitted]})
     if not equal:
         raise typer.Exit(TableError.exit_code)
 
@@ -47,15 +56,16 @@ def verify(
 def _print(verdict: Verdict) -> None:
     if not verdict.compared:
         skipped = colored("skipped", typer.colors.YELLOW)
-        typer.echo(f"{skipped} {verdict.table}: it has no key, or is kept with its history")
+        say(skipped, f" {verdict.table}: {verdict.reason}")
         return
     if verdict.equal:
-        typer.echo(f"{colored('equal', typer.colors.GREEN)}   {verdict.table}: {verdict.source_rows:,} rows")
+        say(colored("equal", typer.colors.GREEN), f"   {verdict.table}: {verdict.source_rows:,} rows")
         return
-    typer.echo(
-        f"{colored('differs', typer.colors.RED)} {verdict.table}: {verdict.source_rows:,} rows in the source,"
+    say(
+        colored("differs", typer.colors.RED),
+        f" {verdict.table}: {verdict.source_rows:,} rows in the source,"
         f" {verdict.destination_rows:,} in the destination; {verdict.missing:,} missing, {verdict.extra:,} too many,"
-        f" {verdict.different:,} different"
+        f" {verdict.different:,} different",
     )
     for key in verdict.keys:
-        typer.echo(f"        ({', '.join(key)})")
+        say(f"        ({', '.join(key)})")

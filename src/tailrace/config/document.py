@@ -130,6 +130,20 @@ def substitute(data: Any, environment: Mapping[str, str]) -> tuple[Any, list[Pro
     return visit(data, ()), problems
 
 
+def references(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+    """The variables that a document refers to, with the place of each reference."""
+    if isinstance(data, dict):
+        for key, item in data.items():
+            yield from references(item, (*path, str(key)))
+    elif isinstance(data, list):
+        for index, item in enumerate(data):
+            yield from references(item, (*path, index))
+    elif isinstance(data, str):
+        for found in _REFERENCE.finditer(data):
+            if not found[0].startswith("$$"):
+                yield path, found[1].partition(":-")[0]
+
+
 def _walk(node: Any, path: KeyPath, lines: dict[KeyPath, int], seen: tuple[Any, ...] = ()) -> Iterator[KeyPath]:
     """Notes the line of every key below a node and yields the paths that are there twice."""
     if node is None or node in seen:

@@ -20,6 +20,7 @@ from typing import Annotated, Any, Literal, Union
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Field,
     SerializeAsAny,
@@ -29,13 +30,14 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
-from tailrace.config.document import Document, Problem, parse, refuse, substitute
+from tailrace.config.document import Document, KeyPath, Problem, parse, references, refuse, substitute
 from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address, suggest
 from tailrace.errors import ConfigError
 from tailrace.option.table import SOURCE_KEYS, TableOptions
-from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Options, Size, TypedOptions, nearest
+from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Options, Secret, Size, TypedOptions, nearest
 from tailrace.state.runner import LEASE_SECONDS
 from tailrace.state.store import SCHEMA, StoreAddress
+from tailrace.system.environment import hide
 
 
 class BatchOptions(Options):
@@ -169,6 +171,23 @@ def _with_sections(source: Any, destination: Any, store: Any) -> type[PipelineCo
     )
 
 
+def _value_at(options: Any, path: KeyPath) -> Any:
+    """The value at the place of a file's key; None if the model keeps it elsewhere."""
+    for key in path:
+        if isinstance(options, BaseModel):
+            fields = type(options).model_fields
+            key = next((name for name in fields if key in (name, fields[name].alias)), key)
+            options = getattr(options, str(key), None)
+        elif isinstance(options, Mapping):
+            options = options.get(key)
+        elif isinstance(options, list | tuple) and isinstance(key, int) and key < len(options):
+            options = options[key]
+        else:
+            # A secret made of several values, such as a map of headers.
+            return options
+    return options
+
+
 def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
     data, missing = substitute(document.data, environment)
     if any(connects or problem.path[0] not in ("source", "destination") for problem in missing):
@@ -191,6 +210,7 @@ def _validate(document: Document, folder: Path, environment: Mapping[str, str], 
         problems += [_problem(detail, model) for detail in error.errors(include_input=False, include_url=False)]
     else:
         problems += _unhonoured(valid)
+        hide(name for path, name in references(document.data) if isinstance(_value_at(valid, path), Secret))
     if problems:
         refuse(document, missing + problems)
     # A class made for this one file could not be pickled or compared with another's.

@@ -176,5 +176,5 @@ def check(source: Source, destination: Destination) -> list[Finding]:
     """All findings of the source and the destination. Changes nothing in either."""
     findings = source.check()
     # A source that is not ready cannot list its tables; the destination itself can still be checked.
-    ready = not any(finding.level == "error" for finding in findings)
+    ready = not any(finding.level == "error" and finding.table is None for finding in findings)
     return findings + destination.check(source.tables() if ready else None)

@@ -21,7 +21,7 @@ from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.metadata import DELETED_AT, OP, POSITION
 from tailrace.model.change import EXACT
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.postgres.connection import bulk
+from tailrace.source.postgres.bulk import bulk
 
 KEYS_SHOWN = 10
 
@@ -70,7 +70,7 @@ def count_lake(table: TableSchema, lake: str | Path) -> int:
 
 def _compare_table(dsn: str, table: TableSchema, lake: str) -> Difference | None:
     with bulk(dsn, f"comparing {table.table}") as connection, connection.cursor() as cursor:
-        cursor.adbc_ingest(_LAKE, _lake_rows(table, lake), mode="create", temporary=True)
+        cursor.ingest(_LAKE, _lake_rows(table, lake))
 
         def ask(query: sql.Composed) -> list[tuple[Any, ...]]:
             cursor.execute(query.as_string())

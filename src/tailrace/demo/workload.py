@@ -64,6 +64,8 @@ CREATE TABLE documents (
     meta jsonb,
     version int NOT NULL
 );
+-- It has no key, and nothing else would let Postgres accept an UPDATE of it once it is published.
+ALTER TABLE events REPLICA IDENTITY FULL;
 -- Stored out of line without compression, so that every long value really is a TOAST value.
 ALTER TABLE documents ALTER body SET STORAGE EXTERNAL, ALTER meta SET STORAGE EXTERNAL;
 """

@@ -2,7 +2,8 @@
 
 A destination is configuration only: a frozen model whose fields are the keys of `destination:` in the pipeline's file.
 It is pickled to the tasks that write; handles open inside methods. Two promises make effects happen once: a write is
-durable when it returns, and the same batch written again changes nothing.
+durable when it returns, and the same batch written again changes nothing: `TableBatch.is_repeat` recognises it by the
+`mark` that the destination stored with the rows.
 
     class MyDestination(Destination):
         type: Literal["mine"] = "mine"
@@ -19,7 +20,7 @@ import datetime
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar, Literal
 
@@ -30,35 +31,89 @@ from tailrace.destination.evolution import plan_columns
 from tailrace.destination.metadata import metadata_values, now, row_schema
 from tailrace.destination.partial_row import Lookup, Refetch, complete, look_up
 from tailrace.destination.staging import Stage, Staged
-from tailrace.errors import Finding, UnfitError
+from tailrace.errors import Finding, LostError, MismatchError, UnfitError
 from tailrace.model.change import Changes, Position
 from tailrace.model.collapse import Marks, any_exact, collapse, fit
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.last_batch import LastBatch, MismatchedBatch, is_repeat
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.option.value import TypedOptions
 
 CopyMode = Literal["whole", "stream", "own"]
 
 
+Mark = LastBatch | str | int | None
+"""What a destination says of the last batch that it holds: the batch itself, the text of its mark, or its number."""
+
+
 @dataclass(frozen=True)
 class Batch:
-    """A micro-batch. (`pipeline`, `id`) is stored in the same commit as the data and makes a repeat a no-op."""
+    """A micro-batch. (`pipeline`, `mark`) is stored in the same commit as the data and makes a repeat a no-op.
+
+    `end` identifies the offset at which it ends. `known` is the last batch that the destination as a whole holds
+    according to the state; None: not known.
+    """
 
     pipeline: str
     id: int
+    end: int | None = None
+    known: LastBatch | None = None
 
-    def is_repeat(self, last: int | None) -> bool:
-        """Whether this batch was written already. `last` is the last batch of its pipeline that was; None: none was."""
-        return last is not None and self.id <= last
+    @property
+    def mark(self) -> str:
+        """Its number and the offset at which it ends, as a short text: what a destination stores to know it again."""
+        return str(self.last)
+
+    @property
+    def last(self) -> LastBatch:
+        """What a destination that has written this batch holds."""
+        return LastBatch(self.id, self.end)
+
+    def is_repeat(self, last: Mark) -> bool:
+        """Whether this batch was written already. `last` is the last batch of its pipeline that was; None: none was.
+
+        Raises LostError when that is neither this batch nor the one before it, according to the state.
+        """
+        try:
+            return is_repeat(self.last, last_of(last), self.known)
+        except MismatchedBatch as found:
+            raise self.mismatch(found) from None
+
+    def mismatch(self, found: MismatchedBatch) -> LostError:
+        """The error for a destination that does not fit the state as a whole."""
+        again = "start again: tailrace reset FILE, then tailrace run FILE"
+        return LostError(f"the destination does not fit the state: {found.reason}", fix=f"{found.fix}, or {again}")
+
+
+def last_of(mark: Mark) -> LastBatch | None:
+    if isinstance(mark, str):
+        return LastBatch.parse(mark)
+    return LastBatch(mark) if isinstance(mark, int) else mark
+
+
+def table_mismatch(found: MismatchedBatch, table: TableName) -> MismatchError:
+    """The error for a table that does not fit the state."""
+    again = f"copy the table again: tailrace resync FILE {table}"
+    return MismatchError(
+        f"the table at the destination does not fit the state: {found.reason}",
+        table=str(table),
+        fix=f"{again}; or {found.fix}, then tailrace retry FILE {table}",
+    )
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one write did. `repeated`: the batch was written earlier, and this call changed nothing."""
+    """What one write did. `repeated`: the batch was written earlier, and this call changed nothing.
+
+    `last` is the last batch that the table holds now. None: this batch if it brought changes or was repeated, else this
+    one or the one before it.
+    """
 
     changes: int = 0
     upserts: int = 0
     deletes: int = 0
     repeated: bool = False
+    last: LastBatch | None = None
 
     def __add__(self, other: Written) -> Written:
         return Written(
@@ -66,6 +121,7 @@ class Written:
             self.upserts + other.upserts,
             self.deletes + other.deletes,
             self.repeated or other.repeated,
+            other.last or self.last,
         )
 
     def __bool__(self) -> bool:
@@ -111,6 +167,7 @@ class TableBatch:
     replaces         this commit deletes all earlier rows (only with `copy_mode = "whole"`)
     is_known         earlier batches wrote rows of this table: if it is missing at the destination, its rows are lost,
                      and a batch that created it again would hide that
+    known            the last batch that the table holds according to the state; None: not known
     log_bytes        the size of the changes in the log, as far as it is known
     refetch          asks the upstream for rows as they are now
     stage            where copied rows are staged, unless the destination stages them by itself
@@ -127,6 +184,9 @@ class TableBatch:
     log_bytes: int = 0
     refetch: Refetch | None = None
     stage: Stage | None = None
+    known: LastBatch | None = None
+    found: list[LastBatch | None] = field(default_factory=list, repr=False, compare=False)
+    """What `is_repeat` was asked about."""
 
     @property
     def id(self) -> int:
@@ -138,13 +198,35 @@ class TableBatch:
         return self.batch.pipeline
 
     @property
+    def mark(self) -> str:
+        """What a destination stores, in the same commit as the rows, to know the batch again."""
+        return self.batch.mark
+
+    @property
     def copies(self) -> bool:
         """Whether it is a batch of a copy."""
         return self.begins_copy or self.completes_copy or bool(self.staged)
 
-    def is_repeat(self, last: int | None) -> bool:
-        """Whether the table holds this batch already. `last` is the last batch of the pipeline that it holds."""
-        return self.batch.is_repeat(last)
+    def is_repeat(self, last: Mark) -> bool:
+        """Whether the table holds this batch already. `last` is the last batch of the pipeline that it holds.
+
+        Raises MismatchError when that is neither this batch nor the one that the state knows: the table or the state
+        was restored from an earlier copy. A batch that replaces all rows is written all the same.
+        """
+        self.found.append(last_of(last))
+        try:
+            return is_repeat(self.batch.last, self.found[-1], self.known, replaces=self.begins_copy or self.replaces)
+        except MismatchedBatch as found:
+            raise table_mismatch(found, self.table.table) from None
+
+    def held_after(self, written: Written) -> LastBatch:
+        """The last batch that the table holds after this one was written, as far as that is known."""
+        if written.last is not None:
+            return written.last
+        if written or written.repeated:
+            return self.batch.last
+        before = self.found[-1] if self.found else self.known
+        return replace(self.batch.last, least=before.id if before is not None else -1)
 
     @cached_property
     def row_schema(self) -> pa.Schema:
@@ -211,8 +293,25 @@ class Committer:
         """
         return nullcontext()
 
+    def require_fit(self, batch: Batch) -> None:
+        """Raise LostError if the destination as a whole holds neither this batch nor `batch.known` last.
+
+        Called before the first batch of a run, with the number of that batch.
+        """
+
+    def last_batch(self, pipeline: str) -> LastBatch | None:
+        """The last batch of the pipeline that the destination holds as a whole, after a batch; None: not known."""
+        return None
+
     def poll(self) -> None:
         """Supervise what runs next to the pipeline. Called a few times a second; raises what only people can fix."""
+
+    def delivery(self) -> DeliveryStatus | None:
+        """How the delivery of what was accepted stands; None for a destination that writes in `write_changes`.
+
+        Called a few times a second.
+        """
+        return None
 
     def settled(self, position: Position | None) -> None:
         """Spark has logged a batch: all tables have every change up to this position. None: some have not.
@@ -250,8 +349,8 @@ class Destination(TypedOptions, ABC):
         """Make the batch visible in one commit: the staged rows, then the changes in order.
 
         Called once per table and batch, possibly again for the same batch after a crash: what the table holds already
-        (`batch.is_repeat`) is left alone. Raises UnavailableError for what a retry may fix, TableError when this table
-        cannot go on.
+        (`batch.is_repeat` of the stored `batch.mark`) is left alone. Raises UnavailableError for what a retry may fix,
+        TableError when this table cannot go on.
         """
 
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage) -> Staged:
@@ -264,7 +363,15 @@ class Destination(TypedOptions, ABC):
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check, without changing anything, whether these tables can be kept there.
 
-        None: the source is not ready, so the tables are not known. Then only the place itself is checked.
+        None: the source is not ready, so the tables are not known. Then only the place itself is checked. An error
+        that is about one table names it as its `table`: only that table is stopped by it.
+        """
+        return []
+
+    def check_columns(self, table: TableSchema) -> list[Finding]:
+        """The errors about columns that cannot be kept there, each with `table`. Pure and cheap.
+
+        Called before every write to the table: an error stops the table instead.
         """
         return []
 
@@ -335,7 +442,9 @@ __all__ = [
     "Destination",
     "Event",
     "EventDestination",
+    "LastBatch",
     "Lookup",
+    "Mark",
     "Refetch",
     "RelationEvent",
     "RowPart",

@@ -6,6 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
+from tailrace.model.last_batch import LastBatch
+from tailrace.model.schema import TableName
+
 
 @dataclass(frozen=True)
 class QueueStatus:
@@ -68,4 +71,17 @@ class Queued(Protocol):
 
     def open_queue(self, pipeline: str) -> QueueView:
         """The queue of a pipeline. Nothing is opened yet, and no secret is needed to read its status."""
+        ...
+
+
+@runtime_checkable
+class Inspectable(Protocol):
+    """A destination that says what its tables hold: then they are compared with the state at each start, also those
+    that are never written again."""
+
+    def last_batch(self, table: TableName, pipeline: str) -> LastBatch | None:
+        """The last batch of the pipeline that the table holds; None when there is none, or no table. Changes nothing.
+
+        Raises UnavailableError when the destination does not answer, TableError when the table cannot be read.
+        """
         ...

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from tailrace.destination import Batch, Destination, Staged, TableBatch, Written
-from tailrace.errors import TableError, UnavailableError
-from tailrace.model.schema import TableName
+from tailrace.errors import TableError, UnavailableError, problems
+from tailrace.model.schema import TableName, TableSchema
 
 HeldReceipt = dict[str, Any]
 _NAME = re.compile(r"copy-(\d{20})\.json")
@@ -44,7 +44,8 @@ class CopyNote:
 
 def write_batch(destination: Destination, batch: TableBatch) -> Written:
     """Write one table's part of a batch in the destination's `copy_mode`. Called once per table and batch, possibly
-    again for the same batch after a crash."""
+    again for the same batch after a crash. Raises TableError for columns that the destination cannot keep."""
+    require_columns(destination, batch.table)
     if destination.copy_mode == "own" or not batch.copies:
         return destination.write_changes(batch)
     stage = batch.stage
@@ -75,6 +76,14 @@ def write_batch(destination: Destination, batch: TableBatch) -> Written:
     # were lost.
     stage.discard(batch.staged)
     return written
+
+
+def require_columns(destination: Destination, table: TableSchema) -> None:
+    """Raises TableError for columns that the destination cannot keep. Called before rows of the table are written."""
+    name = str(table.table)
+    for finding in problems(destination.check_columns(table)).values():
+        again = f"then tailrace retry FILE {name}, or tailrace resync FILE {name} to copy it with its new columns"
+        raise TableError(finding.message, table=name, fix=f"{finding.fix}; {again}" if finding.fix else again)
 
 
 def hold(notes: Notes, batch: TableBatch, receipts: Sequence[HeldReceipt]) -> None:
@@ -116,12 +125,17 @@ def require_unknown(batch: TableBatch, place: str, *, root: Path | None = None) 
     if batch.is_known:
         table = batch.table.table
         if root is not None and not root.is_dir():
-            raise UnavailableError(f"{root} is missing", table=str(table), fix="restore it; tailrace retries by itself")
+            raise missing_root(root, table)
         raise TableError(
             f"earlier batches wrote this table, but it is missing from {place}",
             table=str(table),
             fix=f"restore it, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
         )
+
+
+def missing_root(root: Path, table: TableName) -> UnavailableError:
+    """The error for a folder that should hold all tables: its disk may not be mounted."""
+    return UnavailableError(f"{root} is missing", table=str(table), fix="restore it; tailrace retries by itself")
 
 
 def early_changes_error(table: TableName) -> TableError:

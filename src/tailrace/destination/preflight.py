@@ -62,10 +62,15 @@ def column_problems(
     return problems
 
 
+def as_errors(table: TableSchema, problems: list[ColumnProblem]) -> list[Finding]:
+    name = str(table.table)
+    return [Finding("error", name, message, fix, name) for message, fix in problems]
+
+
 def table_findings(table: TableSchema, problems: list[ColumnProblem], kept: str) -> list[Finding]:
     """The findings of one table: its problems, or where it is `kept`."""
     name = str(table.table)
-    findings = [Finding("error", name, message, fix) for message, fix in problems]
+    findings = as_errors(table, problems)
     if not table.key:
-        findings.append(Finding("warning", name, "has no key: kept as a log, one row per change"))
-    return findings or [Finding("ok", name, kept)]
+        findings.append(Finding("warning", name, "has no key: kept as a log, one row per change", table=name))
+    return findings or [Finding("ok", name, kept, table=name)]

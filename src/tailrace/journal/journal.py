@@ -13,7 +13,7 @@ from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
 from tailrace.journal.writer import JournalWriter
 from tailrace.model.change import START, Position
-from tailrace.system.atomic_file import make_folder, remove, sync
+from tailrace.system.atomic_file import make_private_folder, remove, sync
 from tailrace.system.file_lock import is_current, is_locked, try_lock
 
 SEGMENT_BYTES = 64 << 20
@@ -45,7 +45,7 @@ class Journal:
         folder = Path(path)
         lock: int | None = None
         try:
-            make_folder(folder)
+            make_private_folder(folder)
             lock = _lock(folder)
             sync(folder.parent)
             found = recover(folder, origin)
@@ -100,7 +100,7 @@ def _cannot_open(folder: Path, error: OSError) -> UnavailableError:
 
 
 def _lock(folder: Path) -> int:
-    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     if not try_lock(file):
         owner = os.pread(file, 200, 0).decode(errors="replace").strip()
         os.close(file)

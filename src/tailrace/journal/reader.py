@@ -10,13 +10,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tailrace.errors import DamagedError, LostError, UnavailableError
+from tailrace.errors import RESYNC, DamagedError, LostError, UnavailableError
 from tailrace.journal.frame import HEADER_BYTES, Frame, FrameRef, decode, is_sound
 from tailrace.journal.index import SegmentIndex
 from tailrace.journal.recovery import open_segment, void_limits
 from tailrace.journal.segment import SegmentHeader, State, list_segments, read_header
 from tailrace.model.change import START, Position
 
+_AGAIN = f"start again: the receiver takes them in again if the upstream still has them; if that fails, {RESYNC}"
 _SETTLE_SECONDS = 1.0
 _KEPT_INDEXES = 3
 
@@ -107,7 +108,7 @@ class JournalReader:
             raise LostError(
                 f"journal {self.path} begins at {self.origin()}; earlier changes were removed",
                 position=str(after),
-                fix="copy the tables again: tailrace resync",
+                fix=RESYNC,
             )
         return self._collect(after, upto, rows, size)
 
@@ -133,7 +134,7 @@ class JournalReader:
             raise LostError(
                 f"journal segment {ref.segment} was removed while it was needed",
                 position=str(ref.last),
-                fix="copy the tables again: tailrace resync",
+                fix=RESYNC,
             ) from error
         meta_end = HEADER_BYTES + len(ref.meta)
         record = bytes(stored[:meta_end])
@@ -231,7 +232,7 @@ class JournalReader:
                     f"journal segment {segment.name} is damaged at byte {gap.offset}: "
                     f"changes after {gap.after}, up to {gap.last}, cannot be read",
                     position=str(gap.after),
-                    fix="restart the receiver: it receives them again if the upstream still has them",
+                    fix=_AGAIN,
                 )
         return refs
 
@@ -248,7 +249,7 @@ class JournalReader:
                 raise LostError(
                     f"journal segment {segment.name} was removed while it was needed",
                     position=str(segment.header.state.tail),
-                    fix="copy the tables again: tailrace resync",
+                    fix=RESYNC,
                 ) from error
         self._indexes[segment] = index
         while len(self._indexes) > _KEPT_INDEXES:
@@ -266,5 +267,5 @@ class JournalReader:
         return DamagedError(
             f"journal segment {ref.segment} is damaged at byte {ref.offset}: the {part} does not match its checksum",
             position=str(ref.first),
-            fix="restart the receiver: it receives the frame again if the upstream still has it",
+            fix=_AGAIN,
         )

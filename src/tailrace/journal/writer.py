@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 
-from tailrace.errors import LostError, UnavailableError
+from tailrace.errors import RESYNC, LostError, UnavailableError
 from tailrace.journal.cursor import cursors
 from tailrace.journal.frame import Frame, encode, frame_bytes
 from tailrace.journal.index import SegmentIndex
@@ -293,7 +293,7 @@ class JournalWriter:
         raise LostError(
             f"journal {self.path} cannot be cut back: it begins after that position",
             position=str(position),
-            fix="copy the tables again: tailrace resync",
+            fix=RESYNC,
         )
 
     def _boundary_in(self, name: str, header: SegmentHeader, position: Position) -> Position:

@@ -6,6 +6,7 @@ Two rows have the same key exactly when their comparable keys are equal, whateve
 from __future__ import annotations
 
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -19,6 +20,8 @@ Numbers = npt.NDArray[np.int64]
 Comparable: TypeAlias = "Numbers | pa.Array[Any]"
 """int64 if the key is a single integer, date or time column; otherwise a `large_binary` array without nulls."""
 
+_NUMBER = r"^(0|-?[1-9][0-9]{0,18})$"
+_LEAST, _MOST = (pa.scalar(Decimal(bound), pa.decimal128(19, 0)) for bound in (-(2**63), 2**63 - 1))
 _COLON, _BAR = b":", b"|"
 _NULL = b"\xff\xfenull"  # not valid UTF-8, so no text equals it
 
@@ -68,6 +71,29 @@ def positions(wanted: Comparable, among: Comparable) -> npt.NDArray[np.int64]:
     return np.asarray(pc.fill_null(index, -1).to_numpy(zero_copy_only=False), np.int64)
 
 
+def matches(ascending: npt.NDArray[Any], wanted: npt.NDArray[Any]) -> tuple[Numbers, Numbers]:
+    """Where the wanted numbers are in `ascending`: indexes into it, and for each of them the index among the wanted.
+
+    Both are sorted and of the same type; only `ascending` may hold a number more than once.
+    """
+    # Search the shorter side in the longer; both ascend, so the searches walk through memory once.
+    if len(wanted) > len(ascending):
+        at = np.searchsorted(wanted, ascending)
+        found = np.flatnonzero(wanted[np.minimum(at, len(wanted) - 1)] == ascending)
+        return found, at[found]
+    last = len(ascending) - 1
+    at = np.searchsorted(ascending, wanted)
+    hit = np.flatnonzero(ascending[np.minimum(at, last)] == wanted) if len(wanted) else np.zeros(0, np.int64)
+    at = at[hit]
+    again = (at < last) & (ascending[np.minimum(at + 1, last)] == ascending[at])
+    if not again.any():
+        return at, hit
+    count = np.ones(len(at), np.int64)
+    count[again] = np.searchsorted(ascending, wanted[hit[again]], "right") - at[again]
+    before = np.cumsum(count) - count
+    return np.repeat(at - before, count) + np.arange(int(count.sum())), np.repeat(hit, count)
+
+
 def is_ascending(keys: Numbers) -> bool:
     return bool(np.all(keys[1:] >= keys[:-1]))
 
@@ -77,6 +103,27 @@ def binary(keys: Comparable) -> pa.Array[Any]:
     if isinstance(keys, np.ndarray):
         return pc.cast(pc.cast(pa.array(keys), pa.large_string()), pa.large_binary())
     return keys
+
+
+def parts(keys: pa.Array[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
+    """Byte strings as offsets, one more than there are strings and the first 0, and the bytes they are offsets of."""
+    _, offsets, data = keys.buffers()
+    if not len(keys):
+        return np.zeros(1, np.int64), np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, np.int64, len(keys) + 1, keys.offset * 8)
+    first, size = int(ends[0]), int(ends[-1] - ends[0])
+    return ends - first, np.frombuffer(data, np.uint8, size, first) if size else np.zeros(0, np.uint8)
+
+
+def numbers(keys: pa.Array[Any]) -> tuple[Numbers, Numbers]:
+    """The inverse of `binary`: those of the byte strings that stand for an int64, as numbers, and their indexes."""
+    is_number = pc.match_substring_regex(keys, _NUMBER)
+    at = np.flatnonzero(np.asarray(is_number.to_numpy(zero_copy_only=False), bool))
+    # Of 19 digits not all fit into int64, but all into this decimal.
+    wide = keys.filter(is_number).cast(pa.large_string()).cast(pa.decimal128(19, 0))
+    fits = pc.and_(pc.greater_equal(wide, _LEAST), pc.less_equal(wide, _MOST))
+    fitting = np.asarray(fits.to_numpy(zero_copy_only=False), bool)
+    return np.asarray(wide.filter(fits).cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64), at[fitting]
 
 
 def codes(keys: Comparable) -> Numbers:

@@ -80,7 +80,8 @@ class TableSchema:
     """A table at one version. `key` names the columns that identify a row; empty means append-only.
 
     `version` grows by one with each schema change of the table. `upstream_id` is the upstream's own id of the table
-    (Postgres: the relation's OID). It survives a rename and differs after drop and create.
+    (Postgres: the relation's OID). It survives a rename and differs after drop and create. `fingerprint` is for the
+    source alone: what else it knows of the table at this version, to notice changes that the columns do not show.
     """
 
     table: TableName
@@ -88,6 +89,7 @@ class TableSchema:
     key: tuple[str, ...] = ()
     version: int = 1
     upstream_id: str = ""
+    fingerprint: str = ""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -117,6 +119,10 @@ class TableSchema:
     def at_version(self, version: int) -> TableSchema:
         return replace(self, version=version)
 
+    def without_fingerprint(self) -> TableSchema:
+        """The table as tasks and destinations see it."""
+        return replace(self, fingerprint="") if self.fingerprint else self
+
     def to_json(self) -> str:
         return json.dumps(
             {
@@ -130,6 +136,7 @@ class TableSchema:
                     pa.schema([pa.field(str(i), c.type) for i, c in enumerate(self.columns)]).serialize()
                 ).decode(),
                 "initial": _initial_json({i: c.initial for i, c in enumerate(self.columns) if c.initial is not None}),
+                **({"fingerprint": self.fingerprint} if self.fingerprint else {}),
             },
             ensure_ascii=False,
         )
@@ -148,6 +155,7 @@ class TableSchema:
             tuple(raw["key"]),
             raw["version"],
             raw["upstream_id"],
+            raw.get("fingerprint", ""),
         )
 
 

@@ -25,7 +25,7 @@ from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, Ta
 from tailrace.source.offset import ChunkedTableOffset, LogRange, log_ranges
 from tailrace.source.source import RESYNC, Source
 from tailrace.source.split import Split
-from tailrace.source.table_range import TableRange, first_change
+from tailrace.source.table_range import TableRange, distinct, first_change
 
 At = TypeVar("At", bound=log_offset.LogOffset[Any, Any, Any])
 
@@ -117,7 +117,7 @@ class LogFollower(Follower, Generic[At]):
     def scan_schemas(self, now: At, end: At) -> None:
         """Store the versions that the log holds between two offsets."""
 
-    def compare_schemas(self, end: At) -> At:
+    def compare_schemas(self, now: At, end: At) -> At:
         """At the end of the log, find schema changes that the log does not show."""
         return end
 
@@ -184,9 +184,11 @@ class LogFollower(Follower, Generic[At]):
         with self.opened(given):
             self.discover()
             now = self.enrol(self.apply_directives(given, directives))
+            # A table that is new here may have been stopped before its first batch.
+            now = self.apply_directives(now, directives)
             end = self.read_log(now, limit, directives)
             self.scan_schemas(now, end)
-            end = self.recopy(now, self.compare_schemas(end))
+            end = self.recopy(now, self.compare_schemas(now, end))
             end = self.copy(now, end, limit, directives)
             if end.tables == given.tables and not self.is_worth_batch(given, now, end):
                 return start
@@ -217,12 +219,13 @@ class LogFollower(Follower, Generic[At]):
 
     def _range_of(self, name: Any, entry: Any, reading: LogRange[Position]) -> TableRange:
         table = self.id_of(name)
-        history = tuple(self._versions.schemas_between(table, reading.after, reading.upto))
+        history = distinct(self._versions.schemas_between(table, reading.after, reading.upto))
         if not history:
             raise LostError(f"the version of {table} at {reading.after} is not stored", fix=RESYNC)
         policy = self._context.policy_of(history[-1][1].table)
         stops = first_change(reading, history, self.recopies().get(name)) if policy == "stop" else None
         shown = self._versions.schema_at(table, entry.snapshot_position) if policy == "ignore" else None
+        shown = shown and shown.without_fingerprint()
         return TableRange(reading.after, reading.upto, history, shown, stops, entry.skips)
 
     def _copied_schema(self, name: Any, entry: Any) -> TableSchema:
@@ -230,7 +233,7 @@ class LogFollower(Follower, Generic[At]):
         schema = self._versions.schema_at(self.id_of(name), entry.snapshot_position)
         if schema is None:
             raise LostError(f"the version of {self.id_of(name)} that is being copied is not stored", fix=RESYNC)
-        return schema
+        return schema.without_fingerprint()
 
 
 # -- LogSource: a source for any upstream with a log ------------------------------------------------------
@@ -398,7 +401,7 @@ class SourceLogFollower(LogFollower[SourceOffset]):
     def boundary(self, after: Position, upto: Position, tables: frozenset[str], limit: Limit) -> Position:
         return self.source.boundary(after, upto, limit) if tables and upto > after else max(after, upto)
 
-    def compare_schemas(self, end: SourceOffset) -> SourceOffset:
+    def compare_schemas(self, now: SourceOffset, end: SourceOffset) -> SourceOffset:
         """When the description of a table changed, store it as a new version from the next commit on."""
         known = end.within("copy", "catchup", "ready")
         seen = (self._found.edition, frozenset(known))

@@ -150,9 +150,9 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
 
     @property
     def low_water(self) -> LogPoint:
-        """Nothing at or before this place is needed again."""
+        """Nothing at or before this place is needed again. Not past the log, where the next batch begins to read."""
         lowest: LogPoint = min((entry.place(self.log) for entry in self.tables.values()), default=self.log)
-        return lowest
+        return min(lowest, self.log)
 
     def within(self, *phases: Phase) -> dict[Id, Table]:
         return {name: entry for name, entry in self.tables.items() if entry.phase in phases}

@@ -6,6 +6,7 @@ import json
 from bisect import bisect_right
 from pathlib import Path
 
+from tailrace.errors import require_all
 from tailrace.model.change import Position
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import Follower, SchemaHistory
@@ -14,7 +15,11 @@ from tailrace.system.atomic_file import make_folder, replace_durably
 
 
 def follow_alone(source: Source) -> Follower:
-    """Follow a source without a pipeline: prepare it, and keep the versions in a file."""
+    """Follow a source without a pipeline: prepare it, and keep the versions in a file.
+
+    Raises PreflightError also for an error about a single table: without a state store, none can be stopped alone.
+    """
+    require_all(source.check())
     source.prepare()
     make_folder(source.schema_file.parent)
     return source.follow(SchemaFile(source.schema_file))

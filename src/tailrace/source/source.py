@@ -20,6 +20,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tailrace import errors
+from tailrace.errors import RESYNC as RESYNC
 from tailrace.errors import Finding, TableError, TailraceError, UnavailableError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 
 PIPELINE = "pipeline"
 """The reader name of the pipeline itself."""
-RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied again"
-"""The fix when changes that were not read yet are lost."""
 
 
 def _every_table() -> TableOptions:
@@ -126,7 +125,8 @@ class Source(ABC):
     def check(self) -> list[Finding]:
         """Check, without changing anything, that the upstream is ready; every error comes with its fix.
 
-        By default it is ready when it has tables. Raises UnavailableError when it does not answer.
+        An error about one table names it as its `table`: then only that table is stopped. By default the upstream is
+        ready when it has tables. Raises UnavailableError when it does not answer.
         """
         try:
             found = self.tables()
@@ -137,6 +137,14 @@ class Source(ABC):
         if not found:
             return [Finding("error", "tables", "no table is followed", "correct `tables`, which selects them")]
         return [Finding("ok", "tables", f"{len(found)} selected")]
+
+    def notices(self) -> list[Finding]:
+        """What the upstream leaves out without an error: tables that are selected but not sent, columns not sent.
+
+        Called every few seconds while the pipeline runs, and shown to people. Raises UnavailableError when the upstream
+        does not answer.
+        """
+        return []
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Create what is missing upstream (publication, slot). A repeat changes nothing.
@@ -159,6 +167,12 @@ class Source(ABC):
         By default removes the reader's folder. Raises UnavailableError when that fails.
         """
         remove(self.folder)
+
+    def require_received(self, position: str) -> None:  # noqa: B027 - an upstream that can be read again is common
+        """Raise LostError when what the upstream was told it may forget, up to this position, is no longer here.
+
+        `position` is the last `SourceStatus.received` that the state holds. Called before `receive`.
+        """
 
     def release(self, upto: Offset) -> None:  # noqa: B027 - an upstream that forgets by itself is common
         """Everything up to `upto` is durable downstream and may be deleted. A repeat is harmless."""

@@ -46,6 +46,16 @@ class TableRange(LogRange[Position]):
             )
 
 
+def distinct(history: SchemaHistory) -> SchemaHistory:
+    """The versions as tasks and destinations see them, without those that look like the one before."""
+    seen: list[tuple[Position, TableSchema]] = []
+    for at, schema in history:
+        shown = schema.without_fingerprint()
+        if not seen or shown != seen[-1][1].at_version(shown.version):
+            seen.append((at, shown))
+    return tuple(seen)
+
+
 def first_change(reading: LogRange[Position], history: SchemaHistory, recopy: Position | None) -> Position | None:
     """The first position at which the columns change: with a new version, or in a way that needs a new copy."""
     changes = [at for at, _ in history[1:]]

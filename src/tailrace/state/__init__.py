@@ -18,6 +18,7 @@ from tailrace.state.record import (
     TableRecord,
     TableUpdate,
 )
+from tailrace.state.report import RunRecord
 from tailrace.state.runner import RunnerLock
 from tailrace.state.sqlite import SqliteStore
 from tailrace.state.state_machine import TableState
@@ -32,6 +33,7 @@ __all__ = [
     "PipelineRecord",
     "Retry",
     "Row",
+    "RunRecord",
     "RunSql",
     "RunnerLock",
     "SourceStatus",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 3
+FORMAT = 4
 """The version of the layout; a store of a newer one is refused, an older one is upgraded by its first writer."""
 
 
@@ -28,6 +28,9 @@ OF_PIPELINE = (
     "dead_letter",
     "sender_watermark",
     "sender_queue",
+    "applied_batch",
+    "held_batch",
+    "report",
 )
 """What is kept for each pipeline. Not `sender_lease`: its epochs are counted on through every life of a pipeline."""
 
@@ -90,9 +93,27 @@ CREATE TABLE sender_queue (
 ){ending};
 """
 
+_SINCE_4 = """
+CREATE TABLE applied_batch (
+    pipeline {text} PRIMARY KEY, batch_id {integer} NOT NULL, ending {integer}
+){ending};
+CREATE TABLE held_batch (
+    pipeline {text} NOT NULL, upstream_id {text} NOT NULL, batch_id {integer} NOT NULL, ending {integer},
+    version {integer}, least {integer}, name {text},
+    PRIMARY KEY (pipeline, upstream_id)
+){ending};
+CREATE TABLE report (
+    pipeline {text} NOT NULL, subject {text} NOT NULL, value {text} NOT NULL, at {text} NOT NULL,
+    PRIMARY KEY (pipeline, subject)
+){ending};
+"""
+
+_ADDED = {2: _SINCE_3 + _SINCE_4, 3: _SINCE_4}
+"""By format, the tables that a store of it lacks. A store of the first format is made again from nothing."""
+
 
 def statements(types: ColumnTypes, found: int = 0) -> list[str]:
     """What makes the tables that a store of format `found` (0: an empty one) lacks, one statement each."""
-    tables = _SINCE_3 if found == 2 else _TABLES + _SINCE_3
+    tables = _ADDED.get(found, _TABLES + _SINCE_3 + _SINCE_4)
     made = tables.format(**vars(types)).strip()
     return [statement.rstrip(";") for statement in made.split(";\n")]

@@ -19,15 +19,11 @@ from tailrace.state.database import Row, RunSql, StateDatabase, Values
 from tailrace.state.layout import FORMAT, ColumnTypes
 from tailrace.state.store import SCHEMA, StoreAddress
 from tailrace.system.libpq import read_dsn, relief
+from tailrace.system.silence import KEEPALIVES, BoundedConnection
 
 _SETTINGS = {
     "application_name": "tailrace state",
-    "connect_timeout": "10",
-    # A half-open connection is noticed within about half a minute.
-    "keepalives_idle": "10",
-    "keepalives_interval": "5",
-    "keepalives_count": "3",
-    "tcp_user_timeout": "30000",
+    **KEEPALIVES,
 }
 
 # Everything is set for one transaction only, so that a pooler between us and the server does no harm. A process that
@@ -116,7 +112,7 @@ class PostgresStateDatabase(StateDatabase):
                 self.close()
             else:
                 return self._connection
-        self._connection = psycopg.connect(
+        self._connection = BoundedConnection[DictRow].connect(
             self._conninfo, autocommit=True, prepare_threshold=None, row_factory=dict_row
         )
         self._connection.execute(statement)
@@ -150,11 +146,13 @@ def _translate(error: psycopg.Error, place: str, schema: str) -> TailraceError:
     """What an error of the server or the driver means. Only its first sentence is kept: details may quote a row."""
     state = error.sqlstate or ""
     said = error.diag.message_primary or str(error).split("\n")[0]
-    if state.startswith("28") or any(sign in said for sign in ("authentication failed", "pg_hba.conf", "no password")):
+    # Only an error while connecting has no SQLSTATE. Where there is one, the text does not count: it may quote names.
+    signs = "" if state else said
+    if state.startswith("28") or any(sign in signs for sign in ("authentication failed", "pg_hba.conf", "no password")):
         return PreflightError(
             f"Postgres refused the login for the state: {said}", fix="check user and password in `store.dsn`"
         )
-    if state == "3D000" or ('database "' in said and "does not exist" in said):
+    if state == "3D000" or ('database "' in signs and "does not exist" in signs):
         return PreflightError(f"the database for the state does not exist: {said}", fix="correct `store.dsn`")
     if state == "42501":
         return PreflightError(

@@ -13,7 +13,7 @@ from typing import Any, Self
 from tailrace.errors import OwnedError, PreflightError
 from tailrace.state.record import Owner, PipelineRecord, read_pipeline, text_of, time_of
 from tailrace.state.transaction import StateSession
-from tailrace.system.atomic_file import make_folder
+from tailrace.system.atomic_file import make_private_folder
 from tailrace.system.file_lock import is_locked, try_lock
 
 _FILE = "runner.lock"
@@ -31,8 +31,8 @@ class RunnerLock:
 
     def acquire(self) -> Self:
         try:
-            make_folder(self._path.parent)
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            make_private_folder(self._path.parent)
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             raise PreflightError(
                 f"{self._path} cannot be written: {error.strerror}",

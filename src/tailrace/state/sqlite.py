@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from tailrace.state import layout
 from tailrace.state.database import Row, RunSql, StateDatabase, Values, closed_on_error
 from tailrace.state.layout import FORMAT, ColumnTypes
 from tailrace.state.store import StoreAddress
-from tailrace.system.atomic_file import make_folder
+from tailrace.system.atomic_file import make_private_folder
 
 # State files of older formats, upgraded in place.
 
@@ -133,7 +134,9 @@ class SqliteStateDatabase(StateDatabase):
 def _open_writing(state_dir: Path) -> SqliteStateDatabase:
     path = state_dir.absolute() / FILE
     with _translated(state_dir):
-        make_folder(path.parent)
+        make_private_folder(path.parent)
+        with suppress(FileExistsError):  # SQLite would let others read it; its log gets the mode of the file
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         connection = _connect(path.as_uri())
         with closed_on_error(connection):
             connection.execute("PRAGMA journal_mode = WAL")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState
+from tailrace.errors import Finding
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.state import BatchRecord, RunRecord, SourceStatus, StateStore, TableRecord, TableState
 from tailrace.state.record import Owner
 
 _RATE_BATCHES = 50
@@ -66,6 +68,9 @@ class PipelineStatus:
     lag_bytes: int | None = None
     source: SourceStatus | None = None
     requests: tuple[str, ...] = field(default=())
+    last_run: RunRecord | None = None
+    notices: tuple[Finding, ...] = ()
+    delivery: DeliveryStatus | None = None
 
     @classmethod
     def read(
@@ -95,6 +100,9 @@ class PipelineStatus:
                 " ".join(filter(None, (request.kind, request.table, request.argument)))
                 for request in store.open_requests()
             ),
+            last_run=store.last_run(),
+            notices=tuple(store.notices()),
+            delivery=store.delivery(),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -110,11 +118,24 @@ class PipelineStatus:
             "lag_bytes": self.lag_bytes,
             "source": _source_of(self.source) if self.source else None,
             "requests": list(self.requests),
+            "last_run": self.last_run.to_dict() if self.last_run else None,
+            "notices": [notice.to_dict() for notice in self.notices],
+            "delivery": {**asdict(self.delivery), "lag_seconds": self.delivery_lag} if self.delivery else None,
         }
 
     @property
     def errored(self) -> tuple[TableStatus, ...]:
         return tuple(table for table in self.tables if table.state is TableState.ERRORED)
+
+    @property
+    def delivery_lag(self) -> float | None:
+        """How old the oldest event is that is not delivered, in seconds; 0 when none waits, None when not known."""
+        delivery = self.delivery
+        if delivery is None or delivery.pending == 0:
+            return None if delivery is None else 0.0
+        if delivery.oldest is None:
+            return None
+        return max(0.0, (self.at - datetime.fromisoformat(delivery.oldest)).total_seconds())
 
 
 def _runner_of(owner: Owner) -> dict[str, Any]:

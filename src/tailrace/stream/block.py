@@ -138,3 +138,12 @@ def rows_of(batch: pa.RecordBatch) -> Iterator[BlockRow]:
     payloads = batch.column("payload")
     for index, (table, kind, first) in enumerate(zip(tables, kinds, firsts, strict=True)):
         yield BlockRow(table, kind, first, payloads[index].as_buffer())
+
+
+def unfit_value(error: pa.ArrowException, table: str) -> TableError:
+    """What stops a table whose values cannot be converted. The message of Arrow is left out: it may quote values."""
+    return TableError(
+        f"a value of this table could not be converted ({type(error).__name__})",
+        table=table,
+        fix=f"tailrace resync FILE {table}",
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Mapping
@@ -10,15 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from tailrace.errors import LostError
+from tailrace.errors import DamagedError, LostError
+from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Offset
 from tailrace.state import StateStore
-from tailrace.system import atomic_file
+from tailrace.system import atomic_file, crc_file
 
 _MARK = "epoch"
 _DESTINATION = "destination"
 _OWN = "metadata"
 """A file of Spark's own, with the query's id."""
+_RESET = "tailrace reset FILE, then tailrace run FILE"
+_AGAIN = f"restore the `state` folder as a whole from a backup, or start again: {_RESET}"
 
 
 @dataclass(frozen=True)
@@ -31,12 +35,14 @@ class Checkpoint:
         """Raise LostError unless folder and store belong together; a new folder is marked as the store's.
 
         If one of them was lost, or the folder is an older copy, batch ids would start again from an earlier number.
-        The destination would then take new batches for repeats, or repeats for new batches.
+        The destination would then take new batches for repeats, or repeats for new batches. Raises DamagedError for
+        a folder whose entries are not those that Spark wrote.
         """
         mark, epoch = self.folder / _MARK, store.pipeline().epoch
         self._remove_empty()
-        fix = "restore it from a backup, or start again: tailrace reset FILE, then tailrace run FILE"
-        belongs_to = mark.read_text() if mark.exists() else None
+        self._require_sound()
+        fix = f"restore the one that belongs to the state, or start again: {_RESET}"
+        belongs_to = os.fsdecode(mark.read_bytes()) if mark.exists() else None
         if not (self.folder / "offsets").is_dir():
             if store.last_batch() is not None:
                 raise LostError(f"batches were applied, but their checkpoint {self.folder} is missing", fix=fix)
@@ -50,9 +56,26 @@ class Checkpoint:
             done is None or done[0] < last.id or (done[0] == last.id and _as_stored(done[1]) != _as_stored(last.offset))
         ):
             raise LostError(f"the checkpoint {self.folder} is older than the state: it lacks batch {last.id}", fix=fix)
+        self._require_applied(store.applied_batch(), done[0] if done is not None else -1, fix)
         if belongs_to != epoch:
-            atomic_file.make_folder(self.folder)
+            atomic_file.make_private_folder(self.folder)
             atomic_file.replace_durably(mark, epoch.encode())
+
+    def _require_applied(self, applied: LastBatch | None, done: int, fix: str) -> None:
+        """The state records a batch as applied before Spark logs its commit, and Spark repeats only the last one."""
+        if applied is None:
+            return
+        if done > applied.id:
+            raise LostError(
+                f"the state is older than its checkpoint {self.folder}: it knows of batches up to {applied.id},"
+                f" and batch {done} is committed",
+                fix=f"restore the state that belongs to the checkpoint, or start again: {_RESET}",
+            )
+        end = self.end_of(applied.id)
+        if done < applied.id - 1 or (None not in (end, applied.end) and end != applied.end) or end is None:
+            raise LostError(
+                f"the checkpoint {self.folder} is older than the state: it lacks batch {applied.id}", fix=fix
+            )
 
     def note_destination(self, name: str) -> str | None:
         """Store the destination's name; return the previous one if it differs. Called after `require`."""
@@ -86,14 +109,91 @@ class Checkpoint:
                 atomic_file.sync(place)
 
     def last_commit(self) -> tuple[int, Offset] | None:
-        """The last committed batch, and its end offset."""
-        done = max((int(entry.name) for entry in (self.folder / "commits").glob("[0-9]*")), default=None)
-        entry = self.folder / "offsets" / str(done)
-        if done is None or not entry.is_file():
+        """The last committed batch, and its end offset. Raises DamagedError when that cannot be read."""
+        done = self._newest("commits")
+        if done is None or not (self.folder / "offsets" / str(done)).is_file():
             return None
-        # The file has a version, metadata of the batch, then one line per source; there is one source.
-        *_, offset = entry.read_text().splitlines()
-        return done, json.loads(offset)
+        return done, _offset(self.folder / "offsets" / str(done))
+
+    def planned(self) -> Offset | None:
+        """The end offset of a batch that is planned and not committed, which Spark does first; None: there is none."""
+        planned = self._newest("offsets")
+        if planned is None or planned == self._newest("commits"):
+            return None
+        return _offset(self.folder / "offsets" / str(planned))
+
+    def last_planned(self) -> LastBatch | None:
+        """The last batch that Spark planned: it repeats that one if it is not committed, and no other."""
+        planned = self._newest("offsets")
+        return LastBatch(planned, self.end_of(planned)) if planned is not None else None
+
+    def end_of(self, batch_id: int) -> int | None:
+        """A number that identifies the offset at which a batch ends; None where the checkpoint is not a local folder.
+
+        If the batch is repeated, it ends at the same one.
+        """
+        entry = self.folder / "offsets" / str(batch_id)
+        if not entry.is_file():
+            return None
+        digest = hashlib.sha256(_line(entry).encode()).digest()
+        return int.from_bytes(digest[:8]) >> 1  # destinations store signed numbers
+
+    def _newest(self, log: Literal["offsets", "commits"]) -> int | None:
+        return max((int(entry.name) for entry in (self.folder / log).glob("[0-9]*")), default=None)
+
+    def _require_sound(self) -> None:
+        """Raise DamagedError for what Spark could not read either, and for what differs from its checksum."""
+        entries = [self.folder / _OWN]
+        for log in ("offsets", "commits"):
+            if (newest := self._newest(log)) is not None:
+                entries.append(self.folder / log / str(newest))
+        # Spark plans from the end of the last committed batch.
+        if (done := self._newest("commits")) is not None:
+            entries.append(self.folder / "offsets" / str(done))
+        for entry in entries:
+            if entry.is_file():
+                _require_sound(entry)
+
+
+def _damaged(entry: Path, why: str) -> DamagedError:
+    return DamagedError(f"the checkpoint is damaged: {entry} {why}", fix=_AGAIN)
+
+
+def _line(entry: Path) -> str:
+    """The offset in an entry: a version, metadata of the batch, then one line per source; there is one source."""
+    try:
+        version, _, line = entry.read_text("utf-8").rstrip("\n").split("\n")
+    except ValueError:
+        raise _damaged(entry, "holds no offset") from None
+    if not version.startswith("v"):
+        raise _damaged(entry, "holds no offset")
+    return line
+
+
+def _offset(entry: Path) -> Offset:
+    try:
+        offset = json.loads(_line(entry))
+    except ValueError:
+        raise _damaged(entry, "holds no offset") from None
+    if not isinstance(offset, dict):
+        raise _damaged(entry, "holds no offset")
+    return offset
+
+
+def _require_sound(entry: Path) -> None:
+    content = entry.read_bytes()
+    checksums = entry.with_name(f".{entry.name}.crc")
+    if checksums.is_file() and not crc_file.fits(content, checksums.read_bytes()):
+        raise _damaged(entry, "does not match its checksum")
+    if entry.parent.name == "offsets":
+        _offset(entry)
+        return
+    lines = content.split(b"\n")
+    try:
+        # Entries of a log begin with a version, such as `v1`.
+        json.loads(lines[1] if entry.parent.name == "commits" else lines[0])
+    except (ValueError, IndexError):
+        raise _damaged(entry, "is not what Spark wrote") from None
 
 
 def _as_stored(offset: Mapping[str, Any]) -> bytes:

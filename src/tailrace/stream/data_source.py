@@ -18,15 +18,16 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, Suppor
 from pyspark.sql.types import StructType
 
 from tailrace.destination import Destination, Stage
+from tailrace.destination.copy import require_columns
 from tailrace.errors import TableError
 from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
 from tailrace.source.schema_file import follow_alone
 from tailrace.source.source import Source
 from tailrace.source.split import ScanSplit, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
-from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row
+from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row, unfit_value
 from tailrace.stream.spark_error import portable_errors
-from tailrace.stream.worker import freeze_imports, give_back_memory, leave_quietly
+from tailrace.stream.worker import begin, give_back_memory, leave_quietly
 from tailrace.system.failpoint import reach
 
 POLL_SECONDS = 0.02
@@ -192,7 +193,7 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return [*copies, *errands, *([LogPartition(log, lanes)] if log else [])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        freeze_imports()
+        begin()
         with portable_errors():
             yield from self._rows(partition)
 
@@ -210,12 +211,16 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert stage is not None
         lane = partition.lanes[str(split.copies.table)]
         try:
-            staged = destination.open().write_rows(split.copies, self.feed.source.read(split), stage)
+            opened = destination.open()
+            require_columns(opened, split.copies)
+            staged = opened.write_rows(split.copies, self.feed.source.read(split), stage)
             give_back_memory()
             reach("stream.staged")
             yield staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)
         except TableError as error:
             yield error_row(split.copies, error, lane)
+        except pa.ArrowException as error:
+            yield error_row(split.copies, unfit_value(error, str(split.copies.table)), lane)
 
     def stop(self) -> None:
         leave_quietly()

@@ -10,24 +10,25 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 
 from tailrace.destination import Batch, Destination, EventDestination, Stage, Staged, TableBatch, Written
 from tailrace.destination.copy import write_batch
 from tailrace.destination.event import event_stream
 from tailrace.errors import TableError, TailraceError
 from tailrace.model.change import Changes
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableSchema
 from tailrace.source.source import Source
 from tailrace.source.split import Split, weigh
-from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of
+from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of, unfit_value
 from tailrace.stream.spark_error import portable_errors
-from tailrace.stream.worker import freeze_imports, give_back_memory
+from tailrace.stream.worker import begin, give_back_memory
 from tailrace.system.failpoint import reach
 
 _log = logging.getLogger(__name__)
@@ -39,7 +40,7 @@ UPKEEP_BATCHES = 20
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
-    " repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING"
+    " repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING, last STRING"
 )
 _RESULT_LAYOUT = pa.schema(
     [
@@ -54,6 +55,7 @@ _RESULT_LAYOUT = pa.schema(
         ("committed_at", pa.int64()),
         ("seconds", pa.float64()),
         ("error", pa.string()),
+        ("last", pa.string()),
     ]
 )
 
@@ -62,7 +64,8 @@ _RESULT_LAYOUT = pa.schema(
 class TableResult:
     """What a batch did to one table: it was `copying` rows, or it applied changes of the log.
 
-    `committed_at` is the upstream's time of its last change, in microseconds.
+    `committed_at` is the upstream's time of its last change, in microseconds, `last` the last batch of the table at the
+    destination, None if it is not known.
     """
 
     table: str
@@ -76,6 +79,32 @@ class TableResult:
     committed_at: int | None
     seconds: float
     error: dict[str, Any] | None
+    last: LastBatch | None = None
+
+    @classmethod
+    def of_row(cls, row: Row) -> TableResult:
+        values = row.asDict()
+        error, last = (json.loads(values[name]) if values[name] else None for name in ("error", "last"))
+        return cls(**{**values, "error": error, "last": LastBatch(**last) if last else None})
+
+
+@dataclass(frozen=True)
+class KnownTables:
+    """What the state says of the tables at the destination, by upstream id.
+
+    `written`: earlier batches wrote rows of them. `held`: the last batch of each.
+    """
+
+    written: Set[str] = frozenset()
+    held: Mapping[str, LastBatch] = field(default_factory=dict)
+
+    def held_by(self, table: TableSchema) -> LastBatch | None:
+        """The last batch of a table under its current name."""
+        last = self.held.get(table.upstream_id)
+        return last if last is not None and last.is_of(str(table.table)) else None
+
+
+NOTHING_KNOWN = KnownTables()
 
 
 @dataclass(frozen=True)
@@ -87,11 +116,8 @@ class Applier:
     lanes: int
     stage: Stage
 
-    def apply(self, blocks: DataFrame, batch: Batch, known: Set[str]) -> list[TableResult]:
-        """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash.
-
-        `known` has the upstream ids of tables that earlier batches wrote rows of.
-        """
+    def apply(self, blocks: DataFrame, batch: Batch, known: KnownTables) -> list[TableResult]:
+        """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
         lane = self
 
         def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -99,15 +125,13 @@ class Applier:
                 yield from lane.run(batches, batch, known)
 
         rows = blocks.repartitionById(self.lanes, "lane").mapInArrow(run, RESULT_SCHEMA).collect()
-        return [
-            TableResult(**{**row.asDict(), "error": json.loads(row["error"]) if row["error"] else None}) for row in rows
-        ]
+        return [TableResult.of_row(row) for row in rows]
 
     def run(
-        self, batches: Iterator[pa.RecordBatch], batch: Batch, known: Set[str] = frozenset()
+        self, batches: Iterator[pa.RecordBatch], batch: Batch, known: KnownTables = NOTHING_KNOWN
     ) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table does not stop the others."""
-        freeze_imports()
+        begin()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
         copies = {
             table: _Work.of_copy(receipts)
@@ -148,6 +172,8 @@ class Applier:
         for name, work in works.items():
             self.stage.discard(work.staged)
             result = work.result(name) | {"seconds": time.monotonic() - started, "repeated": written.repeated}
+            if written or written.repeated:
+                result["last"] = _text_of(written.last or batch.last)
             if name in errors:
                 result["error"] = json.dumps(errors[name].describe())
             yield _row(result)
@@ -180,12 +206,13 @@ class Applier:
                 return found, errors
         return [], errors
 
-    def _apply(self, name: str, work: _Work, batch: Batch, known: Set[str]) -> pa.RecordBatch:
+    def _apply(self, name: str, work: _Work, batch: Batch, known: KnownTables) -> pa.RecordBatch:
         started = time.monotonic()
         result: dict[str, Any] = {"table": name, "upstream_id": work.upstream_id, "copying": work.copying}
         try:
             table = work.require_table()
-            written = self._write(work.of_batch(table, batch, known))
+            part = work.of_batch(table, batch, known)
+            written = self._write(part)
             if _due(name, batch):
                 # The batch is committed: an error now must neither stop the table nor repeat the batch.
                 try:
@@ -199,17 +226,12 @@ class Applier:
                 "upserts": written.upserts,
                 "deletes": written.deletes,
                 "repeated": written.repeated,
+                "last": _text_of(part.held_after(written)),
             }
         except TableError as error:
             result["error"] = json.dumps(error.describe())
         except pa.ArrowException as error:
-            # Its message may quote values.
-            refused = TableError(
-                f"a value of this table could not be converted ({type(error).__name__})",
-                table=name,
-                fix=f"tailrace resync FILE {name}",
-            )
-            result["error"] = json.dumps(refused.describe())
+            result["error"] = json.dumps(unfit_value(error, name).describe())
         give_back_memory()
         return _row({**result, "seconds": time.monotonic() - started})
 
@@ -306,7 +328,7 @@ class _Work:
         assert self._table is not None
         return self._table
 
-    def of_batch(self, table: TableSchema, batch: Batch, known: Set[str]) -> TableBatch:
+    def of_batch(self, table: TableSchema, batch: Batch, known: KnownTables) -> TableBatch:
         return TableBatch(
             table,
             batch,
@@ -314,8 +336,9 @@ class _Work:
             self.staged,
             begins_copy=self.starts,
             completes_copy=self.completes,
-            is_known=table.upstream_id in known,
+            is_known=table.upstream_id in known.written,
             log_bytes=self.weight,
+            known=known.held_by(table),
         )
 
     def changes(self) -> Iterator[Changes]:
@@ -338,6 +361,10 @@ class _Work:
             "changes": self.count,
             "committed_at": self.committed_at,
         }
+
+
+def _text_of(last: LastBatch) -> str:
+    return json.dumps(asdict(last))
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:

@@ -20,18 +20,23 @@ from pyspark.sql.streaming.query import StreamingQuery
 from tailrace.config import pipeline as configuration
 from tailrace.config.pipeline import PipelineConfig
 from tailrace.config.registry import check, open_destination, open_source
-from tailrace.destination import Batch, Committer, Destination, Stage
-from tailrace.errors import Finding, UnavailableError, require
+from tailrace.destination import Batch, Committer, Destination, EventDestination, Stage
+from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, problems, require, require_some
+from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Limit, Offset
 from tailrace.source.source import Source, SourceContext
 from tailrace.state import RunnerLock, StateStore, StoreAddress
+from tailrace.state.applied import WHOLE
 from tailrace.state.status import PipelineStatus
 from tailrace.stream.block import Pickled
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file
-from tailrace.stream.micro_batch import Applier
+from tailrace.stream.destination_check import DestinationCheck
+from tailrace.stream.inspection import Inspection
+from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
+from tailrace.stream.run_record import record_refusal, recorded
 from tailrace.stream.spark_error import passed_on, portable_errors, recognise
 from tailrace.stream.spark_session import build_session
 from tailrace.stream.supervisor import Supervisor
@@ -43,6 +48,9 @@ from tailrace.system.ticker import Ticker
 BACKOFF = Backoff((0.5, 1.0, 2.0, 5.0, 10.0, 30.0))
 ONCE_ATTEMPTS = 8
 STATUS_SECONDS = 0.5
+CHECK_SECONDS = 0.05
+CHECK_PATIENCE_SECONDS = 60.0
+"""How long the end of a run with `--once` waits for the check before a retry: the upstream may not answer."""
 QUIET_SECONDS = 0.5
 """Two signs of the current batch are less than this apart."""
 
@@ -62,6 +70,7 @@ class PipelineRun:
     supervisor: Supervisor
     listener: CommitListener
     committer: Committer
+    check: DestinationCheck
     once: bool
     on_progress: OnProgress | None
 
@@ -69,18 +78,22 @@ class PipelineRun:
         if self.on_progress is not None:
             self.on_progress(self.recorder.status())
 
-    def poll(self) -> None:
-        """Between batches: supervise the tables and report the status."""
+    def poll(self) -> bool:
+        """Between batches: supervise the tables and report the status. Whether a retry waits for a check."""
         self.committer.poll()
         gear = self.recorder.note_source()
-        self.supervisor.poll(is_full=gear == "full")
+        self.recorder.note_delivery(self.committer.delivery())
+        is_checking = self.supervisor.poll(is_full=gear == "full")
         self.show()
+        return is_checking
 
-    def is_done(self) -> bool:
+    def is_done(self, should_stop: Callable[[], bool]) -> bool:
         """Whether the run ends with the query. With `once` it goes on for a left-out table that may go on now."""
         if not self.once:
             return True
-        self.poll()
+        until = time.monotonic() + CHECK_PATIENCE_SECONDS
+        while self.poll() and time.monotonic() < until and not should_stop():
+            wait(CHECK_SECONDS, should_stop)
         return not self.recorder.has_freed()
 
 
@@ -164,7 +177,7 @@ class Pipeline:
         with trace.kept(Path(self.config.state)), ExitStack() as stack:
             # A drain request ends this run only.
             stack.callback(self._draining.clear)
-            require(self.check())
+            findings = self._require_ready()
             stack.enter_context(RunnerLock(self.config.state))
             store = stack.enter_context(self.store.open())
             # This process holds the folder's lock, so no other one on this machine runs the pipeline.
@@ -173,8 +186,9 @@ class Pipeline:
             stack.callback(_quietly, store.release_lease)
             # The ticker stops once a later run has begun; this run then fails with its next write to the store.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
+            stack.enter_context(recorded(store))
             self._checkpoint.require(store)
-            self._note_destination(store)
+            is_moved = self._note_destination(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
             try:
                 self.source.prepare(self._draining.is_set)
@@ -183,31 +197,69 @@ class Pipeline:
                     return
                 raise
             reach("pipeline.prepared")
+            if (status := store.source_status()) is not None and status.received is not None:
+                self.source.require_received(status.received)
             stack.enter_context(self.source.receive())
             committer = stack.enter_context(self.destination.committer(self.config.name))
             recorder = ProgressRecorder(store, self.source, self.config.tables)
             recorder.open_tables(self.source.tables())
             self._record_last_batch(recorder)
-            supervisor = Supervisor(store, self.config.tables, recorder.is_stopped)
+            recorder.stop_tables(problems(findings), self._checkpoint.planned())
+            # After a reset the same pipeline counts its batches from 0 again, under a new epoch.
+            life = f"{self.config.name}/{store.pipeline().epoch}"
+            check = DestinationCheck(store, self.destination, life, recorder)
+            inspection = stack.enter_context(Inspection(self.check, self.source.notices, recorder.note_notices))
+            supervisor = Supervisor(
+                store,
+                self.config.tables,
+                recorder.is_stopped,
+                problems_since=inspection.problems_since,
+                fits=check.fits,
+            )
             supervisor.poll()
+            if self._draining.is_set():
+                return
             session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
             listener = CommitListener(self.config.name, partial(self._committed, recorder, committer))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
-            run = PipelineRun(session, store, number, recorder, supervisor, listener, committer, once, on_progress)
-            self._keep_running(run)
+            run = PipelineRun(
+                session, store, number, recorder, supervisor, listener, committer, check, once, on_progress
+            )
+            self._keep_running(run, is_compared=is_moved)
             if once:
                 committer.drain(self._draining.is_set)
 
     # -- before the first batch ---------------------------------------------------------------------------
 
+    def _require_ready(self) -> list[Finding]:
+        """The findings of a check. Raises PreflightError for errors about the pipeline itself, and for a pipeline that
+        never ran and of which no table can be followed."""
+        try:
+            findings = self.check()
+            require(findings)
+            if problems(findings) and not self._has_run():
+                require_some(findings, [str(table.table) for table in self.source.tables()])
+        except TailraceError as error:
+            record_refusal(self.store, error)
+            raise
+        return findings
+
+    def _has_run(self) -> bool:
+        try:
+            with self.store.open_reading() as store:
+                return store.last_batch() is not None
+        except ConfigError:
+            return False
+
     @property
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
 
-    def _note_destination(self, store: StateStore) -> None:
-        """Warn about a new destination: a table that is missing there stops with its next change."""
+    def _note_destination(self, store: StateStore) -> bool:
+        """Warn about a new destination, and return whether it is: a table that is missing there stops with its next
+        change."""
         name = self.destination.name
         before = self._checkpoint.note_destination(name)
         if before is not None and store.last_batch() is not None:
@@ -217,6 +269,8 @@ class Pipeline:
                 before,
                 name,
             )
+            return True
+        return False
 
     def _record_last_batch(self, recorder: ProgressRecorder) -> None:
         """Record the last batch of Spark's log if a crash kept it from being recorded."""
@@ -227,13 +281,25 @@ class Pipeline:
 
     # -- running ------------------------------------------------------------------------------------------
 
-    def _keep_running(self, run: PipelineRun) -> None:
+    def _require_fit(self, run: PipelineRun) -> None:
+        """Stop the tables that are older or newer than the state. Raises LostError for a destination as a whole."""
+        applied, planned = run.store.applied_batch(), self._checkpoint.last_planned()
+        is_pending = planned is not None and (applied is None or planned.id > applied.id)
+        if (known := run.recorder.held()) is not None:
+            next_batch = planned.id if planned is not None and is_pending else (applied.id if applied else -1) + 1
+            run.committer.require_fit(Batch(run.check.pipeline, next_batch, known=known))
+        run.check.compare(planned if is_pending else None)
+
+    def _keep_running(self, run: PipelineRun, *, is_compared: bool) -> None:
         attempt = 0
         while not self._draining.is_set():
             applied = run.recorder.last_batch
             try:
+                if not is_compared:
+                    self._require_fit(run)
+                    is_compared = True
                 self._run_query(run)
-                if run.is_done():
+                if run.is_done(self._draining.is_set):
                     return
             except UnavailableError as error:
                 # A batch that was committed shows that everything was available in between.
@@ -250,6 +316,7 @@ class Pipeline:
             # The store itself may be what is unavailable.
             with suppress(UnavailableError):
                 run.recorder.waiting(error)
+                run.recorder.note_delivery(run.committer.delivery())
                 run.show()
             wait(min(left, STATUS_SECONDS), self._draining.is_set)
 
@@ -264,20 +331,22 @@ class Pipeline:
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes, stage)
-        # After a reset the same pipeline counts its batches from 0 again, under a new epoch.
-        life = f"{config.name}/{run.store.pipeline().epoch}"
 
         @portable_errors()
         def apply(blocks: DataFrame, batch_id: int) -> None:
             self._in_batch.set()
             try:
                 recorder.require_owner()
+                # The state must not know of this batch while a power cut could still undo the commit of the one before.
+                self._checkpoint.sync("commits", batch_id - 1)
                 self._checkpoint.sync("offsets", batch_id)
                 reach("pipeline.before_apply")
-                batch = Batch(life, batch_id)
+                end = self._checkpoint.end_of(batch_id)
+                known = recorder.known_tables()
+                batch = Batch(run.check.pipeline, batch_id, end, self._known_whole(known))
                 with run.committer.batch(batch):
-                    results = applier.apply(blocks, batch, recorder.written())
-                recorder.applied(batch_id, results)
+                    results = applier.apply(blocks, batch, known)
+                recorder.applied(batch, results, run.committer.last_batch(batch.pipeline))
                 reach("pipeline.applied")
             except Py4JJavaError as error:
                 raise passed_on(error) from None
@@ -305,6 +374,12 @@ class Pipeline:
                 self._query.stop()
                 self._query = None
             run.show()
+
+    def _known_whole(self, known: KnownTables) -> LastBatch | None:
+        """The last batch that the destination holds as a whole. An event destination writes all tables together."""
+        if isinstance(self.destination, EventDestination):
+            return max(known.held.values(), key=lambda last: last.id, default=None)
+        return known.held.get(WHOLE)
 
     def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Wait until the query ends by itself, fails, or is drained."""

@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 
-from tailrace.advice import advice_for
-from tailrace.errors import TailraceError, UnavailableError, revive
+from tailrace.destination import Batch
+from tailrace.errors import Finding, TableError, TailraceError, UnavailableError, revive
 from tailrace.model.change import Position
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableSchema
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, TableProgress
 from tailrace.source.source import Source
 from tailrace.state import BatchRecord, StateStore, TableRecord, TableState, TableUpdate
+from tailrace.state.applied import WHOLE
 from tailrace.state.state_machine import WAY
 from tailrace.state.status import PipelineStatus
-from tailrace.stream.micro_batch import TableResult
-from tailrace.system.backoff import Backoff
+from tailrace.stream.micro_batch import KnownTables, TableResult
+from tailrace.stream.table_failure import UNFOLLOWED, TableFailures
+
+_log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 10.0
 PRUNE_BATCHES = 50
 """Schema versions that are no longer needed are removed once in this number of batches."""
-LONGEST_WAIT_SECONDS = 3600.0
 
 _STATE_OF = {
     "init": TableState.INIT,
@@ -49,6 +54,7 @@ class ProgressRecorder:
         self._store = store
         self._source = source
         self._tables = tables
+        self._failures = TableFailures(store, tables, clock)
         self._lock = threading.Lock()
         self._results: dict[int, list[TableResult]] = {}
         self._previous: PipelineStatus | None = None
@@ -57,6 +63,8 @@ class ProgressRecorder:
         self.last_batch = last.id if last else -1
         self._first_batch = self.last_batch + 1
         self._failed_in: dict[str, int] = {}
+        self._held = store.held_batches()
+        self._refused: set[str] = set()
         self._progress: Mapping[str, TableProgress] = _by_id(source.progress(dict(last.offset)) if last else [])
 
     @property
@@ -66,7 +74,12 @@ class ProgressRecorder:
             return bool(self._results)
 
     def is_stopped(self, upstream_id: str) -> bool:
-        """Whether a batch has been committed that was planned after the table's last failure and leaves it out."""
+        """Whether a batch has been committed that was planned after the table's last failure and leaves it out.
+
+        A table that the source cannot follow is in no batch at all.
+        """
+        if upstream_id.startswith(UNFOLLOWED):
+            return True
         progress = self._progress.get(upstream_id)
         is_known = self.last_batch > self._failed_in.get(upstream_id, -1)
         return is_known and progress is not None and progress.phase == "stopped"
@@ -76,6 +89,7 @@ class ProgressRecorder:
         return any(
             table.state is not TableState.ERRORED and table.paused_at is None and self.is_stopped(table.upstream_id)
             for table in self._store.tables()
+            if not table.upstream_id.startswith(UNFOLLOWED)
         )
 
     def open_tables(self, tables: Sequence[TableSchema]) -> None:
@@ -86,6 +100,25 @@ class ProgressRecorder:
                 self._store.forget_table(known.upstream_id)
         for table in tables:
             self._store.add_table(table.upstream_id, str(table.table))
+
+    def stop_tables(self, found: Mapping[str, Finding], planned: Offset | None = None) -> None:
+        """Before the first batch: stop the tables that a check found an error about, and retry others that are due to
+        be retried at some later time.
+
+        `planned` is where a batch ends that was planned before the start. It is repeated first, with all its tables, so
+        a table that is stopped now continues after it.
+        """
+        progress = self._progress if planned is None else _by_id(self._source.progress(planned))
+        known = {table.name: table for table in self._store.tables()}
+        for name, finding in found.items():
+            table = known.get(name) or self._store.add_table(f"{UNFOLLOWED}{name}", name)
+            if table.state is not TableState.ERRORED:
+                _log.warning("%s is stopped: %s", name, finding.message)
+                self._failures.refuse(table, finding, reached=_resumable(progress.get(table.upstream_id)))
+                self._refused.add(table.upstream_id)
+        for name, table in known.items():
+            if table.retry == "timed" and name not in found and self.is_stopped(table.upstream_id):
+                self._store.recover_table(table.upstream_id)
 
     @property
     def level(self) -> Position | None:
@@ -98,21 +131,28 @@ class ProgressRecorder:
         """Raise OwnedError when another runner has taken over the pipeline."""
         self._store.require_owner()
 
-    def applied(self, batch_id: int, results: list[TableResult]) -> None:
-        """Keep the results of a batch. A table that failed in it is stored as failed before Spark continues.
+    def applied(self, batch: Batch, results: list[TableResult], whole: LastBatch | None = None) -> None:
+        """Keep the results of a batch, and store what the destination holds now, before Spark continues: `whole` is
+        its last batch if it stores batches as a whole. A table that failed in it is stored as failed.
 
         When an interrupted batch is repeated, this is called again, and a table's result may differ from the first.
         """
+        batch_id = batch.id
         failed = [result for result in results if result.error is not None]
         if failed:
             self._wait_for_commit(batch_id - 1)
             self._failed_in |= {result.upstream_id: batch_id for result in failed}
             self._fail(failed)
-        succeeded = {result.upstream_id for result in results if result.error is None}
+        succeeded = {result.upstream_id for result in results if result.error is None} - self._refused
         for table in self._store.tables():
             if table.state is TableState.ERRORED and table.upstream_id in succeeded:
                 # It failed in an earlier attempt of this same batch: stopped tables are in no batch.
                 self._store.recover_table(table.upstream_id)
+        held = {each.upstream_id: replace(each.last, table=each.table) for each in results if each.last is not None}
+        held |= {WHOLE: whole} if whole is not None else {}
+        news = {each: last for each, last in held.items() if self._held.get(each) != last}
+        self._store.record_applied(batch.last, news)
+        self._held |= news
         with self._lock:
             self._results[batch_id] = results
 
@@ -134,34 +174,10 @@ class ProgressRecorder:
             self._fail_table(table, error, copying=result.copying)
 
     def _fail_table(self, table: TableRecord, error: TailraceError, *, copying: bool) -> None:
-        advice, settings = advice_for(type(error)), self._tables.settings_of(table.name).errors
         # The first batch of a copy that an operator asked for starts the count of attempts again.
         attempts = 1 if copying and self._is_asked(table) else table.attempts + 1
-        retry = advice.retry if settings.retry == "timed" else settings.retry
-        if retry == "timed" and not advice.recopies and attempts >= settings.attempts:
-            retry = "manual"
-        backoff = Backoff((settings.backoff,), LONGEST_WAIT_SECONDS, factor=2.0)
-        wait = 0.0 if advice.recopies else backoff.delay(attempts)
-        if error.raw is not None and error.position is not None:
-            self._store.put_dead_letter(
-                table.upstream_id,
-                table.name,
-                error.position,
-                kind=type(error).__name__,
-                reason=error.message,
-                fix=error.fix,
-                raw=error.raw,
-                version=table.version,
-            )
-        self._store.fail_table(
-            table.upstream_id,
-            error.message,
-            fix=error.fix or advice.text,
-            retry=retry,
-            resume=None if copying or advice.recopies or retry == "none" else self._reached(table.upstream_id),
-            attempts=attempts,
-            next_try=self._clock() + timedelta(seconds=wait) if retry == "timed" else None,
-        )
+        reached = None if copying else self._reached(table.upstream_id)
+        self._failures.fail(table, error, reached=reached, attempts=attempts)
 
     def _is_asked(self, table: TableRecord) -> bool:
         return any(each.kind == "resync" and each.table == table.name for each in self._store.open_requests())
@@ -222,12 +238,12 @@ class ProgressRecorder:
         )
         self._store.apply_batch(record, updates)
         self._resolve_letters(progress)
-        for gone in self._progress.keys() - progress.keys():
-            self._store.forget_table(gone)
+        self._forget(self._progress.keys() - progress.keys())
         # If the table is in error, keep its request open: the next batch shows whether the copy continued.
         for request in begun - {progress[each].request for each in unplanned}:
             self._store.finish_request(request, "the copy has begun")
         self._progress = progress
+        self._refused.clear()
         self._show_transient_states(progress)
         if batch_id % PRUNE_BATCHES == 0 and progress and not unplanned:
             self._prune(min(table.position for table in progress.values()))
@@ -236,6 +252,17 @@ class ProgressRecorder:
         self.last_batch = batch_id
         with self._lock:
             self._results = {later: results for later, results in self._results.items() if later > batch_id}
+
+    def _forget(self, gone: Set[str]) -> None:
+        for table in self._store.tables():
+            if table.upstream_id in gone:
+                _log.warning(
+                    "%s is no longer followed: it was dropped, or the pipeline no longer selects it, or the upstream no"
+                    " longer sends it. Its rows stay at the destination",
+                    table.name,
+                )
+        for upstream_id in gone:
+            self._store.forget_table(upstream_id)
 
     def _resolve_letters(self, progress: Mapping[str, TableProgress]) -> None:
         """Mark waiting dead letters as resolved if their table has passed their position without an error."""
@@ -250,6 +277,10 @@ class ProgressRecorder:
     def _table_records(self, progress: Mapping[str, TableProgress]) -> dict[str, TableRecord]:
         """The records of the tables. Adds records for new tables and renames those of renamed ones."""
         known = {table.upstream_id: table for table in self._store.tables()}
+        followed = {known[each].name for each in progress if each in known}
+        for table in list(known.values()):
+            if table.upstream_id.startswith(UNFOLLOWED) and table.name in followed:
+                self._store.forget_table(known.pop(table.upstream_id).upstream_id)
         for upstream_id in progress:
             schema = self._store.schema_at(upstream_id)
             if schema is not None and (upstream_id not in known or known[upstream_id].name != str(schema.table)):
@@ -282,10 +313,21 @@ class ProgressRecorder:
         # The destination keeps the columns of the copy, and only the schema version of that time describes them.
         return self._tables.settings_of(table.name).schema_changes == "ignore"
 
-    def written(self) -> frozenset[str]:
-        """The upstream ids of tables that have rows from earlier batches."""
+    def known_tables(self) -> KnownTables:
+        """What the destination must hold: the tables with rows from earlier batches, and the last batch of each."""
         tables = self._store.tables()
-        return frozenset(table.upstream_id for table in tables if table.rows_copied or table.changes_applied)
+        written = frozenset(table.upstream_id for table in tables if table.rows_copied or table.changes_applied)
+        return KnownTables(written, dict(self._held))
+
+    def held(self, upstream_id: str = WHOLE) -> LastBatch | None:
+        """The last batch of a table at the destination, or of the destination as a whole, as far as it is known."""
+        return self._held.get(upstream_id)
+
+    def stop_table(self, table: TableRecord, error: TableError) -> None:
+        """Store that a table cannot go on, between two batches."""
+        now = self._progress.get(table.upstream_id)
+        self._failed_in[table.upstream_id] = self.last_batch
+        self._fail_table(table, error, copying=now is None or now.phase in ("init", "copy"))
 
     def note_source(self) -> str | None:
         """Store the source's status, and return its gear."""
@@ -297,6 +339,18 @@ class ProgressRecorder:
         status = self._source.status()
         self._store.put_source_status(status)
         return status.gear
+
+    def note_notices(self, notices: Sequence[Finding]) -> None:
+        """Store what the source leaves out, and log what is new of it."""
+        before = self._store.notices()
+        for notice in notices:
+            if notice not in before:
+                _log.warning("%s: %s. Fix: %s", notice.subject, notice.message, notice.fix or "none")
+        self._store.put_notices(notices)
+
+    def note_delivery(self, delivery: DeliveryStatus | None) -> None:
+        if delivery is not None:
+            self._store.put_delivery(delivery)
 
     def waiting(self, error: TailraceError) -> None:
         """Show in the status that the pipeline waits for something unavailable, until the next `note_source`."""
@@ -310,6 +364,11 @@ class ProgressRecorder:
 
 def _by_id(progress: Sequence[TableProgress]) -> dict[str, TableProgress]:
     return {table.upstream_id: table for table in progress}
+
+
+def _resumable(progress: TableProgress | None) -> str | None:
+    """The position from which a table can continue without a new copy."""
+    return str(progress.position) if progress is not None and progress.phase in ("catchup", "ready") else None
 
 
 def _furthest(progress: Mapping[str, TableProgress]) -> str | None:

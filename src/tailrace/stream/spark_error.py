@@ -10,12 +10,16 @@ from py4j.protocol import Py4JJavaError
 
 from tailrace.errors import TailraceError, UnavailableError, revive
 
+# An error may name a table, and a name may be any text, so no pattern here matches a word alone. A line begins with the
+# name of our class only where Python printed it: `TailraceError.__str__` puts nothing else at the beginning of a line.
 _RAISED = re.compile(
-    r"tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==|SQLSTATE: )|\Z)", re.S
+    r"^tailrace\.errors\.(\w+): (.*?)(?=\n\s*(?:\n|at |JVM stacktrace|During handling|Traceback|==|SQLSTATE: )|\Z)",
+    re.S | re.M,
 )
 _LOST_WORKER = re.compile(
-    r"Python worker (exited unexpectedly|failed to connect back)|EOFException"
-    r"|ExecutorLostFailure|Executor.*(lost|heartbeat)|Connection reset|Broken pipe|Stream closed"
+    r"\bPython worker (?:exited unexpectedly|failed to connect back)|\bjava\.io\.EOFException\b"
+    r"|\bExecutorLostFailure \(executor |\bExecutor heartbeat timed out after |\bRemote RPC client disassociated\."
+    r"|\bjava\.(?:net\.SocketException|io\.IOException): (?:Connection reset|Broken pipe|Stream closed)"
 )
 
 _SLOW_WORKER = re.compile(r"\[CANNOT_OPEN_SOCKET\]|^\s*(?:Caused by: |: )?java\.net\.SocketTimeoutException\b", re.M)

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 from functools import cache
 
 import pyarrow as pa
 
+UMASK_VARIABLE = "TAILRACE_UMASK"
+"""The umask of the pipeline, in octal. Spark's own files are private, but what a task writes, a lake above all, gets
+the modes that it would get if the pipeline itself wrote it."""
+
 
 @cache
-def freeze_imports() -> None:
-    """Exempt everything loaded so far from garbage collection. Every task calls it; only the first call has an effect.
+def begin() -> None:
+    """Prepare this process for the tasks of a pipeline. Every task calls it; only the first call has an effect."""
+    if mask := os.environ.get(UMASK_VARIABLE):
+        os.umask(int(mask, 8))
+    _freeze_imports()
+
+
+def _freeze_imports() -> None:
+    """Exempt everything loaded so far from garbage collection.
 
     A worker collects garbage after each task, before it takes the next one. Without this it would visit a hundred
     thousand objects of imported modules each time and free none of them.

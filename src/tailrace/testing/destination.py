@@ -16,6 +16,7 @@ import datetime
 import decimal
 import pickle
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,9 +25,11 @@ import pyarrow as pa
 import pytest
 
 from tailrace.destination import Batch, Destination, Stage, Staged, TableBatch, Written
+from tailrace.destination.capability import Inspectable
 from tailrace.destination.copy import write_batch
-from tailrace.errors import SchemaChangedError, TableError
+from tailrace.errors import MismatchError, SchemaChangedError, TableError
 from tailrace.model.change import Changes, Op, pack_unchanged
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import Column, TableName, TableSchema
 
 RowDict = dict[str, Any]
@@ -138,10 +141,16 @@ class ChangeContract:
         return self.deliver(destination, number, table, changes_of(table, *changes), **more)
 
     def deliver(
-        self, destination: Destination, number: int, table: TableSchema, chunks: Iterable[Changes], **more: Any
+        self,
+        destination: Destination,
+        number: int,
+        table: TableSchema,
+        chunks: Iterable[Changes],
+        end: int | None = 1,
+        **more: Any,
     ) -> Written:
-        """Write a batch as a pipeline does."""
-        batch = TableBatch(table, Batch("contract", number), chunks, stage=self.stage, **more)
+        """Write a batch as a pipeline does. Batches of one number are the same one if they have the same `end`."""
+        batch = TableBatch(table, Batch("contract", number, end), chunks, stage=self.stage, **more)
         return write_batch(destination, batch)
 
     def staged(self, destination: Destination, *rows: RowChange, table: TableSchema = ITEMS) -> list[Staged]:
@@ -160,10 +169,61 @@ class ChangeContract:
         assert again.repeated
         assert self.rows(destination) == [{"id": 1, "name": "b", "price": 2}]
 
-    def test_an_earlier_batch_of_the_pipeline_changes_nothing(self, destination: Destination) -> None:
+    @pytest.mark.parametrize(("number", "end"), [(4, 1), (5, 2)], ids=["an earlier number", "the same number"])
+    def test_a_table_that_is_newer_than_the_state_stops_and_stays_as_it_was(
+        self, destination: Destination, number: int, end: int
+    ) -> None:
         self.write(destination, 5, insert(id=1, name="a", price=1))
-        assert self.write(destination, 4, delete(id=1)).repeated
+        with pytest.raises(MismatchError, match="the state was put back") as caught:
+            self.write(destination, number, delete(id=1), end=end)
+        assert caught.value.table == "shop.items"
+        assert "tailrace resync FILE shop.items" in (caught.value.fix or "")
         assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
+
+    @pytest.mark.parametrize("known", [LastBatch(2), LastBatch(1, 2)], ids=["an earlier batch", "another batch"])
+    def test_a_table_that_is_not_what_the_state_knows_stops_and_stays_as_it_was(
+        self, destination: Destination, known: LastBatch
+    ) -> None:
+        self.write(destination, 1, insert(id=1, name="a", price=1))
+        with pytest.raises(MismatchError, match="does not fit the state") as caught:
+            self.write(destination, 3, delete(id=1), known=known)
+        assert "tailrace retry FILE shop.items" in (caught.value.fix or "")
+        assert self.rows(destination) == [{"id": 1, "name": "a", "price": 1}]
+        if isinstance(destination, Inspectable):
+            last = destination.last_batch(ITEMS.table, "contract")
+            assert last is not None
+            assert (last.id, last.end) == (1, 1)
+            assert destination.last_batch(ITEMS.table, "another") is None
+            assert destination.last_batch(LOG.table, "contract") is None
+
+    def test_what_a_write_says_that_the_table_holds_is_what_the_next_one_finds(self, destination: Destination) -> None:
+        batches: list[tuple[RowChange, ...]] = [(insert(id=1, name="a", price=1),), (), (delete(id=1),), ()]
+        known: LastBatch | None = None
+        for number, changes in enumerate(batches):
+            batch = TableBatch(
+                ITEMS, Batch("contract", number, 7), changes_of(ITEMS, *changes), stage=self.stage, known=known
+            )
+            known = batch.held_after(write_batch(destination, batch))
+
+    @pytest.mark.parametrize("number", [3, 4, 5])
+    def test_a_copy_replaces_a_table_that_is_newer_than_the_state(self, destination: Destination, number: int) -> None:
+        self.write(destination, 5, insert(id=9, name="old", price=9))
+        known = LastBatch(1, 1)
+        for at, more in ((number - 1, {"begins_copy": True}), (number, {"completes_copy": True})):
+            batch = TableBatch(
+                ITEMS,
+                Batch("contract", at, 2),
+                staged=self.copied(destination, at),
+                stage=self.stage,
+                known=known,
+                **more,  # type: ignore[arg-type]
+            )
+            known = batch.held_after(write_batch(destination, batch))
+        assert self.ids(destination) == [number - 1, number]
+        again = self.write(destination, number, end=2, staged=self.copied(destination, 0), completes_copy=True)
+        assert again.repeated
+        self.write(destination, number + 1, insert(id=7, name="c", price=3), known=known)
+        assert self.ids(destination) == sorted([number - 1, number, 7])
 
     def test_updates_and_deletes_reach_rows_of_earlier_batches(self, destination: Destination) -> None:
         self.write(destination, 0, *(insert(id=i, name=str(i), price=i) for i in range(100)))
@@ -425,6 +485,18 @@ class DestinationContract(ChangeContract):
             written = self.write(destination, 1, staged=staged, begins_copy=True, completes_copy=True)
             assert written.repeated == bool(attempt)
             assert self.rows(destination) == [{"id": 2, "name": "b", "price": 2}]
+
+    def test_a_copy_may_have_columns_of_other_types(self, destination: Destination) -> None:
+        self.write(destination, 0, insert(id=1, name="a", price=1))
+        columns = tuple(replace(each, type=pa.string()) if each.name == "price" else each for each in ITEMS.columns)
+        other = replace(ITEMS, columns=columns, version=2)
+        staged = self.staged(destination, read(id=1, name="a", price="one"), table=other)
+        self.write(destination, 1, table=other, staged=staged, begins_copy=True, completes_copy=True)
+        self.write(destination, 2, insert(id=2, name="b", price="two"), table=other)
+        assert self.rows(destination, other) == [
+            {"id": 1, "name": "a", "price": "one"},
+            {"id": 2, "name": "b", "price": "two"},
+        ]
 
     def test_a_copy_of_an_empty_table_leaves_an_empty_table(self, destination: Destination) -> None:
         self.write(destination, 0, insert(id=1, name="a", price=1))

@@ -88,7 +88,7 @@ class MemoryTable:
                 self.rows[self._key(row)] = {**row, **{name: old[name] for name in kept}}
 
     def _key(self, row: RowDict) -> Key:
-        return tuple(row[name] for name in self.schema.key)
+        return tuple(_hashable(row[name]) for name in self.schema.key)
 
     def _refetch(self, row: RowDict, source: Source) -> RowDict:
         keys = pa.Table.from_pylist(
@@ -100,7 +100,11 @@ class MemoryTable:
 
 
 def _frozen(row: RowDict) -> tuple[Any, ...]:
-    return tuple(tuple(value) if isinstance(value, list) else value for value in row.values())
+    return tuple(_hashable(value) for value in row.values())
+
+
+def _hashable(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
 
 
 class SourceReplay:

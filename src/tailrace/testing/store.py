@@ -13,9 +13,11 @@ from datetime import timedelta
 
 import pytest
 
-from tailrace.errors import ConfigError, LostError, OwnedError, TailraceError
+from tailrace.errors import ConfigError, Finding, LostError, OwnedError, TableError, TailraceError
 from tailrace.model.change import START, Position
-from tailrace.state import BatchRecord, Owner, SourceStatus, StateStore, StoreAddress, TableUpdate
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.last_batch import LastBatch
+from tailrace.state import BatchRecord, Owner, RunRecord, SourceStatus, StateStore, StoreAddress, TableUpdate
 from tailrace.state.state_machine import WAY, TableState, TransitionError
 from tailrace.testing.standing import (
     AT,
@@ -52,6 +54,17 @@ class ProgressContract(Stores):
         with pytest.raises(LostError, match="batch 0 comes again"):
             store.apply_batch(BatchRecord(0, {"lsn": 1}))
 
+    def test_what_the_destination_holds_is_recorded_and_the_last_word_counts(self, store: StateStore) -> None:
+        assert (store.applied_batch(), store.held_batches()) == (None, {})
+        store.record_applied(LastBatch(0, 2**63 - 1), {"1": LastBatch(0, 2**63 - 1, version=4)})
+        store.record_applied(LastBatch(1, 5), {"": LastBatch(1, 5), "1": LastBatch(1, None, None, -1, "a.b")})
+        assert store.applied_batch() == LastBatch(1, 5)
+        assert store.held_batches() == {"": LastBatch(1, 5), "1": LastBatch(1, None, None, -1, "a.b")}
+        store.forget_table("1")
+        assert store.held_batches() == {"": LastBatch(1, 5)}
+        store.forget_pipeline()
+        assert (store.applied_batch(), store.held_batches()) == (None, {})
+
     def test_a_batch_with_one_bad_update_leaves_no_trace(self, store: StateStore) -> None:
         with pytest.raises(TransitionError):
             store.apply_batch(BatchRecord(0, {}), [TableUpdate("1", changes_applied=1), TableUpdate("unknown")])
@@ -81,6 +94,24 @@ class ProgressContract(Stores):
         store.put_source_status(SourceStatus("backlog", "01", 10, "02", error="down\0"))
         store.put_source_status(SourceStatus("streaming", "03", 20, "04", at=AT))
         assert store.source_status() == SourceStatus("streaming", "03", 20, "04", at=AT)
+
+    def test_a_report_replaces_the_one_before_it(self, store: StateStore, address: StoreAddress) -> None:
+        assert (store.last_run(), store.notices(), store.delivery()) == (None, [], None)
+        run = RunRecord(AT)
+        notice = Finding("warning", "publication", "lacks public.a\0", "ALTER PUBLICATION …;", "public.a")
+        for each in (run, run.end(TableError("no\0 room", table="public.a", fix="make some"))):
+            store.put_run(each)
+            store.put_notices([notice, notice] if each == run else [notice])
+            store.put_delivery(DeliveryStatus(pending=3, failures=1 if each == run else 2, error="refused"))
+        with address.open_reading() as reader:
+            last = reader.last_run()
+            assert last is not None
+            assert (last.begun_at, last.kind, last.table, last.fix) == (AT, "TableError", "public.a", "make some")
+            assert last.ended_at is not None
+            assert reader.notices() == [notice]
+            assert reader.delivery() == DeliveryStatus(pending=3, failures=2, error="refused")
+        store.forget_pipeline()
+        assert (store.last_run(), store.notices(), store.delivery()) == (None, [], None)
 
     def test_a_request_stays_open_until_it_is_done(self, store: StateStore) -> None:
         first = store.ask("resync", "public.orders")

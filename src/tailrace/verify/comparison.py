@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from tailrace.config.pipeline import PipelineConfig
 from tailrace.config.registry import open_destination, open_source
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, Finding, TableError, TailraceError, problems
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
@@ -36,7 +36,8 @@ class Verdict:
     """How one table compares. Counts are rows: only in the source, only in the destination, in both but different.
 
     A key that the destination holds twice is one row too many. `keys` are the first of the keys concerned, each a list
-    of its values as text. A table without a key, or kept with its history, is not `compared`: its rows are changes.
+    of its values as text. A table without a key, or kept with its history, is not `compared`: its rows are changes. Nor
+    is one that the source cannot read now, or whose columns the destination cannot keep; `reason` says why.
     """
 
     table: str
@@ -47,6 +48,7 @@ class Verdict:
     different: int
     keys: tuple[tuple[str, ...], ...] = ()
     compared: bool = True
+    reason: str | None = None
 
     @property
     def equal(self) -> bool:
@@ -64,6 +66,7 @@ class Verdict:
             "keys": self.keys,
             "compared": self.compared,
             "equal": self.equal if self.compared else None,
+            "reason": self.reason,
         }
 
 
@@ -92,18 +95,49 @@ def verify(
     if not tables:
         raise ConfigError(f"the pipeline follows no table {only or ''}".rstrip(), fix="tailrace tables FILE lists them")
     for table in tables:
-        there = destination.read_table(table) if table.key else None
+        unkept = problems(destination.check_columns(table)).get(str(table.table))
+        there = destination.read_table(table) if table.key and unkept is None else None
         here = source.read_table(table) if there is not None else None
         if here is not None and there is not None:
-            yield _compare(table, here, there, shown, run_rows)
+            try:
+                yield _compare(table, here, there, shown, run_rows)
+            except _UnreadableError as error:
+                if only is not None:
+                    raise error.error from error
+                yield _skipped(table, error.error.message)
         elif only is None:
-            yield Verdict(str(table.table), 0, 0, 0, 0, 0, compared=False)
+            yield _skipped(table, unkept.message if unkept else "it has no key, or is kept with its history")
         else:
             raise ConfigError(
                 f"{table.table} has no key by which its rows could be compared, or is kept with its history",
                 fix="name another table with --table",
                 table=str(table.table),
             )
+
+
+class _UnreadableError(Exception):
+    """The source cannot read a table, because of that table alone."""
+
+    def __init__(self, error: TableError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
+def _skipped(table: TableSchema, reason: str) -> Verdict:
+    return Verdict(str(table.table), 0, 0, 0, 0, 0, compared=False, reason=reason)
+
+
+def find_omitted(config: PipelineConfig, compared: Collection[str]) -> list[Finding]:
+    """What the pipeline selects and `verify` did not compare: tables that are not followed, columns that are not sent.
+
+    Where the source cannot be asked, that is the only finding.
+    """
+    source = open_source(config)
+    try:
+        errors = problems(source.check())
+        return [*source.notices(), *(finding for table, finding in errors.items() if table not in compared)]
+    except TailraceError as error:
+        return [Finding("warning", "source", f"what it leaves out is not known: {error.message}", error.fix)]
 
 
 def _ordered(rows: pa.RecordBatch) -> pa.RecordBatch:
@@ -119,7 +153,10 @@ def _compare(table: TableSchema, here: TableRows, there: TableRows, shown: int, 
     with tempfile.TemporaryDirectory(prefix="tailrace-verify-") as folder:
         destination = _spill(Path(folder) / "destination", table, map(_ordered, there.rows), run_rows)
         shaped = map(there.shape, here.rows)
-        source = _spill(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
+        try:
+            source = _spill(Path(folder) / "source", table, map(_ordered, shaped), run_rows)
+        except TableError as error:
+            raise _UnreadableError(error) from error
         return _judge(table, source, destination, shown, run_rows)
 
 

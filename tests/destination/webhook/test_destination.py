@@ -330,3 +330,16 @@ def test_what_was_dropped_is_counted_through_a_restart_of_the_sender(tmp_path: P
         with destination.committer("shop"):
             wait_until(lambda: read_status(folder, STATUS).get("pid") not in (None, first["pid"]))
             assert read_status(folder, STATUS)["dropped"] == 1
+
+
+def test_deliveries_that_fail_show_until_one_succeeds(tmp_path: Path) -> None:
+    with refused(tmp_path) as (endpoint, destination, committer):
+        wait_until(lambda: committer.delivery().failures > 1)
+        failing = committer.delivery()
+        assert (failing.pending, failing.delivered) == (1, 0)
+        assert "500" in (failing.error or "")
+        assert destination.open_queue("shop").status().failures
+        endpoint.rule = always(Reply())
+        wait_until(lambda: committer.delivery().pending == 0)
+        assert (committer.delivery().failures, committer.delivery().error) == (0, None)
+        assert destination.open_queue("shop").status().failures == 0

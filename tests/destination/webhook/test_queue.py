@@ -15,11 +15,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tailrace.destination import Batch
 from tailrace.destination.webhook import queue as module
 from tailrace.destination.webhook.batch_file import EventStage, as_copied
 from tailrace.destination.webhook.queue import FRAME_EVENTS, QueueReader, QueueWriter
-from tailrace.errors import DamagedError, OwnedError, UnavailableError
+from tailrace.errors import DamagedError, LostError, OwnedError, UnavailableError
 from tailrace.model.change import LAST_ORDINAL, START, Position
+from tailrace.model.last_batch import LastBatch
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tests.support.destination_writing import files_of_at_most
 from tests.support.webhook_queue import batch, events, ids, numbered, opened
@@ -180,7 +182,7 @@ import sys
 from pathlib import Path
 from tests.support.webhook_queue import batch, numbered, opened
 with opened(Path(sys.argv[1]), segment_bytes=50_000) as writer:
-    for number in range(200):
+    for number in range(int(sys.argv[2]), 200):
         writer.append(batch(number), [numbered(number * 10, 10)])
         print(number, flush=True)
 """
@@ -191,7 +193,8 @@ def test_a_killed_writer_loses_nothing_it_acknowledged_and_doubles_nothing(tmp_p
     acknowledged = -1
     for nth in (3, 17, 60):
         done = subprocess.run(
-            [sys.executable, "-c", _WRITER, str(tmp_path / "queue")],
+            # As Spark does: only the batch that was under way is repeated.
+            [sys.executable, "-c", _WRITER, str(tmp_path / "queue"), str(acknowledged + 1)],
             env={**os.environ, VARIABLE: f"{place}:kill@{nth}", "PYTHONPATH": str(Path(__file__).parents[3])},
             capture_output=True,
             text=True,
@@ -372,3 +375,40 @@ def test_large_events_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pyte
             writer.append(batch(number), [numbered(number * 10, 10)])
     assert len(QueueReader(tmp_path).read(START, 1000)) < 5
     assert len(ids(tmp_path)) == 50
+
+
+def test_a_queue_that_is_older_or_newer_than_the_state_stops_the_pipeline_and_a_new_life_goes_on(
+    tmp_path: Path,
+) -> None:
+    with opened(tmp_path / "queue") as writer:
+        for number in range(3):
+            writer.append(Batch("shop/1", number, number), [numbered(number, 1)])
+        assert writer.last_batch("shop/1") == LastBatch(2, 2)
+        assert writer.last_batch("shop/2") is None
+        assert writer.holds(Batch("shop/1", 2, 2, LastBatch(1, 1)))
+        wrong = [
+            Batch("shop/1", 1, 1),
+            Batch("shop/1", 2, 9, LastBatch(1, 1)),
+            Batch("shop/1", 3, 3, LastBatch(1, 1)),
+            Batch("shop/1", 5, 5, LastBatch(4, 4)),
+            Batch("shop/2", 5, 5, LastBatch(4, 4)),
+        ]
+        for batch in wrong:
+            with pytest.raises(LostError, match="does not fit the state") as caught:
+                writer.append(batch, [numbered(9, 1)])
+            assert "tailrace reset FILE" in (caught.value.fix or "")
+        assert not writer.holds(Batch("shop/1", 3, 3, LastBatch(2, 2)))
+        assert not writer.holds(Batch("shop/2", 0, 0))
+    assert len(ids(tmp_path / "queue")) == 3
+
+
+def test_a_damaged_queue_that_was_given_up_goes_on_with_any_batch(tmp_path: Path) -> None:
+    with opened(tmp_path) as writer:
+        writer.append(Batch("shop/1", 0, 0), [numbered(0, 1)])
+    for segment in tmp_path.glob("*.seg"):
+        segment.write_bytes(bytes(len(segment.read_bytes())))
+    with QueueWriter(tmp_path, segment_bytes=1 << 20, max_bytes=1 << 30, accepts_damage=True) as writer:
+        writer.give_up()
+    with opened(tmp_path) as writer:
+        assert not writer.holds(Batch("shop/1", 1, 1, LastBatch(0, 0)))
+        assert writer.append(Batch("shop/1", 1, 1, LastBatch(0, 0)), [numbered(1, 1)]) == 1

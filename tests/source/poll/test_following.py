@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tailrace.errors import TableError, UnavailableError
@@ -514,3 +515,25 @@ def test_a_query_that_takes_too_long_names_the_bound_that_was_set_for_it(
         with pytest.raises(UnavailableError) as caught:
             replay.catch_up()
     assert "source.statement_timeout" in (caught.value.fix or "")
+
+
+def test_a_table_that_the_role_may_not_read_is_named(
+    database: PostgresDatabase, make_source: Callable[..., PollSource]
+) -> None:
+    database.run(
+        TABLE,
+        "CREATE TABLE secret (id int PRIMARY KEY, updated_at timestamptz)",
+        "DROP ROLE IF EXISTS nosy",
+        "CREATE ROLE nosy LOGIN",
+        "GRANT SELECT ON t TO nosy",
+    )
+    source = make_source(dsn=database.server.dsn(database.name, user="nosy"))
+    [notice] = source.notices()
+    assert notice.message.endswith("may not be read and are not polled: public.secret")
+    assert notice in source.check()
+    [table] = source.tables()
+    database.run("REVOKE SELECT ON t FROM nosy")
+    with pytest.raises(TableError, match="may not read it") as denied:
+        source.refetch(table, pa.table({"id": pa.array([1], pa.int32())}))
+    assert denied.value.table == "public.t"
+    database.run("DROP OWNED BY nosy", "DROP ROLE nosy")

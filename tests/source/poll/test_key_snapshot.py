@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pytest
 
+from tailrace.errors import DamagedError
 from tailrace.source.poll.key_snapshot import GONE, HASH, MOST_POLLED, PART, KeySnapshot, record
 from tailrace.source.poll.keyset import Stretch
 
@@ -142,3 +144,19 @@ def test_what_no_step_needs_is_forgotten(tmp_path: Path) -> None:
     known.forget(4)
     assert hashes_by_id(known.polled(0, 9)) == {4: 4}
     assert not len(known.window(5))
+
+
+def test_damage_is_reported_where_keys_would_be_lost_and_forgotten_where_a_row_is_only_emitted_again(
+    tmp_path: Path,
+) -> None:
+    known = KeySnapshot(tmp_path / "t")
+    known.put_window(3, np.arange(100))
+    known.put_polled(3, given(3, {number: number for number in range(1000)}))
+    for file in (tmp_path / "t").iterdir():
+        content = bytearray(file.read_bytes())
+        at = 4 if file.suffix == ".npy" else len(content) // 3
+        content[at : at + 8] = bytes(byte ^ 0x15 for byte in content[at : at + 8])
+        file.write_bytes(content)
+    assert len(known.window(3)) == 0
+    with pytest.raises(DamagedError, match="is damaged"):
+        known.polled(0, 9)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tailrace.errors import OwnedError, SchemaChangedError, TableError, UnavailableError
-from tailrace.model.change import START, Op
+from tailrace.model.change import START, Op, Position
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import TableDirectives
 from tailrace.source.rqlite.receiver import STATUS, receiving_alone
@@ -298,6 +298,10 @@ def test_a_rebuilt_cluster_stops_its_own_tables_and_no_others(tmp_path: Path) ->
             replay.directives = TableDirectives(stopped={"one.items": None})
             wait_until(lambda: replay.step() or (600,) in replay.tables["two.items"].rows)
             assert source.status().error is not None
+            # A single run ends, though its goal is past the end of the stopped cluster's journal.
+            goal = replay.follower.target()
+            goal["services"]["one"]["log"] = str(Position(2**40, 0))
+            wait_until(lambda: not replay.step() and replay.follower.done(replay.offset or {}, goal))
 
 
 def test_events_arrive_once_after_a_failover(tmp_path: Path) -> None:

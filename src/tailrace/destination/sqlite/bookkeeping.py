@@ -1,7 +1,8 @@
 """What the file records about its own tables.
 
 _tailrace_table    each table: the upstream's name, and every column with type and number, dropped ones included
-_tailrace_batch    the last batch of each pipeline in each table
+_tailrace_batch    the last batch of each pipeline in each table, and what identifies the offset at which it ends;
+                   files of before have no column for the latter until they are written
 _tailrace_copy     copies that wait for their end: the table that holds what was copied so far
 """
 
@@ -13,11 +14,13 @@ from dataclasses import dataclass
 from tailrace.destination import Batch
 from tailrace.destination.sqlite.name import file_name
 from tailrace.errors import TableError
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 
 _SCHEMA = (
     "CREATE TABLE _tailrace_table (name TEXT PRIMARY KEY COLLATE NOCASE, upstream TEXT NOT NULL, kept TEXT NOT NULL)",
-    "CREATE TABLE _tailrace_batch (pipeline TEXT, name TEXT, batch INTEGER NOT NULL, PRIMARY KEY (pipeline, name))",
+    "CREATE TABLE _tailrace_batch (pipeline TEXT, name TEXT, batch INTEGER NOT NULL, ending INTEGER,"
+    " PRIMARY KEY (pipeline, name))",
     "CREATE TABLE _tailrace_copy (name TEXT PRIMARY KEY, pipeline TEXT NOT NULL, kept TEXT NOT NULL)",
 )
 SHADOW = "_tailrace copy of "
@@ -37,17 +40,21 @@ def make(connection: sqlite3.Connection) -> None:
         connection.execute(statement)
 
 
-def last_batch(connection: sqlite3.Connection, pipeline: str, table: TableName) -> int | None:
+def last_batch(connection: sqlite3.Connection, pipeline: str, table: TableName) -> LastBatch | None:
     """The pipeline's last batch that the table holds."""
     found = connection.execute(
-        "SELECT batch FROM _tailrace_batch WHERE pipeline = ? AND name = ?", (pipeline, file_name(table))
+        "SELECT * FROM _tailrace_batch WHERE pipeline = ? AND name = ?", (pipeline, file_name(table))
     ).fetchone()
-    return int(found[0]) if found else None
+    return LastBatch(*found[2:]) if found else None
 
 
 def put_batch(connection: sqlite3.Connection, batch: Batch, table: TableName) -> None:
+    columns = connection.execute("SELECT count(*) FROM pragma_table_info('_tailrace_batch')").fetchone()[0]
+    if columns < 4:
+        connection.execute("ALTER TABLE _tailrace_batch ADD COLUMN ending INTEGER")
     connection.execute(
-        "INSERT OR REPLACE INTO _tailrace_batch VALUES (?, ?, ?)", (batch.pipeline, file_name(table), batch.id)
+        "INSERT OR REPLACE INTO _tailrace_batch VALUES (?, ?, ?, ?)",
+        (batch.pipeline, file_name(table), batch.id, batch.end),
     )
 
 

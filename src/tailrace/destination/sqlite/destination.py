@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -21,6 +22,7 @@ from tailrace.destination import (
 )
 from tailrace.destination.copy import early_changes_error, require_unknown
 from tailrace.destination.metadata import now
+from tailrace.destination.preflight import as_errors
 from tailrace.destination.sqlite import bookkeeping, preflight
 from tailrace.destination.sqlite.bookkeeping import SHADOW
 from tailrace.destination.sqlite.column import SqliteLayout
@@ -34,6 +36,7 @@ from tailrace.destination.sqlite.table import SqliteTarget, has_rows
 from tailrace.errors import Finding, OwnedError
 from tailrace.model.change import Changes
 from tailrace.model.collapse import Collapsed, collapse
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.table_rows import TableRows
 from tailrace.system import failpoint
@@ -67,6 +70,9 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
         """Check whether these tables can be kept here. Creates nothing."""
         return preflight.check(self.path, tables or ())
 
+    def check_columns(self, table: TableSchema) -> list[Finding]:
+        return as_errors(table, preflight.unkept_columns(table))
+
     def write_rows(self, table: TableSchema, rows: Iterable[Changes], stage: Stage | None = None) -> Staged:
         """Store copied rows next to the file, in this destination's own stage. Each call writes a file of its own."""
         with reaching(self.path, str(table.table)):
@@ -84,9 +90,10 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
         """
         table, layout = batch.table, self._layout(batch.table)
         with reaching(self.path, str(table.table)), opened(self.path, self.lock_timeout) as connection:
-            if batch.is_repeat(bookkeeping.last_batch(connection, batch.pipeline, table.table)):
+            last = bookkeeping.last_batch(connection, batch.pipeline, table.table)
+            if batch.is_repeat(last):
                 self.stage.discard(batch.staged)
-                return Written(repeated=True)
+                return Written(repeated=True, last=last)
             pieces = chunking.parts(
                 batch.log,
                 table,
@@ -97,9 +104,9 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
             # Read and collapsed before the lock is taken; other lanes write meanwhile.
             first = [self._work(part.chunks, table) for _, part in zip(range(1), pieces, strict=False)]
             if not (batch.copies or first) and not _evolves(connection, layout):
-                return Written()
+                return Written(last=last)
             with transaction(connection):
-                if batch.is_repeat(bookkeeping.last_batch(connection, batch.pipeline, table.table)):
+                if bookkeeping.last_batch(connection, batch.pipeline, table.table) != last:
                     raise OwnedError(
                         f"another runner of {batch.pipeline} wrote batch {batch.id} or a later one meanwhile",
                         table=str(table.table),
@@ -124,7 +131,16 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
                     bookkeeping.put_kept(connection, target.kept)
                 bookkeeping.put_batch(connection, batch.batch, table.table)
             self.stage.discard(batch.staged)
-            return written
+            return replace(written, last=batch.batch.last)
+
+    def last_batch(self, table: TableName, pipeline: str) -> LastBatch | None:
+        with reaching(self.path, str(table)):
+            if not self.path.exists():
+                return None
+            with opened(self.path, self.lock_timeout) as connection:
+                # The table itself may have been dropped from the file.
+                known = bookkeeping.kept(connection, table)
+                return bookkeeping.last_batch(connection, pipeline, table) if known is not None else None
 
     def read_table(self, table: TableSchema) -> TableRows:
         return read_rows(self.path, table)

@@ -48,8 +48,13 @@ def _look_at_table(table: TableSchema, twin: TableSchema) -> list[Finding]:
                 "keep one of them in another file",
             )
         )
-    problems += column_problems(table, kept_type, _is_taken, fold, "and SQLite takes them for one")
+    problems += unkept_columns(table)
     return table_findings(table, problems, f'kept as table "{file_name(table.table)}"')
+
+
+def unkept_columns(table: TableSchema) -> list[ColumnProblem]:
+    """Columns that a table of the file cannot have. Pure."""
+    return column_problems(table, kept_type, _is_taken, fold, "and SQLite takes them for one")
 
 
 def _is_taken(column: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
 from tailrace.destination.sqlite import bookkeeping
-from tailrace.errors import DamagedError, PreflightError, TableError, UnavailableError
+from tailrace.errors import RESYNC, DamagedError, PreflightError, TableError, UnavailableError
 from tailrace.system import failpoint, turso_lock
 from tailrace.system.atomic_file import make_folder
 
@@ -121,9 +121,7 @@ def reaching(path: Path, table: str) -> Iterator[None]:
         if code in _DOWN:
             raise _unavailable(path, table, str(error)) from error
         if code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
-            raise DamagedError(
-                f"{path}: {error}", table=table, fix=f"move {path} away and copy all tables again with tailrace resync"
-            ) from error
+            raise DamagedError(f"{path}: {error}", table=table, fix=f"move {path} away, then {RESYNC}") from error
         raise TableError(
             f"SQLite reported an error in {path}: {error}",
             table=table,

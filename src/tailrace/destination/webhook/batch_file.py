@@ -26,7 +26,7 @@ from tailrace.destination import Batch
 from tailrace.destination.staging import write_arrow, writing_to
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.model.change import LAST_ORDINAL, START, Position, end_of
-from tailrace.system.atomic_file import replace_durably
+from tailrace.system.atomic_file import make_private_folder, replace_durably
 
 _FOLDER = "staged"
 _GATHERED_ROWS = 100_000
@@ -80,7 +80,7 @@ class EventStage:
             "completes": completes,
         }
         with writing_to(self._folder):
-            folder.mkdir(parents=True, exist_ok=True)
+            make_private_folder(folder)
             # Not the table's name: it may be longer than a file name can be.
             name = hashlib.sha256(table.encode()).hexdigest()
             replace_durably(folder / f"{name}.json", json.dumps(entry).encode())

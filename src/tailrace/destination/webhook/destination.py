@@ -34,6 +34,8 @@ from tailrace.destination.webhook.sender.status import STATUS
 from tailrace.destination.webhook.transport import open_transport
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.model.change import Changes, Position
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableSchema
 from tailrace.system.child_process import Child, read_status
 
@@ -138,6 +140,8 @@ class WebhookCommitter(Committer):
     @contextmanager
     def batch(self, batch: Batch) -> Iterator[None]:
         self.poll()
+        # Raises before anything is staged when the queue does not fit the state.
+        self._writer.holds(batch)
         self._writer.require_room()
         # These files are left from failed attempts and tasks; there may be many, and nothing else would delete them.
         self._stage.clear()
@@ -147,11 +151,31 @@ class WebhookCommitter(Committer):
         self._writer.append(batch, chain(level, self._stage.gather(batch, tables)), tables)
         self._stage.clear()
 
+    def require_fit(self, batch: Batch) -> None:
+        self._writer.holds(batch)
+
+    def last_batch(self, pipeline: str) -> LastBatch | None:
+        return self._writer.last_batch(pipeline)
+
     def poll(self) -> None:
         try:
             self._sender.require_alive()
         except UnavailableError as error:
             _log.warning("%s; another one is started", error.message)
+
+    def delivery(self) -> DeliveryStatus:
+        """From the sender's status: to count a long queue takes time."""
+        status = read_status(self._folder, STATUS)
+        error = status.get("error") or {}
+        return DeliveryStatus(
+            pending=status.get("pending"),
+            oldest=status.get("oldest"),
+            delivered=status.get("delivered"),
+            dropped=status.get("dropped"),
+            failures=int(status.get("attempts") or 0),
+            error=error.get("message"),
+            fix=error.get("fix"),
+        )
 
     def settled(self, position: Position | None) -> None:
         with self._settling:

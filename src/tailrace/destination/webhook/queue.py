@@ -12,7 +12,7 @@ import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -25,6 +25,7 @@ from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.errors import DamagedError, UnavailableError
 from tailrace.journal import Cursor, Frame, FrameRef, Journal, JournalReader
 from tailrace.model.change import START, Position
+from tailrace.model.last_batch import LastBatch
 from tailrace.system.failpoint import reach
 
 FRAME_EVENTS = 1000
@@ -52,14 +53,23 @@ class _Last:
     life: str
     number: int
     tables: frozenset[str]
+    end: int | None = None
+    purged: bool = False
+    """Whether an operator gave up a queue of which the last batch was not known any more."""
 
     @classmethod
     def of_meta(cls, meta: bytes) -> _Last:
         fields = json.loads(meta)
-        return cls(fields["life"], fields["batch"], frozenset(fields["tables"]))
+        tables, purged = frozenset(fields["tables"]), fields.get("purged", False)
+        return cls(fields["life"], fields["batch"], tables, fields.get("end"), purged)
 
     def to_meta(self) -> bytes:
-        return json.dumps({"life": self.life, "batch": self.number, "tables": sorted(self.tables)}).encode()
+        fields = {"life": self.life, "batch": self.number, "tables": sorted(self.tables)}
+        added = {"end": self.end, "purged": self.purged or None}
+        return json.dumps(fields | {name: value for name, value in added.items() if value is not None}).encode()
+
+    def of_life(self, life: str) -> LastBatch | None:
+        return LastBatch(self.number, self.end) if self.life == life else None
 
 
 class QueueReader:
@@ -181,9 +191,16 @@ class QueueWriter:
                 fix="see `tailrace queue status FILE`; or raise destination.queue.max_bytes",
             )
 
+    def last_batch(self, pipeline: str) -> LastBatch | None:
+        """The last batch of a pipeline that the queue holds, or held before it was delivered."""
+        return self._last.of_life(pipeline)
+
     def holds(self, batch: Batch) -> bool:
-        """Whether the batch is in the queue already, or has been."""
-        return self._last.life == batch.pipeline and batch.is_repeat(self._last.number)
+        """Whether the batch is in the queue already, or has been.
+
+        Raises LostError when the queue is older or newer than the state.
+        """
+        return (replace(batch, known=None) if self._last.purged else batch).is_repeat(self.last_batch(batch.pipeline))
 
     def lacks(self, batch: Batch, tables: Set[str]) -> Set[str]:
         """Those of these tables that the queue has nothing of from this batch.
@@ -192,7 +209,7 @@ class QueueWriter:
         """
         if not self.holds(batch):
             return tables
-        return tables - self._last.tables if batch.id == self._last.number else frozenset()
+        return tables - self._last.tables
 
     def append(self, batch: Batch, events: Iterable[pa.Table], tables: Set[str] = frozenset()) -> int:
         """Store the events of a batch, all or none; they are durable when this returns.
@@ -203,7 +220,7 @@ class QueueWriter:
         if self.holds(batch) and not self.lacks(batch, tables):
             return 0
         known = self._last.tables if self.holds(batch) else frozenset[str]()
-        last = _Last(batch.pipeline, batch.id, known | tables)
+        last = _Last(batch.pipeline, batch.id, known | tables, batch.end)
         self._writer.drop_unfinished()
         count = size = 0
         frames: list[Frame] = []
@@ -235,6 +252,7 @@ class QueueWriter:
         """Discard everything, delivered or not, and return the place after it. Repeats are still recognized."""
         self._writer.drop_unfinished()
         # A frame without events: the one that is always kept.
+        self._last = replace(self._last, purged=self._last.number < 0)
         frame = _frame(self._sequence + 1, QUEUE_SCHEMA.empty_table(), self._last.to_meta())
         self._writer.append([frame])
         with writing_to(self._folder):

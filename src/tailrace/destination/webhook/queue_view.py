@@ -56,7 +56,7 @@ class WebhookQueue:
             bytes=size,
             delivered=status.get("delivered"),
             dropped=status.get("dropped"),
-            failures=status.get("failures"),
+            failures=status.get("attempts"),
             error=error.get("message") or status.get("last_error"),
             fix=error.get("fix"),
         )

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.errors import ConfigError, Finding, TailraceError
-from tailrace.model.schema import TableSchema
+from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.poll.keyset import START, Keyset, KeyValue, Stretch
 from tailrace.source.poll.version_column import Scale, VersionKind, kind_of, tick_of
 
@@ -235,6 +235,10 @@ class Connector(ABC):
         except TailraceError as error:
             return [Finding("error", "connection", error.message, error.fix)]
         return [Finding("ok", "connection", "its tables can be listed")]
+
+    def unreadable(self) -> list[TableName]:
+        """Tables that exist and that this user may not read, where the database can tell. Asked every few seconds."""
+        return []
 
 
 BUILT_IN: Final = {

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.errors import TableError
+from tailrace.errors import DamagedError, TableError
 from tailrace.model import key as keys
 from tailrace.model.change import Changes, Op, changes_type
 from tailrace.model.digest import row_digests
@@ -122,8 +122,15 @@ _Found = Iterator[tuple[Op, pa.StructArray, "pa.Array[pa.Scalar[str]] | None"]]
 
 def read_diff(session: ConnectorSession, split: DiffSplit) -> Iterator[Changes]:
     """The deletes and changes of one piece, in its own range of ordinals."""
-    task = split.task
-    assert task is not None
+    assert split.task is not None
+    table = split.task.table.schema.table
+    try:
+        yield from _read_diff(session, split, split.task)
+    except DamagedError as error:
+        raise TableError(error.message, table=str(table), fix=f"tailrace resync FILE {table}") from error
+
+
+def _read_diff(session: ConnectorSession, split: DiffSplit, task: Task) -> Iterator[Changes]:
     polled = task.known.polled(split.since, task.step - 1)
     if isinstance(split, NewcomerSplit):
         found = _compare_newcomers(session, task, split, polled)

@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from tailrace.errors import Finding, UnfitError
 from tailrace.model.schema import TableSchema
 from tailrace.option.table import TableOptions, TableSettings
-from tailrace.source.poll.connector import ConnectorSession, Polled
+from tailrace.source.poll.connector import Connector, ConnectorSession, Polled
 from tailrace.source.poll.version_column import VersionKind
+
+_SHOWN_NAMES = 20
 
 
 @dataclass(frozen=True)
@@ -42,13 +44,24 @@ def select_tables(found: Iterable[TableSchema], options: TableOptions) -> PollDi
     return PollDiscovery(tables, unfit, findings)
 
 
+def denied(connector: Connector, options: TableOptions) -> list[Finding]:
+    """The selected tables that the user may not read: they are not polled."""
+    names = [str(name) for name in options.select(connector.unreadable())]
+    if not names:
+        return []
+    listed = ", ".join(names[:_SHOWN_NAMES]) + (" …" if len(names) > _SHOWN_NAMES else "")
+    message = f"{len(names)} tables that tables.include matches may not be read and are not polled: {listed}"
+    fix = f"GRANT SELECT ON {names[0]} TO the role of source.dsn, and USAGE on its schema; or exclude them"
+    return [Finding("warning", "tables", message, fix)]
+
+
 def _polled(table: TableSchema, settings: TableSettings, own: TableSettings | None) -> tuple[Polled, list[Finding]]:
     name = str(table.table)
     columns = {column.name for column in table.columns}
     wrong: list[Finding] = []
 
     def lacks(message: str, fix: str) -> None:
-        wrong.append(Finding("error", name, message, fix))
+        wrong.append(Finding("error", name, message, fix, name))
 
     def chosen(key: str) -> str | None:
         """A column that `defaults` name for all tables need not be in every one of them."""
@@ -89,26 +102,26 @@ def examine(session: ConnectorSession, table: Polled) -> list[Finding]:
         try:
             scale = session.scale(table, column)
         except UnfitError as error:
-            findings.append(Finding("error", name, error.message, error.fix))
+            findings.append(Finding("error", name, error.message, error.fix, name))
             continue
         if scale is None:
             fix = "name a column that holds a time, a date or a whole number"
-            findings.append(Finding("error", name, f"the values of {column} have no order that could be followed", fix))
+            message = f"the values of {column} have no order that could be followed"
+            findings.append(Finding("error", name, message, fix, name))
             continue
         if session.lacks_index(table, column):
             key = ", ".join(table.schema.key)
             message = f"no index begins with {column}: every poll reads the whole table"
-            findings.append(Finding("warning", name, message, f"CREATE INDEX ON {name} ({column}, {key});"))
+            findings.append(Finding("warning", name, message, f"CREATE INDEX ON {name} ({column}, {key});", name))
         if scale.kind is VersionKind.LOCAL and scale.zone not in ("UTC", "Etc/UTC", "GMT"):
             message = f"{column} has no time zone; its values are taken to be in {scale.zone}"
             findings.append(
-                Finding("warning", name, message, "set source.time_zone, or look_back: 1h over a clock change")
+                Finding("warning", name, message, "set source.time_zone, or look_back: 1h over a clock change", name)
             )
     if table.version is not None and (count := session.count_unversioned(table)):
         message = (
             f"{count} rows have no {table.version}: polling does not see them change, only copies and full diffs do"
         )
-        findings.append(
-            Finding("warning", name, message, f"give them one, or set tables.settings.{name}.deletes: {{full_diff: …}}")
-        )
-    return findings or [Finding("ok", name, f"polled by {table.version or 'full diff'}")]
+        fix = f"give them one, or set tables.settings.{name}.deletes: {{full_diff: …}}"
+        findings.append(Finding("warning", name, message, fix, name))
+    return findings or [Finding("ok", name, f"polled by {table.version or 'full diff'}", table=name)]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Final
 
 import duckdb
@@ -102,7 +103,7 @@ class DuckDbSession(SqlSession):
                 return duckdb.connect(str(self._path), read_only=True)
             except duckdb.Error as error:
                 text = str(error)
-                if not self._path.is_file() or "not a valid DuckDB" in text:
+                if not _is_duckdb(self._path):
                     what = f"{self._path} is not a DuckDB database" if self._path.is_file() else f"no file {self._path}"
                     raise PreflightError(what, fix="correct the path after duckdb:/// in source.dsn") from error
                 if time.monotonic() >= deadline:
@@ -284,6 +285,17 @@ class DuckDbSession(SqlSession):
         )
         found = self.ask(query, table)
         return int(found[0][0]) if found else 0
+
+
+def _is_duckdb(path: Path) -> bool:
+    """Whether the file begins as every DuckDB database does. One that may not be read may be one."""
+    try:
+        with path.open("rb") as file:
+            return file.read(12)[8:] == b"DUCK"
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return path.is_file()
 
 
 def _arrow_type(declared: str) -> pa.DataType:

@@ -94,6 +94,8 @@ class PollFollower(Follower):
     def _advance(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         given = PollOffset.from_json(start)
         now = self._enrol(self._apply_directives(given, directives))
+        # A table that is new here may have been stopped before its first batch.
+        now = self._apply_directives(now, directives)
         step = now.step + 1
         changed: dict[str, PollTableOffset] = {}
         view: SettledTime | None = None

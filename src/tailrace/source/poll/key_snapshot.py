@@ -32,6 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tailrace.errors import RESYNC, DamagedError
 from tailrace.model import key as keys
 from tailrace.source.poll import keyset
 from tailrace.source.poll.keyset import Keyset, Stretch
@@ -66,7 +67,10 @@ class KeySnapshot:
 
     def window(self, step: int) -> Hashes:
         """The rows that the step certainly emitted; empty when nothing is known of it."""
-        found = [np.load(path, allow_pickle=False) for path in sorted(self.folder.glob(f"window-{step:016}-*.npy"))]
+        try:
+            found = [np.load(path, allow_pickle=False) for path in sorted(self.folder.glob(f"window-{step:016}-*.npy"))]
+        except (ValueError, EOFError):
+            found = []  # damaged: the rows are emitted again
         given = found[0] if found else np.zeros(0, np.int64)
         for other in found[1:]:
             given = np.intersect1d(given, other)
@@ -97,9 +101,12 @@ class KeySnapshot:
 
     def count_polled(self, after: int, upto: int) -> int:
         """About how many keys `polled` has: a key that several polls brought is counted each time."""
-        return self._while_gathered(
-            lambda: sum(int(pq.read_metadata(path).num_rows) for path in self._polled(after, upto))
-        )
+        try:
+            return self._while_gathered(
+                lambda: sum(int(pq.read_metadata(path).num_rows) for path in self._polled(after, upto))
+            )
+        except pa.ArrowInvalid:
+            return 0  # damaged, which `polled` reports
 
     def _while_gathered(self, read: Callable[[], T]) -> T:
         """The result of `read`, repeated if `gather` merged the files meanwhile."""
@@ -116,7 +123,10 @@ class KeySnapshot:
         """The stretches a base consists of, which together are the whole table; None when part of it is missing."""
         by_stretch: dict[tuple[Keyset, Keyset | None], list[tuple[Path, list[Keyset]]]] = {}
         for path in sorted(self.folder.glob(f"base-{step:016}-*.parquet")):
-            note = json.loads(pq.read_schema(path).metadata[b"tailrace"])
+            try:
+                note = json.loads(pq.read_schema(path).metadata[b"tailrace"])
+            except (OSError, ValueError, KeyError, TypeError):
+                return None  # damaged, or just deleted
             after, upto = note["stretch"]
             place = (keyset.from_json(after), None if upto is None else keyset.from_json(upto))
             by_stretch.setdefault(place, []).append((path, [keyset.from_json(cut) for cut in note["cuts"]]))
@@ -160,7 +170,7 @@ class KeySnapshot:
         if len(files) <= MOST_POLLED:
             return
         last = max(map(_step, files))
-        self._put("polled", last, _fold([pq.read_table(path) for path in files], [_made_at(path) for path in files]))
+        self._put("polled", last, _fold([_load(path) for path in files], [_made_at(path) for path in files]))
         for path in files:
             path.unlink(missing_ok=True)
 
@@ -173,7 +183,17 @@ class KeySnapshot:
 
     def _put(self, kind: str, step: int, rows: pa.Table, share: str = "") -> None:
         with creating(self._new(kind, step, "parquet", share)) as file:
-            pq.write_table(rows, file, compression="zstd")
+            pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
+
+
+def _load(path: str | Path, **options: Any) -> pa.Table:
+    """The rows of a file. Raises DamagedError when they are not those that were written."""
+    try:
+        return pq.read_table(path, page_checksum_verification=True, **options)
+    except (pa.ArrowInvalid, OSError) as error:
+        if getattr(error, "errno", None) or isinstance(error, FileNotFoundError):
+            raise
+        raise DamagedError(f"the key snapshot {path} is damaged", fix=RESYNC) from error
 
 
 _KINDS = frozenset({"window", "polled", "base", "found"})
@@ -205,13 +225,13 @@ class Base:
     def read(self) -> pa.Table:
         """Key columns and HASH, null where attempts disagree."""
         filters = [(PART, "=", self.part)] if self.part is not None else None
-        tables = [pq.read_table(path, filters=filters).drop_columns([PART]) for path in self.files]
+        tables = [_load(path, filters=filters).drop_columns([PART]) for path in self.files]
         return tables[0] if len(tables) == 1 else _fold(tables, [(0, "")] * len(tables)).select(tables[0].schema.names)
 
 
 def read_keys(file: str, names: Sequence[str]) -> pa.Table:
     """The keys in one file of a base, without their hashes."""
-    return pq.read_table(file, columns=list(names))
+    return _load(file, columns=list(names))
 
 
 def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Keyset]]]) -> Iterator[Base]:
@@ -229,7 +249,7 @@ def _pieces(whole: Stretch, attempts: Sequence[tuple[Path, Sequence[Keyset]]]) -
 @lru_cache(maxsize=1)
 def _fold_files(files: tuple[Path, ...]) -> pa.Table | None:
     """Cached for the next piece of the same diff, as every piece needs it. A file is never written twice."""
-    return _fold([pq.read_table(path) for path in files], [_made_at(path) for path in files]) if files else None
+    return _fold([_load(path) for path in files], [_made_at(path) for path in files]) if files else None
 
 
 def _fold(attempts: Sequence[pa.Table], at: Sequence[tuple[int, str]]) -> pa.Table:

@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from datetime import date
 from functools import cache, cached_property
@@ -14,18 +15,20 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 
-from tailrace.errors import Finding, PreflightError, SchemaChangedError
-from tailrace.model.schema import TableSchema
+from tailrace.errors import Finding, PreflightError, SchemaChangedError, TableError
+from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.poll.connector import Clock, Connector, ConnectorOptions, Page, Polled, Query
 from tailrace.source.poll.keyset import KeyValue
 from tailrace.source.poll.schedule import spacing_of
 from tailrace.source.poll.sql_session import SqlSession
+from tailrace.source.postgres.bulk import BulkConnection
 from tailrace.source.postgres.catalog import describe, list_tables
-from tailrace.source.postgres.connection import connect_adbc, connection_string, row_settings, session, translated
+from tailrace.source.postgres.connection import connect, connection_string, row_settings, session, translated
 from tailrace.source.postgres.copy_query import Converter, select_list
 
 _HASH = "_tailrace_hash"
 _MOVED = ("42P01", "42703")
+_DENIED = "42501"
 
 # A role without access to the statistics of others sees their sessions, but not when their transactions began.
 _CLOCK = """
@@ -39,6 +42,17 @@ SELECT (extract(epoch FROM clock_timestamp()) * 1e6)::int8,
 FROM pg_stat_activity a
 WHERE a.datname = current_database() AND a.pid <> pg_backend_pid()
   AND a.backend_type NOT IN ('walsender', 'autovacuum worker')
+"""
+
+# Columns of a user-defined type that is no domain over a built-in type.
+_OPAQUE = """
+WITH RECURSIVE below AS (
+    SELECT a.attname, t.oid, t.typbasetype FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = {} AND a.attname = ANY({}::name[])
+  UNION ALL
+    SELECT below.attname, t.oid, t.typbasetype FROM below JOIN pg_type t ON t.oid = below.typbasetype
+)
+SELECT attname::text FROM below WHERE typbasetype = 0 AND oid >= 16384
 """
 
 
@@ -70,11 +84,15 @@ class PostgresConnector(Connector):
             return [Finding("warning", "transactions", message, fix)]
         return [Finding("ok", "transactions", "open transactions are seen")]
 
+    def unreadable(self) -> list[TableName]:
+        with session(self.dsn, "listing the tables") as connection:
+            return [one.table for one in list_tables(connection) if not one.can_select and not one.is_partition]
+
 
 @cache
 def _zone_of(dsn: str) -> str:
     """The zone in which the database's own sessions write times without one."""
-    with translated("asking for the time zone"), psycopg.connect(connection_string(dsn, {})) as connection:
+    with translated("asking for the time zone"), connect(connection_string(dsn, {})) as connection:
         row = connection.execute("SHOW TimeZone").fetchone()
     assert row is not None
     return str(row[0])
@@ -88,6 +106,7 @@ class PostgresSession(SqlSession):
         self._options = options
         self._opened = opened
         self._spacing = spacing_of(dsn, options.queries_per_second)
+        self._opaque_columns: dict[tuple[str, ...], frozenset[str]] = {}
 
     @property
     def _settings(self) -> dict[str, str]:
@@ -102,14 +121,14 @@ class PostgresSession(SqlSession):
     @cached_property
     def _asking(self) -> psycopg.Connection[tuple[Any, ...]]:
         with translated("opening a session"):
-            made = psycopg.connect(connection_string(self._dsn, self._settings), autocommit=True)
+            made = connect(connection_string(self._dsn, self._settings))
         self._opened.callback(made.close)
         return made
 
     @cached_property
-    def _bulk(self) -> Any:
+    def _bulk(self) -> BulkConnection:
         with translated("opening a session"):
-            made = connect_adbc(connection_string(self._dsn, self._settings))
+            made = BulkConnection(connection_string(self._dsn, self._settings))
         self._opened.callback(made.close)
         return made
 
@@ -134,17 +153,34 @@ class PostgresSession(SqlSession):
     def zone(self) -> str:
         return self._options.zone or _zone_of(self._dsn)
 
-    def mark_value(self, table: Polled, name: str) -> str:
-        return f"{self.quote(name)}::text"
+    def column(self, table: Polled, name: str) -> str:
+        # With its table: in ORDER BY a bare name is the output column, where many types are text, in another order.
+        column = f"{self.quote(table.schema.table.name)}.{self.quote(name)}"
+        return f'pg_catalog.concat({column}) COLLATE "C"' if name in self._opaque(table) else column
 
-    def order_by(self, table: Polled, names: Sequence[str]) -> str:
-        # A bare name would refer to the output column, where many types are text, and text has another order.
-        owner = self.quote(table.schema.table.name)
-        return f"ORDER BY {', '.join(f'{owner}.{self.quote(name)}' for name in names)}"
+    def mark_value(self, table: Polled, name: str) -> str:
+        return f"pg_catalog.concat({self.quote(name)})"
 
     def literal(self, table: Polled, name: str, value: KeyValue) -> str:
-        # The declared type is the catalog's own spelling of it.
-        return f"{sql.Literal(_text(value)).as_string()}::{table.schema.column(name).upstream_type}"
+        # Without its type, a literal takes that of the column it is compared with, or the one below a domain. A cast to
+        # a user-defined type may call functions of the type's owner, with our rights.
+        declared = table.schema.column(name).upstream_type
+        return sql.Literal(_text(value)).as_string() + ("" if _is_named(declared) else f"::{declared}")
+
+    def _opaque(self, table: Polled) -> frozenset[str]:
+        """The key columns that are compared and ordered as text, because the owner of their type can define casts.
+
+        Which operator compares such values would depend on those casts, and so does whether it orders them as an index
+        does. A domain is compared as the type below it.
+        """
+        named = [name for name in table.schema.key if _is_named(table.schema.column(name).upstream_type)]
+        if not named:
+            return frozenset()
+        key = (table.schema.upstream_id, *named)
+        if key not in self._opaque_columns:
+            found = self.ask(_OPAQUE.format(int(table.schema.upstream_id), sql.Literal(named).as_string()), table)
+            self._opaque_columns[key] = frozenset(row[0] for row in found)
+        return self._opaque_columns[key]
 
     def read(self, query: Query, rest: str) -> Page:
         table, shown = query.table, query.columns
@@ -154,7 +190,7 @@ class PostgresSession(SqlSession):
         self._spacing.wait()
         with translated(f"reading {table.name}"), _found(table), self._bulk.cursor() as cursor:
             cursor.execute(f"SELECT {listed} FROM {self.source(table)} {rest}")
-            found: pa.Table = cursor.fetch_arrow_table()
+            found = cursor.fetch_arrow_table()
         hashes = None
         if query.hashed:
             hashes = np.asarray(found.column(_HASH).to_numpy(), np.int64)
@@ -164,7 +200,7 @@ class PostgresSession(SqlSession):
         return Page(row, exact, hashes, last)
 
     def _row_hash(self, table: Polled) -> str:
-        columns = self.columns(table, [column.name for column in table.schema.columns])
+        columns = ", ".join(self.quote(column.name) for column in table.schema.columns)
         return f'hashtextextended(ROW({columns})::text COLLATE "C", 0)'
 
     def lacks_index(self, table: Polled, column: str) -> bool:
@@ -189,10 +225,29 @@ def _one_batch(table: pa.Table) -> pa.RecordBatch:
     return batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
 
 
+def _is_named(declared: str) -> bool:
+    """Whether a declared type is user-defined: with our `search_path` only those are written with their schema."""
+    return "." in declared
+
+
 def _text(value: Any) -> str:
+    """The text of a value's output function; an element of an array may have any type."""
+    if isinstance(value, list):
+        return "{" + ",".join("NULL" if each is None else _element(_text(each)) for each in value) + "}"
+    if isinstance(value, bool):
+        return "t" if value else "f"
     if isinstance(value, bytes):
         return "\\x" + value.hex()
     return value.isoformat() if isinstance(value, date) else str(value)
+
+
+_PLAIN_ELEMENT = re.compile(r"(?!(?i:null)\Z)[^ \t\n\r\v\f\"\\{},]+")
+
+
+def _element(text: str) -> str:
+    if _PLAIN_ELEMENT.fullmatch(text):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
 @contextmanager
@@ -201,7 +256,15 @@ def _found(table: Polled | None) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if table is None or getattr(error, "sqlstate", None) not in _MOVED:
+        state = getattr(error, "sqlstate", None)
+        if table is not None and state == _DENIED:
+            raise TableError(
+                "the role may not read it",
+                fix=f"GRANT SELECT ON {table.name} TO the role of source.dsn, and USAGE on its schema; then"
+                f" tailrace retry FILE {table.name}",
+                table=table.name,
+            ) from error
+        if table is None or state not in _MOVED:
             raise
         raise SchemaChangedError(
             "the table or one of its columns is no longer there under its name",

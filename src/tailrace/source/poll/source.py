@@ -16,7 +16,7 @@ from tailrace.model.table_rows import TableRows
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.poll.connector import Connector, ConnectorOptions, Polled, connect
 from tailrace.source.poll.diff import DiffResultSplit, DiffScan, DiffSplit, read_diff
-from tailrace.source.poll.discovery import examine, select_tables
+from tailrace.source.poll.discovery import denied, examine, select_tables
 from tailrace.source.poll.follower import PollFollower
 from tailrace.source.poll.key_snapshot import KeySnapshot
 from tailrace.source.poll.offset import PollOffset
@@ -71,7 +71,10 @@ class PollSource(Source):
         with self.connector().open() as session:
             discovery = select_tables(session.tables(), self.context.tables)
             examined = [finding for table in discovery.tables.values() for finding in examine(session, table)]
-        return [*findings, *discovery.findings, *examined]
+        return [*findings, *discovery.findings, *examined, *self.notices()]
+
+    def notices(self) -> list[Finding]:
+        return denied(self.connector(), self.context.tables)
 
     def tables(self) -> list[TableSchema]:
         with self.connector().open() as session:

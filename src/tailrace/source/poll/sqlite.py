@@ -8,7 +8,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tailrace.source.poll.version_column import Scale, VersionKind, require_iso
 from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
 from tailrace.source.sqlite.connection import fetch
 from tailrace.source.sqlite.value import cells_of
-from tailrace.system import turso_lock
+from tailrace.system import closed_file, turso_lock
 
 _STEPS = 10_000
 """How many steps SQLite's virtual machine runs between two checks of the clock."""
@@ -55,29 +55,24 @@ class SqliteConnector(Connector):
         if not path.is_file():
             raise PreflightError(f"there is no file {path}", fix="correct the path after sqlite:/// in source.dsn")
         turso_lock.require_not_shared(path)
-        with _explained(path):
-            connection = _open(path, self.options.statement_seconds)
-        try:
+        with ExitStack() as opened:
+            with _explained(path):
+                connection = _open(path, self.options.statement_seconds, opened)
             yield SqliteSession(connection, path, self.options, spacing_of(self.dsn, self.options.queries_per_second))
-        finally:
-            connection.close()
 
 
-def _open(path: Path, seconds: float) -> sqlite3.Connection:
-    def connect(how: str) -> sqlite3.Connection:
-        uri = f"{path.resolve().as_uri()}?{how}"
-        return sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False)
-
-    connection = connect("mode=ro")
+def _open(path: Path, seconds: float, opened: ExitStack) -> sqlite3.Connection:
+    connection = opened.enter_context(closed_file.opened_by_sqlite(path, timeout_seconds=seconds))
     try:
         connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()
     except sqlite3.OperationalError:
         # A WAL needs its index file next to it. Where none can be made there is no writer either.
-        connection.close()
         wal = path.with_name(path.name + "-wal")
         if os.access(path.parent, os.W_OK) or (wal.exists() and wal.stat().st_size):
             raise
-        connection = connect("mode=ro&immutable=1")
+        uri = f"{path.resolve().as_uri()}?mode=ro&immutable=1"
+        alone = sqlite3.connect(uri, uri=True, timeout=seconds, isolation_level=None, check_same_thread=False)
+        return opened.enter_context(closing(alone))
     return connection
 
 

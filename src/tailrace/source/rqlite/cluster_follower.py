@@ -143,7 +143,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
     def recopy(self, now: SqliteOffset, end: SqliteOffset) -> SqliteOffset:
         return end if self._api is None else super().recopy(now, end)
 
-    def compare_schemas(self, end: SqliteOffset) -> SqliteOffset:
+    def compare_schemas(self, now: SqliteOffset, end: SqliteOffset) -> SqliteOffset:
         """At the end of the log, find tables that were recreated with the same columns: no event shows that."""
         if self._api is None or end.log < self._journal.mark():
             return end
@@ -154,11 +154,11 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         tables = self.tables()
         due: dict[str, ChunkedTableOffset] = {}
         for name, entry in end.within("ready").items():
-            known, now = self._versions.schema_at(self.id_of(name)), tables.get(name)
-            if known is None or now is None or self.policy_of(name) != "evolve":
+            known, found = self._versions.schema_at(self.id_of(name)), tables.get(name)
+            if known is None or found is None or self.policy_of(name) != "evolve":
                 continue
-            same_names = {c.name for c in known.columns} >= {field.name for field in now.fields}
-            if same_names and len(now.fields) == len(stored_columns(known)) and not schema_diff.same(known, now):
+            same_names = {c.name for c in known.columns} >= {field.name for field in found.fields}
+            if same_names and len(found.fields) == len(stored_columns(known)) and not schema_diff.same(known, found):
                 due[name] = entry.recopy()
         return end.with_tables(due)
 

@@ -31,6 +31,7 @@ class RqliteFollower(Follower):
         self._receiver = source.start_receiver(RECEIVER_SECONDS if is_receiving else 0.0)
         self._services: dict[str, ClusterFollower] = {}
         self._away: list[UnavailableError] = []
+        self._failed: set[str] = set()
 
     def start(self) -> Offset:
         return {"services": {name: one.start() for name, one in self._followers().items()}}
@@ -45,7 +46,8 @@ class RqliteFollower(Follower):
         for name, goal in target["services"].items():
             follower = followers.get(name) or self._follow(name)
             now = SqliteOffset.from_json(given[name] if name in given else follower.start())
-            if "failure" in given.get(name, {}):
+            if name in self._failed:
+                # Its journal may end before the goal now: nothing more is read of it.
                 if any(entry.phase != "stopped" for entry in now.tables.values()):
                     return False
             elif not follower.has_reached(now, SqliteOffset.from_json(goal).log):
@@ -59,7 +61,7 @@ class RqliteFollower(Follower):
         followers, given = self._followers(), start["services"]
         share = Limit(max(limit.rows // max(len(followers), 1), 1), max(limit.bytes // max(len(followers), 1), 1))
         end: dict[str, Any] = dict(given)
-        self._away = []
+        self._away, self._failed = [], set()
         for name, follower in followers.items():
             raw = given.get(name) or follower.start()
             try:
@@ -73,13 +75,13 @@ class RqliteFollower(Follower):
             raise self._away[0]  # one of several may be unavailable without delaying the others
         return start if end == given else {"services": end}
 
-    @staticmethod
-    def _advance(follower: ClusterFollower, raw: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+    def _advance(self, follower: ClusterFollower, raw: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         try:
             return follower.latest(raw, limit, directives)
         except UnavailableError:
             raise
         except TailraceError as error:
+            self._failed.add(follower.service)
             now = SqliteOffset.from_json(raw)
             directed = follower.apply_directives(now, directives)
             if follower.fail(directed, error):

@@ -71,9 +71,14 @@ def _tables(source: RqliteSource, service: str, listed: Tables) -> Iterator[Find
                 f"table {table}",
                 "its CREATE TABLE is not understood by this SQLite",
                 "exclude it under `tables`",
+                str(table),
             )
         elif not is_followable(listed[table.name]):
             yield Finding(
-                "error", f"table {table}", "has neither a key nor a rowid with a name", "exclude it under `tables`"
+                "error",
+                f"table {table}",
+                "has neither a key nor a rowid with a name",
+                "exclude it under `tables`",
+                str(table),
             )
     yield Finding("ok" if names else "warning", f"cluster {service}", f"{len(names)} tables selected")

@@ -27,7 +27,7 @@ from tailrace.source.rqlite.endpoint import BODY_SECONDS, CdcEndpoint, Limits
 from tailrace.source.rqlite.listener import HttpConnection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.request import folder_of
-from tailrace.system.atomic_file import make_folder, remove
+from tailrace.system.atomic_file import make_private_folder, remove
 from tailrace.system.child_process import BUSY, write_status
 from tailrace.system.file_lock import is_current, is_locked, try_lock
 
@@ -232,8 +232,8 @@ def receiving_alone(journal: Path) -> Iterator[None]:
     """
     lock = journal / LOCK
     try:
-        make_folder(journal)
-        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o644)
+        make_private_folder(journal)
+        file = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     except OSError as error:
         raise UnavailableError(
             f"{journal} cannot be used: {error.strerror}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
@@ -13,9 +14,9 @@ from urllib.parse import quote, unquote
 import pyarrow as pa
 
 from tailrace import errors
-from tailrace.errors import Finding, TableError
-from tailrace.journal import Cursor
-from tailrace.model.change import START, Changes
+from tailrace.errors import Finding, LostError, TableError
+from tailrace.journal import Cursor, JournalReader
+from tailrace.model.change import START, Changes, Position
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
@@ -32,10 +33,10 @@ from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.reader import read_rows
 from tailrace.source.rqlite.receiver import STATUS, RqliteReceiver, RqliteReceiverOptions, is_receiving, remove_journal
 from tailrace.source.rqlite.request import folder_of
-from tailrace.source.source import Source
+from tailrace.source.source import RESYNC, Source
 from tailrace.source.split import Split
 from tailrace.source.sqlite.offset import SqliteOffset
-from tailrace.system.atomic_file import make_folder
+from tailrace.system.atomic_file import make_private_folder
 from tailrace.system.child_process import Child, read_status
 
 MODULE = "tailrace.source.rqlite"
@@ -120,7 +121,7 @@ class RqliteSource(Source):
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Make the journal's folder. A second call changes nothing. Raises PreflightError with the obstacle."""
         errors.require(self.check())
-        make_folder(self.journal)
+        make_private_folder(self.journal)
 
     def reset(self) -> None:
         """Drop the journals of all clusters. Raises OwnedError while a receiver writes them."""
@@ -173,6 +174,21 @@ class RqliteSource(Source):
 
     def read_table(self, table: TableSchema) -> TableRows:
         return TableRows(read_rows(self, table))
+
+    def require_received(self, position: str) -> None:
+        """rqlite sends nothing again that was acknowledged, and its indexes have gaps: only the state can tell."""
+        marks: list[Position] = []
+        for folder in self.journal.glob("*/"):
+            with closing(JournalReader(folder)) as reader:
+                marks.append(reader.mark())
+        last = max(marks, default=START)
+        if last < Position.parse(position):
+            raise LostError(
+                f"the journal {self.journal} ends at {last}, but events up to {position} were received and"
+                " acknowledged to rqlite: the journal was lost, or put back to an earlier copy",
+                position=str(last),
+                fix=RESYNC,
+            )
 
     def release(self, upto: Offset) -> None:
         for service, raw in upto["services"].items():

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from tailrace.errors import LostError
+from tailrace.errors import RESYNC, LostError
 from tailrace.model.change import Position
 from tailrace.model.schema import TableSchema
 from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, TableDirectives
@@ -32,9 +32,12 @@ from tailrace.source.slatedb.wal import (
     Measure,
     RemoteLog,
     WalLog,
+    WalWitness,
     find_tail,
+    find_witness,
     oldest_at,
     read_head,
+    require_witness,
     wal_point_at,
     wal_point_before,
 )
@@ -70,7 +73,7 @@ class SlateDbFollower(Follower):
         self._watch = Watch(source.status_file, None if source.keep_wal else source.options.min_age)
         self._snapshot: SlateDbSnapshot | None = None
         self._log: WalLog | None = None
-        self._more = False
+        self._more = self._is_same = False
         self._tail = 0
         self._goal: int | None = None
         self._looked = self._expired = self._bypass = -math.inf
@@ -96,16 +99,27 @@ class SlateDbFollower(Follower):
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         before = SlateDbOffset.from_json(start)
         now = self._enrol(before.apply_directives(directives, self._place))
+        # A table that is new here may have been stopped before its first batch.
+        now = now.apply_directives(directives, self._place)
         busy = self._more or now != before or now.within("init", "copy", "catchup") or directives.resync
         if not busy and time.monotonic() - self._looked < self.source.options.poll:
             return start
         self._looked = time.monotonic()
+        self._require_same(before)
         end = self._read_log(now, limit, directives)
         end = self._copy(end, directives)
         end = self._expire(now, end)
+        if end.log != before.log:
+            end = replace(end, witness=find_witness(self._open_log(), end.log.wal))
         self._show(before)
         idle = end.tables == before.tables and (end.log == before.log or not now.within("ready"))
         return start if idle else end.to_json()
+
+    def _require_same(self, now: SlateDbOffset) -> None:
+        """Once: raise LostError when the database is not the one that was read, or an earlier copy of it."""
+        if not self._is_same and now.witness is not None:
+            require_witness(self.source.database, WalWitness(*now.witness))
+        self._is_same = True
 
     # -- which tables -------------------------------------------------------------------------------------
 
@@ -126,6 +140,9 @@ class SlateDbFollower(Follower):
             if known is not None and known.columns != self._rules[name].schema.columns:
                 self._versions.put_schema(self._rules[name].schema, now.log.position)
         return now.with_tables({name: SlateDbTableOffset("init") for name in self._rules if name not in now.tables})
+
+    def _name_of(self, name: str) -> str:
+        return str(self._schema(name).table)
 
     def _schema(self, name: str) -> TableSchema:
         schema = self._versions.schema_at(name)
@@ -222,7 +239,7 @@ class SlateDbFollower(Follower):
         if head.seq > now.log.seq and self.source.keep_wal is None and head.flushed <= now.log.wal:
             raise LostError(
                 "SlateDB holds newer rows than its WAL: it was opened with wal_enabled=false",
-                fix="open the database with wal_enabled=true, then tailrace resync FILE every table",
+                fix=f"open the database with wal_enabled=true, then {RESYNC}",
             )
 
     def _give_up(
@@ -237,8 +254,8 @@ class SlateDbFollower(Follower):
         if stuck and self.source.options.on_collected == "stop":
             raise LostError(
                 f"{error.message}: changes of {', '.join(stuck)} are lost, and only a new snapshot helps",
-                fix="re-snapshot: tailrace resync FILE "
-                + " ".join(stuck)
+                fix="re-snapshot: "
+                + " && ".join(f"tailrace resync FILE {name}" for name in map(self._name_of, stuck))
                 + ", or set on_collected: resnapshot; a larger min_age of the writer's garbage collector, or keep_wal,"
                 " prevents it",
             ) from error

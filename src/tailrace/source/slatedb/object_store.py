@@ -209,21 +209,26 @@ def run_steps(work: Coroutine[Any, Any, Result], doing: str) -> Result:
         return loop.run_steps(work, doing)
 
 
+_QUOTE = re.compile("[`'\"=]")
+"""Where SlateDB begins to quote keys and paths, which may be any text. Its own words come before."""
+
+
 def translate(error: Any, doing: str) -> TailraceError:
     """Turn a SlateDB error into a tailrace error. The message never holds values: it is SlateDB's own text."""
     api = binding()
     text = str(error.message)
+    said = _QUOTE.split(text)[0]
     if isinstance(error, api.Error.Data):
-        if "WAL was truncated" in text:
+        if "WAL was truncated" in said:
             return CollectedError(f"SlateDB deleted a WAL file that is still needed ({text})")
-        if "failed to find latest" in text:
+        if "failed to find latest" in said:
             return LostError(
                 f"the SlateDB database no longer exists, found while {doing}",
                 fix="restore the database, or run tailrace reset FILE",
             )
         return DamagedError(f"SlateDB cannot read its own data while {doing}: {text}")
     if isinstance(error, api.Error.Invalid):
-        if "merge operator" in text:
+        if "merge operator" in said:
             return MergeFailedError(text)
         return ConfigError(
             f"SlateDB refuses while {doing}: {text}", fix="check `path` and `store` in the pipeline file"

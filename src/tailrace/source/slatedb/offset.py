@@ -1,6 +1,6 @@
 """How far a SlateDB stream is: one WAL file, and for every table its copy, its own position in the log, its clock.
 
-    {"wal": 812, "seq": 90321, "copies": 1,
+    {"wal": 812, "seq": 90321, "copies": 1, "witness": [812, 1432778632],
      "tables": {"slatedb.db1": {"phase": "ready", "clock": 1794785532233, "copy": 1, "x": [800, 90000]}, …}}
 
 A table waits for a checkpoint (`init`), then copies key ranges under checkpoints whose first holds everything up to
@@ -78,18 +78,21 @@ class SlateDbTableOffset(offset.TableOffset[WalPoint]):
 
 @dataclass(frozen=True)
 class SlateDbOffset(offset.LogOffset[str, SlateDbTableOffset, WalPoint]):
-    """The whole offset; `copies` counts all copies begun so far."""
+    """The whole offset; `copies` counts all copies begun so far, `witness` is a file at its end and its checksum."""
 
     copies: int = 0
+    witness: tuple[int, int] | None = None
 
     @classmethod
     def from_json(cls, raw: Mapping[str, Any]) -> SlateDbOffset:
         tables = {name: SlateDbTableOffset.from_json(entry) for name, entry in raw["tables"].items()}
-        return cls(WalPoint(raw["wal"], raw["seq"]), tables, raw["copies"])
+        witness = raw.get("witness")
+        return cls(WalPoint(raw["wal"], raw["seq"]), tables, raw["copies"], tuple(witness) if witness else None)
 
     def to_json(self) -> dict[str, Any]:
         tables = {name: self.tables[name].to_json() for name in sorted(self.tables)}
-        return {"wal": self.log.wal, "seq": self.log.seq, "copies": self.copies, "tables": tables}
+        raw = {"wal": self.log.wal, "seq": self.log.seq, "copies": self.copies, "tables": tables}
+        return raw if self.witness is None else {**raw, "witness": list(self.witness)}
 
 
 @dataclass(frozen=True)

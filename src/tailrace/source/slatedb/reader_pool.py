@@ -19,6 +19,7 @@ from tailrace.errors import TailraceError
 from tailrace.model.change import Changes
 from tailrace.source.slatedb.log_split import WalSplit, read_wal
 from tailrace.source.slatedb.reader_process import receive_rows, send_split
+from tailrace.system import environment
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
@@ -34,9 +35,9 @@ class ReaderProcess:
 
     def __init__(self) -> None:
         # Everything importable here, such as a user's own merge operator, must be importable there.
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        child = {**environment.for_children(), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
         program = [sys.executable, "-m", "tailrace.source.slatedb.reader_process"]
-        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment)
+        self.process = subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=child)
 
     def read(self, source: SlateDbSource, split: WalSplit) -> list[Changes] | None:
         """The changes of a split; None when the process ended before it had them. Raises what reading raised."""

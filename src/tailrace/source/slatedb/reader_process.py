@@ -77,8 +77,9 @@ def _send(answers: IO[bytes], head: Mapping[str, Any]) -> None:
 
 
 def main() -> None:
-    # Ctrl-C reaches the whole process group; the owner decides when to stop.
+    # Ctrl-C reaches the whole process group, as may SIGTERM; the owner decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     # Output that a library prints must not end up between answers.
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())

@@ -6,10 +6,11 @@ writer begins with an empty one. Rows are in the order of `seq`, which all rows 
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +19,7 @@ from tailrace.errors import LostError
 from tailrace.source.follower import Limit
 from tailrace.source.slatedb.object_store import CollectedError, SlateDbDatabase, binding, in_time, run, run_steps
 from tailrace.source.slatedb.offset import WalPoint
+from tailrace.source.source import RESYNC
 
 # The log as the driver sees it: where it ends, and how much of it makes a batch.
 
@@ -116,6 +118,42 @@ def wal_point_at(log: WalLog, measure: Measure, after: WalPoint, wal: int) -> Wa
     return WalPoint(wal, after.seq)
 
 
+class WalWitness(NamedTuple):
+    """A WAL file that was read, and the checksum by which it is recognised later."""
+
+    wal: int
+    checksum: int
+
+
+def find_witness(log: WalLog, upto: int) -> WalWitness | None:
+    """The last file with rows, if it is among the last few: fence files all look the same."""
+    for number in range(upto, max(0, upto - _FENCES), -1):
+        try:
+            summary = log.summary(number)
+        except LostError:
+            return None
+        if summary.rows:
+            return WalWitness(number, summary.checksum)
+    return None
+
+
+def require_witness(database: SlateDbDatabase, witness: WalWitness) -> None:
+    """Raise LostError when another file has the number of one that was read. A file that is not there shows nothing."""
+    try:
+        # Reading a file past the end would wait for it.
+        if find_tail(database, read_head(database).flushed) < witness.wal:
+            return
+        [rows] = read_files(database, witness.wal, witness.wal)
+    except CollectedError:
+        return
+    if FileSummary.of(rows).checksum != witness.checksum:
+        raise LostError(
+            f"WAL file {witness.wal} is not the one that was read: the database was put back to an earlier copy, or it"
+            " is another one",
+            fix=RESYNC,
+        )
+
+
 def oldest_at(log: WalLog, after: int, upto: int) -> int | None:
     """When the first row after `after` was written, in milliseconds; None when there is none, or it is gone.
 
@@ -154,6 +192,7 @@ def wal_point_before(log: WalLog, seq: int, near: int) -> WalPoint:
 
 
 VALUE, TOMBSTONE, MERGE = 0, 1, 2
+_SAMPLE = 8
 
 ROWS = pa.schema(
     [
@@ -198,7 +237,7 @@ async def _read(database: SlateDbDatabase, first: int, last: int) -> list[pa.Rec
         if file.last_consumed_wal_file_id != number:
             raise LostError(
                 f"WAL file {number} is missing; {file.last_consumed_wal_file_id} came in its place",
-                fix="put the file back, or tailrace resync FILE every table",
+                fix=f"put the file back, or {RESYNC}",
             )
         found.append(columns(file.rows))
     return found
@@ -236,16 +275,23 @@ def read_head(database: SlateDbDatabase) -> Head:
 
 @dataclass(frozen=True)
 class FileSummary:
-    """What planning needs of a WAL file; `last_seq` and `create_ts` are 0 for a fence file."""
+    """What planning needs of a WAL file; `last_seq` and `create_ts` are 0 for a fence file.
+
+    `checksum` is that of its first and last rows: it tells the file from another one with the same number.
+    """
 
     rows: int
     bytes: int
     last_seq: int
     create_ts: int
+    checksum: int = 0
 
     @classmethod
     def of(cls, rows: pa.RecordBatch) -> FileSummary:
         if not rows.num_rows:
             return cls(0, 0, 0, 0)
         created = rows.column("create_ts")[0].as_py()
-        return cls(rows.num_rows, rows.nbytes, rows.column("seq")[-1].as_py(), created or 0)
+        # Of values, not of Arrow's buffers, which may differ between two reads of the same rows.
+        some = [rows.num_rows, rows.slice(0, _SAMPLE).to_pydict(), rows.slice(max(0, len(rows) - _SAMPLE)).to_pydict()]
+        checksum = zlib.crc32(repr(some).encode())
+        return cls(rows.num_rows, rows.nbytes, rows.column("seq")[-1].as_py(), created or 0, checksum)

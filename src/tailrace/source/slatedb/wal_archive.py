@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from tailrace.errors import LostError, TailraceError, UnavailableError
+from tailrace.errors import RESYNC, LostError, TailraceError, UnavailableError
 from tailrace.source.slatedb.expiry_index import write_durably
 from tailrace.source.slatedb.object_store import SlateDbDatabase
 from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
@@ -36,7 +36,7 @@ def read_archived(folder: str | Path, number: int) -> pa.RecordBatch:
             table = pa.ipc.open_file(file).read_all()
     except FileNotFoundError as error:
         raise LostError(
-            f"the copy of WAL file {number} is gone from {folder}", fix="put it back, or tailrace resync every table"
+            f"the copy of WAL file {number} is gone from {folder}", fix=f"put it back, or {RESYNC}"
         ) from error
     found: list[pa.RecordBatch] = table.combine_chunks().to_batches()
     return found[0] if found else pa.RecordBatch.from_arrays([pa.array([], f.type) for f in ROWS], schema=ROWS)

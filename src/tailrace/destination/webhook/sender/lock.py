@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tailrace.destination.staging import writing_to
 from tailrace.errors import OwnedError
-from tailrace.system.atomic_file import make_folder, replace_durably
+from tailrace.system.atomic_file import make_private_folder, replace_durably
 from tailrace.system.file_lock import is_locked, try_lock
 
 _LOCK = "sender.lock"
@@ -21,8 +21,8 @@ _ID = "sender.id"
 def claim_queue(folder: Path) -> Iterator[None]:
     """Become the only sender of this queue. Raises OwnedError while another process is."""
     with writing_to(folder):
-        make_folder(folder)
-        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        make_private_folder(folder)
+        file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         if not try_lock(file):
             raise OwnedError(

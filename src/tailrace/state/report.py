@@ -1,0 +1,104 @@
+"""What a run reports for people, in SQL: how it ended, what it leaves out, how its deliveries stand."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any, Literal
+
+from tailrace.errors import Finding, TailraceError
+from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.state.record import now, storable, text_of, time_of
+from tailrace.state.transaction import StateSession
+
+_FIRST_FORMAT = 4
+"""Older stores lack the table, and have no report."""
+
+ReportSubject = Literal["run", "notices", "delivery"]
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """The last run. `ended_at` is None while it goes on, and also after its process was killed.
+
+    `kind`, `message`, `table` and `fix` are those of the error that ended it; None after an end without one.
+    """
+
+    begun_at: datetime
+    ended_at: datetime | None = None
+    kind: str | None = None
+    message: str | None = None
+    table: str | None = None
+    fix: str | None = None
+
+    def end(self, error: TailraceError | None) -> RunRecord:
+        """The run, ended now."""
+        ended = replace(self, ended_at=now())
+        if error is None:
+            return ended
+        return replace(ended, kind=type(error).__name__, message=error.message, table=error.table, fix=error.fix)
+
+    def to_dict(self) -> dict[str, Any]:
+        ended = text_of(self.ended_at) if self.ended_at else None
+        return {**asdict(self), "begun_at": text_of(self.begun_at), "ended_at": ended}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunRecord:
+        ended = time_of(values["ended_at"]) if values["ended_at"] else None
+        return cls(**{**values, "begun_at": time_of(values["begun_at"]), "ended_at": ended})
+
+
+class ReportStore:
+    """What the last run reported. Each report replaces the one before it on the same subject."""
+
+    _session: StateSession
+    _reported: dict[str, str] | None = None
+
+    def put_run(self, run: RunRecord) -> None:
+        self._put_report("run", run.to_dict())
+
+    def last_run(self) -> RunRecord | None:
+        found = self._report("run")
+        return RunRecord.from_dict(found) if found else None
+
+    def put_notices(self, notices: Sequence[Finding]) -> None:
+        """Replace what the run leaves out: tables that are selected and not followed, columns that are not sent."""
+        self._put_report("notices", [notice.to_dict() for notice in notices])
+
+    def notices(self) -> list[Finding]:
+        return [Finding(**each) for each in self._report("notices") or []]
+
+    def put_delivery(self, status: DeliveryStatus) -> None:
+        self._put_report("delivery", asdict(status))
+
+    def delivery(self) -> DeliveryStatus | None:
+        found = self._report("delivery")
+        return DeliveryStatus(**found) if found else None
+
+    def _put_report(self, subject: ReportSubject, value: object) -> None:
+        text = storable(json.dumps(value, ensure_ascii=False))
+        written = self._reported = self._reported or {}
+        if written.get(subject) == text:
+            return
+        with self._session.write() as tx:
+            tx.run(
+                "INSERT INTO report (pipeline, subject, value, at) VALUES (:pipeline, :subject, :value, :at)"
+                " ON CONFLICT (pipeline, subject) DO UPDATE SET value = excluded.value, at = excluded.at",
+                subject=subject,
+                value=text,
+                at=text_of(now()),
+            )
+            tx.then(lambda: written.update({subject: text}))
+
+    def _report(self, subject: ReportSubject) -> Any:
+        database = self._session.database
+        with self._session.lock:
+            if self._reported is None and database.format(database.read) < _FIRST_FORMAT:
+                return None
+            self._reported = self._reported or {}
+        rows = self._session.read(
+            "SELECT value FROM report WHERE pipeline = :pipeline AND subject = :subject", subject=subject
+        )
+        return json.loads(rows[0]["value"]) if rows else None
