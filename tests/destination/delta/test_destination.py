@@ -26,8 +26,8 @@ from tailrace.destination import Batch, Stage, TableBatch
 from tailrace.destination.delta import destination as delta
 from tailrace.destination.delta import log
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.log import reaching
 from tailrace.destination.delta.option import CompactOptions, VacuumOptions
+from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.errors import (
     OwnedError,

@@ -8,21 +8,24 @@ import json
 import math
 import re
 import sys
-import time
 import uuid
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction, RemoveAction
 
+from tailrace.destination.delta.deletion_vector import Descriptor
 from tailrace.destination.delta.table_folder import TablePath
-from tailrace.errors import UnfitError
+from tailrace.errors import TableError, UnfitError
 from tailrace.model import key as keys
 
 # A random update rewrites the file that holds its row, so the file's size is the price of a small batch; but a table
@@ -33,22 +36,41 @@ FILES = 400
 MOST_BYTES = 128 << 20  # of Arrow data, roughly three times the file's
 _GROUP_ROWS = 131_072
 _FEW_VALUES = 0.1
+_VECTOR_BYTES = "tailrace.vector_bytes"
+"""The tag of a file in the log for `DataFile.vector_bytes`."""
+_COLUMNS = "tailrace.columns"
+"""In a file's metadata: a checksum of its columns."""
 _FOOTER_BYTES = 4096
 """Parquet's footer has no bounds for longer texts."""
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 _PLAIN = re.compile(r"[A-Za-z][A-Za-z0-9_]*=[A-Za-z0-9_.-]+")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _STAT_CHARS = 32
 _LAST_CHAR = chr(sys.maxunicode)
 
 
-def rows_per_file(table_rows: int) -> int:
-    """How many rows a file of a table of this size should hold."""
+# A vector is rewritten with each batch that marks a row of its file, and the log names the file again: the price of a
+# small batch is the number of files and the size of their vectors. docs/decisions/0008-merge-on-read.md measures both.
+LEAST_MARKED_ROWS = 131_072
+MARKED_FILES = 64
+
+
+def rows_per_file(table_rows: int, *, marks: bool = False) -> int:
+    """How many rows a file of a table of this size should hold: one whose rows are marked, or one that is rewritten."""
+    if marks:
+        return min(max(table_rows // MARKED_FILES, LEAST_MARKED_ROWS), MOST_ROWS)
     return min(max(table_rows // FILES, LEAST_ROWS), MOST_ROWS)
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A file of the table, written or to be. `partition` holds Delta's text of the partition's values."""
+    """A file of the table, written or to be. `partition` holds Delta's text of the partition's values.
+
+    rows           all rows in the file, those that `vector` marks as deleted included
+    low, high      the bounds of the key, if it is one whole number or date
+    modified       when the file was written, in milliseconds; 0: now
+    vector_bytes   the bytes of all vectors that were ever written for the file
+    """
 
     path: str
     size: int
@@ -57,6 +79,22 @@ class DataFile:
     partition: Mapping[str, str | None] = field(default_factory=dict)
     low: Any = None
     high: Any = None
+    vector: Descriptor | None = None
+    modified: int = 0
+    vector_bytes: int = 0
+
+    @property
+    def identity(self) -> tuple[str, str]:
+        """What the log knows the file by: the same file with another vector counts as another one."""
+        return self.path, self.vector.unique_id if self.vector is not None else ""
+
+    @property
+    def dead(self) -> int:
+        return self.vector.cardinality if self.vector is not None else 0
+
+    @property
+    def alive(self) -> int:
+        return self.rows - self.dead
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -70,18 +108,31 @@ class DataFile:
     @classmethod
     def from_json(cls, raw: dict[str, Any], key: Sequence[str | None]) -> DataFile:
         """The inverse of `to_json`, with the bounds of a key, by its names in the file, that is one whole number."""
-        stats = json.loads(raw["stats"])
-        low, high = (stats.get(side, {}).get(key[0]) if len(key) == 1 else None for side in ("minValues", "maxValues"))
-        whole = type(low) is type(high) is int
+        return cls(raw["path"], raw["size"], raw["rows"], raw["stats"], raw["partition"]).bounded_by(key)
+
+    @classmethod
+    def from_add(cls, add: Mapping[str, Any], count: Callable[[str], int]) -> DataFile:
+        """A file as the log describes it. `count` gives the rows of one whose number the log does not have."""
+        stats, vector = add.get("stats") or "", add.get("deletionVector")
+        rows = _parsed(stats).get("numRecords")
         return cls(
-            raw["path"],
-            raw["size"],
-            raw["rows"],
-            raw["stats"],
-            raw["partition"],
-            low if whole else None,
-            high if whole else None,
+            add["path"],
+            add["size"],
+            count(unquote(add["path"])) if rows is None else rows,
+            stats,
+            # The empty text means null there.
+            {name: value or None for name, value in (add.get("partitionValues") or {}).items()},
+            vector=Descriptor.from_json(vector) if vector else None,
+            modified=add.get("modificationTime") or 0,
+            vector_bytes=int((add.get("tags") or {}).get(_VECTOR_BYTES) or 0),
         )
+
+    def bounded_by(self, key: Sequence[str | None]) -> DataFile:
+        """The same file with the bounds of a key, by its names in the file, that is one whole number or date."""
+        if len(key) != 1 or key[0] is None:
+            return self
+        low, high = bounds_of(self.stats, key[0])
+        return self if (low, high) == (self.low, self.high) else replace(self, low=low, high=high)
 
     def may_share_keys(self, other: DataFile) -> bool:
         """Whether two files can hold the same key, judged by their bounds."""
@@ -89,18 +140,47 @@ class DataFile:
             return True
         return bool(self.low <= other.high and other.low <= self.high)
 
-    def add(self, *, data_change: bool = True) -> AddAction:
-        return AddAction(self.path, self.size, self.partition, int(time.time() * 1000), data_change, self.stats)
+    def with_vector(self, vector: Descriptor) -> DataFile:
+        """The same file with these rows marked as deleted. Its bounds are wide from now on: a marked row may be one."""
+        stats = self.stats
+        if stats and _parsed(stats).get("tightBounds") is not False:
+            # As text: numbers must keep their digits.
+            stats = f'{{"tightBounds": false, {stats.lstrip()[1:]}'
+        written = self.vector_bytes + vector.size_in_bytes
+        return replace(self, vector=vector, stats=stats, vector_bytes=written)
 
-    def remove(self, *, data_change: bool = True) -> RemoveAction:
-        # The log keeps paths percent-encoded and delta-rs encodes them again on the way out.
-        return RemoveAction(
-            unquote(self.path),
-            data_change,
-            int(time.time() * 1000),
-            size=self.size,
-            partition_values=dict(self.partition),
-        )
+    def add(self, now: int, *, data_change: bool = True) -> dict[str, Any]:
+        """The action that adds the file."""
+        return {
+            "path": self.path,
+            "partitionValues": dict(self.partition),
+            "size": self.size,
+            "modificationTime": self.modified or now,
+            "dataChange": data_change,
+            "stats": self.stats,
+            **({"tags": {_VECTOR_BYTES: str(self.vector_bytes)}} if self.vector_bytes else {}),
+            **self._marked(),
+        }
+
+    def remove(self, now: int, *, data_change: bool = True) -> dict[str, Any]:
+        """The action that removes the file. Without its vector it would name another file, and the rows would stay."""
+        return {
+            "path": self.path,
+            "deletionTimestamp": now,
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": dict(self.partition),
+            "size": self.size,
+            **self._marked(),
+        }
+
+    def _marked(self) -> dict[str, Any]:
+        return {} if self.vector is None else {"deletionVector": self.vector.to_json()}
+
+    def is_removed_by(self, remove: Mapping[str, Any]) -> bool:
+        """Whether an action removes this very file."""
+        vector = remove.get("deletionVector")
+        return self.identity[1] == (Descriptor.from_json(vector).unique_id if vector else "")
 
 
 class FileWriter:
@@ -195,6 +275,7 @@ class _OpenFile:
                 compression_level=1,
                 use_dictionary=_worth_dictionary(group),
                 store_schema=False,
+                write_page_checksum=True,
             )
         self._writer.write_table(group, row_group_size=_GROUP_ROWS)
 
@@ -212,6 +293,7 @@ class _OpenFile:
         try:
             self._flush()
             assert self._writer is not None
+            self._writer.add_key_value_metadata({_COLUMNS: _columns_written(self.schema)})
             self._writer.close()
         except BaseException as error:
             self.abandon(type(error), error, error.__traceback__)
@@ -374,23 +456,110 @@ def _stat(value: Any, is_high: bool) -> str | None:
 def read_columns(
     place: TablePath, file: DataFile, columns: Sequence[str] | None, kinds: Mapping[str, pa.DataType]
 ) -> Iterator[pa.Table]:
-    """A file's rows, a row group's worth at a time, the partition's values put back. `kinds` types the latter."""
-    with pq.ParquetFile(
-        place.open(unquote(file.path)),
-        memory_map=place.is_local,
-        pre_buffer=not place.is_local,
-        coerce_int96_timestamp_unit="us",  # as Spark writes them; nanoseconds hold no year before 1677 or after 2262
-    ) as parquet:
-        present = [name for name in parquet.schema_arrow.names if columns is None or name in columns]
-        constant = [name for name in file.partition if columns is None or name in columns]
+    """A file's rows, a row group's worth at a time, the partition's values put back. `kinds` types the latter.
+
+    Rows that are marked as deleted are there, too. Raises TableError for a file that is not as it was written: a
+    rewrite would make its damage permanent.
+    """
+    with _opened(place, file) as parquet:
+        present = _present(parquet, columns)
         for batch in parquet.iter_batches(batch_size=_GROUP_ROWS, columns=present, use_threads=False):
-            rows = pa.Table.from_batches([batch])
-            for name in constant:
-                scalar = partition_value(file.partition[name], kinds[name])
-                if name in rows.schema.names:
-                    rows = rows.drop_columns([name])
-                rows = rows.append_column(pa.field(name, kinds[name]), pa.repeat(scalar, rows.num_rows))
-            yield rows
+            yield _with_partition(pa.Table.from_batches([batch]), file, columns, kinds)
+
+
+def read_rows(
+    place: TablePath,
+    file: DataFile,
+    columns: Sequence[str] | None,
+    kinds: Mapping[str, pa.DataType],
+    rows: npt.NDArray[np.int64],
+) -> Iterator[pa.Table]:
+    """The rows of a file with these ascending numbers, as `read_columns` gives them; other row groups are not read."""
+    with _opened(place, file) as parquet:
+        present, start = _present(parquet, columns), 0
+        for group in range(parquet.num_row_groups):
+            end = start + parquet.metadata.row_group(group).num_rows
+            low, high = np.searchsorted(rows, [start, end])
+            if low < high:
+                found = parquet.read_row_group(group, columns=present, use_threads=False)
+                taken = found.take(pa.array(rows[low:high] - start))
+                yield _with_partition(taken, file, columns, kinds)
+            start = end
+
+
+@contextmanager
+def _opened(place: TablePath, file: DataFile) -> Iterator[pq.ParquetFile]:
+    with (
+        _sound(place, file),
+        pq.ParquetFile(
+            place.open(unquote(file.path)),
+            memory_map=place.is_local,
+            pre_buffer=not place.is_local,
+            coerce_int96_timestamp_unit="us",  # as Spark writes them; nanoseconds hold no year before 1677, after 2262
+            page_checksum_verification=True,  # where there are checksums: tailrace did not always write them
+        ) as parquet,
+    ):
+        _require_footer(parquet, file)
+        yield parquet
+
+
+def _present(parquet: pq.ParquetFile, columns: Sequence[str] | None) -> list[str]:
+    return [name for name in parquet.schema_arrow.names if columns is None or name in columns]
+
+
+def _with_partition(
+    rows: pa.Table, file: DataFile, columns: Sequence[str] | None, kinds: Mapping[str, pa.DataType]
+) -> pa.Table:
+    for name in (name for name in file.partition if columns is None or name in columns):
+        scalar = partition_value(file.partition[name], kinds[name])
+        if name in rows.schema.names:
+            rows = rows.drop_columns([name])
+        rows = rows.append_column(pa.field(name, kinds[name]), pa.repeat(scalar, rows.num_rows))
+    return rows
+
+
+def _require_footer(parquet: pq.ParquetFile, file: DataFile) -> None:
+    """A footer has no checksum. Most damage makes it unreadable; a damaged name of a column is just another name."""
+    if parquet.metadata.num_rows != file.rows:
+        raise pa.ArrowInvalid("its number of rows is not the one in the log")
+    stored = (parquet.metadata.metadata or {}).get(_COLUMNS.encode())
+    if stored is not None and stored.decode() != _checksum(parquet.schema_arrow):
+        raise pa.ArrowInvalid("its columns are not those that were written")
+
+
+@lru_cache(maxsize=256)
+def _columns_written(schema: pa.Schema) -> str:
+    """The checksum of the columns as a reader will find them, whose types are not always those that were written."""
+    sink = pa.BufferOutputStream()
+    pq.write_table(schema.empty_table(), sink, store_schema=False)
+    return _checksum(pq.read_schema(pa.BufferReader(sink.getvalue())))
+
+
+def _checksum(schema: pa.Schema) -> str:
+    columns = [f"{column.name}\0{column.type}\0{column.nullable}" for column in schema]
+    return f"{zlib.crc32(chr(1).join(columns).encode('utf-8', 'surrogatepass')):08x}"
+
+
+_DAMAGE = re.compile(
+    r"could not verify page integrity|Couldn't deserialize thrift|decompress|Parquet|ColumnMetaData|codec"
+)
+
+
+@contextmanager
+def _sound(place: TablePath, file: DataFile) -> Iterator[None]:
+    """Turn what a damaged file raises into a TableError. A failing disk or store has an errno, or other words."""
+    try:
+        yield
+    except (OSError, pa.ArrowInvalid) as error:
+        is_damage = isinstance(error, pa.ArrowInvalid) or (error.errno is None and _DAMAGE.search(str(error)))
+        if not is_damage:
+            raise
+        raise TableError(
+            f"{place.uri}/{file.path} is damaged: {str(error).splitlines()[0]}",
+            table=place.table,
+            fix=f"restore the file from a backup, then tailrace retry FILE {place.table}; or copy the table again:"
+            f" tailrace resync FILE {place.table}",
+        ) from error
 
 
 def mean_row_bytes(files: Sequence[DataFile]) -> int:
@@ -399,4 +568,29 @@ def mean_row_bytes(files: Sequence[DataFile]) -> int:
 
 
 def total_rows(files: Iterable[DataFile]) -> int:
-    return sum(file.rows for file in files)
+    return sum(file.alive for file in files)
+
+
+@lru_cache(maxsize=65_536)
+def _parsed(stats: str) -> dict[str, Any]:
+    try:
+        found = json.loads(stats or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+@lru_cache(maxsize=65_536)
+def bounds_of(stats: str, column: str) -> tuple[int | None, int | None]:
+    """The bounds of a column in a file's statistics, as whole numbers; None where they are not, or not there."""
+    parsed = _parsed(stats)
+    low, high = (_number((parsed.get(side) or {}).get(column)) for side in ("minValues", "maxValues"))
+    return (None, None) if low is None or high is None else (low, high)
+
+
+def _number(value: Any) -> int | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str) and _DATE.fullmatch(value):
+        return (datetime.date.fromisoformat(value) - datetime.date(1970, 1, 1)).days
+    return None

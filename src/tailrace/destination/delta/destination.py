@@ -15,20 +15,24 @@ import pyarrow as pa
 
 from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, copy
 from tailrace.destination.chunking import parts
-from tailrace.destination.delta import copy_on_write, maintenance, preflight
+from tailrace.destination.delta import maintenance, preflight, upsert
 from tailrace.destination.delta.column import DeltaLayout
+from tailrace.destination.delta.commit import ConflictError, TableChange, commit
 from tailrace.destination.delta.data_file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.key_index import DeltaTarget
-from tailrace.destination.delta.log import ConflictError, DeltaSnapshot, commit, reaching
-from tailrace.destination.delta.option import DeltaOptions
+from tailrace.destination.delta.log import DeltaSnapshot
+from tailrace.destination.delta.option import DeltaOptions, Updates
 from tailrace.destination.delta.projection import ColumnReading
 from tailrace.destination.delta.reader import read_rows
+from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.metadata import now
+from tailrace.destination.preflight import as_errors
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
 from tailrace.model.change import EXACT, UNCHANGED, Changes
 from tailrace.model.collapse import Collapsed, any_exact, collapse, fit, slim
+from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.table_rows import TableRows
 from tailrace.option.table import idle, matches
@@ -69,6 +73,9 @@ class DeltaDestination(DeltaOptions, Destination):
                 for pattern in unused
             ),
         ]
+
+    def check_columns(self, table: TableSchema) -> list[Finding]:
+        return as_errors(table, preflight.unkept_columns(table))
 
     def keeps_history(self, table: TableSchema) -> bool:
         """Whether a table with a key is kept as a log all the same, one row for each change."""
@@ -124,12 +131,13 @@ class DeltaDestination(DeltaOptions, Destination):
             before = DeltaSnapshot.load(place, name)
             if before is not None:
                 before.sync()
-            if before is not None and before.has(batch.batch):
+            if before is None and not begins:
+                copy.require_unknown(batch, place.uri, root=_root(place))
+            last = before.last_batch(batch.pipeline) if before is not None else None
+            if batch.is_repeat(last):
                 if batch.completes_copy:
                     copy.give_up(place, batch.batch)
-                return Written(repeated=True)
-            if before is None and not begins:
-                copy.require_unknown(batch, place.uri, root=Path(self.path) if place.is_local else None)
+                return Written(repeated=True, last=last)
             pieces = parts(
                 changes,
                 kept,
@@ -146,7 +154,7 @@ class DeltaDestination(DeltaOptions, Destination):
                 if part:
                     raise copy.early_changes_error(table.table)
                 self._hold(place, batch, receipts)
-                return Written()
+                return Written(last=last)
             if batch.completes_copy and held:
                 _require_files(place, name, held)
                 receipts = [*(receipt for note in held for receipt in note.receipts), *receipts]
@@ -155,7 +163,7 @@ class DeltaDestination(DeltaOptions, Destination):
                 copy.give_up(place, batch.batch)
             layout = self._layout(table, exact=any(EXACT in _schema_of(receipt).names for receipt in receipts))
             if not (begins or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
-                return Written()
+                return Written(last=last)
             place.make()
             works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
             tries = _TRIES
@@ -207,6 +215,7 @@ class DeltaDestination(DeltaOptions, Destination):
         at = now()
         written = Written()
         first = True
+        updates = self._updates_of(layout, before)
         layout, evolution = _evolve(layout, None if begins else before)
         reading = evolution.reading
         key = [reading.name(column) for column in layout.table.key]
@@ -215,47 +224,67 @@ class DeltaDestination(DeltaOptions, Destination):
         for work in works:
             if work.has_exact and not layout.exact:
                 layout, evolution = _evolve(replace(layout, exact=True), None if begins else before)
-            target = DeltaTarget(place, layout, evolution.schema, files)
+            target = DeltaTarget(place, layout, evolution.schema, files, updates=updates)
             if first:
                 target.reading, target.staged = reading, _staged(receipts, evolution.schema, layout)
             first = False
             if isinstance(work, Collapsed):
-                outcome = copy_on_write.apply(target, work, at, batch.refetch)
+                outcome = upsert.apply(target, work, at, batch.refetch)
             else:
                 rows = (layout.rows_of(chunk, at) for chunk in work.chunks)
-                outcome = copy_on_write.log(target, rows, work.changes)
-            gone = {file.path for file in outcome.removes}
-            files = [*(file for file in files if file.path not in gone), *outcome.adds]
+                outcome = upsert.log(target, rows, work.changes)
+            gone = {file.identity for file in outcome.removes}
+            files = [*(file for file in files if file.identity not in gone), *outcome.adds]
+            # The parts after one that marked rows find them marked.
+            updates = "merge_on_read" if outcome.marks else updates
             written += Written(work.changes, outcome.upserts, outcome.deletes)
         place.sync()
         failpoint.reach("delta.before_commit")
-        old, new = {file.path for file in known}, {file.path for file in files}
-        # A commit that replaces every file can bring new columns as well.
-        all_new = bool(evolution.added) and bool(old | new) and old.isdisjoint(new)
-        replaces = before is not None and (begins or reading.rewrite or all_new)
-        commit(
-            place,
-            name,
-            before,
+        old, new = {file.identity for file in known}, {file.identity for file in files}
+        change = TableChange(
             evolution.schema,
             layout.partition_by,
-            [file.add() for file in files if replaces or file.path not in old],
-            [] if replaces else [file.remove() for file in known if file.path not in new],
-            batch.batch,
-            added=() if begins else evolution.added,
-            replace=replaces,
+            adds=[file for file in files if file.identity not in old],
+            removes=[file for file in known if file.identity not in new],
+            # Not all of them are among the known ones: a copy begins without looking at them.
+            replace=begins,
+            has_vectors=updates == "merge_on_read" or any(file.vector is not None for file in files),
         )
+        committed = commit(place, name, before, change, batch.batch)
         failpoint.reach("delta.committed")
-        return written
+        return replace(written, last=replace(batch.batch.last, version=committed.version))
+
+    def _updates_of(self, layout: DeltaLayout, before: DeltaSnapshot | None) -> Updates:
+        """How changed rows of a table are replaced. Under `auto`, a table that was marked once stays with that."""
+        if not layout.table.key:
+            return "copy_on_write"
+        chosen = self.updates_of(layout.table.table)
+        if chosen == "auto" and before is not None and before.has_vectors:
+            return "merge_on_read"
+        return chosen
+
+    def updates_of(self, table: TableName) -> Updates:
+        """What `updates` says about a table: the first pattern that matches it counts."""
+        if isinstance(self.updates, str):
+            return self.updates
+        return next((mode for pattern, mode in self.updates.items() if matches(table, [pattern])), "auto")
+
+    def last_batch(self, table: TableName, pipeline: str) -> LastBatch | None:
+        place = self.place(table)
+        with reaching(place, str(table)):
+            snapshot = DeltaSnapshot.load(place, str(table))
+            if snapshot is None and (root := _root(place)) is not None and not root.is_dir():
+                raise copy.missing_root(root, table)
+            return snapshot.last_batch(pipeline) if snapshot is not None else None
 
     def read_table(self, table: TableSchema) -> TableRows | None:
         return None if self.keeps_history(table) else read_rows(self.place(table.table), table)
 
     def maintain(self, table: TableName) -> str | None:
-        """Merge small files and delete unneeded ones if that is due; otherwise only read the table's log."""
+        """Merge small files, fold vectors and delete unneeded files if that is due; otherwise only look at the log."""
         place = self.place(table)
         with reaching(place, str(table)):
-            return maintenance.maintain(place, str(table), self.compact, self.vacuum)
+            return maintenance.maintain(place, str(table), self.compact, self.vacuum, self.updates_of(table))
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""
@@ -266,6 +295,11 @@ class DeltaDestination(DeltaOptions, Destination):
         history = self.keeps_history(table)
         kept = replace(table, key=()) if history else table
         return DeltaLayout(kept, self.metadata, self.deletes == "soft", partition_by, exact, history)
+
+
+def _root(place: TablePath) -> Path | None:
+    """The folder of all tables, on a local disk."""
+    return Path(place.base).parent.parent if place.is_local else None
 
 
 def _require_files(place: TablePath, table: str, notes: Sequence[copy.CopyNote]) -> None:

@@ -6,31 +6,62 @@ file.
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap
 
+from tailrace.destination.delta import deletion_vector, key_file, key_hash
 from tailrace.destination.delta.column import DeltaLayout
 from tailrace.destination.delta.data_file import DataFile, read_columns
+from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
-from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.table_folder import OWN, TablePath
 from tailrace.model import key as keys
+from tailrace.system.cache_folder import cache_folder
+
+_log = logging.getLogger(__name__)
 
 Indexes = npt.NDArray[np.int64]
 _Name = tuple[str, str, str]
+_Number = TypeVar("_Number", np.int64, np.uint64)
 MOST_BYTES = 256 << 20
 """How much memory a process uses for the keys of all tables."""
+STORED_ROWS = 16_384
+"""The keys of a file with fewer rows are read again by a new process: that takes a millisecond."""
+_KEYS = "keys"
+
+
+class RowKeys(Protocol):
+    """The keys of one file's rows, ready to be searched."""
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that is held until this object is gone."""
+
+    def comparable(self) -> keys.Comparable:
+        """The keys, in no particular order."""
+
+    def match(self, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
+        """Each row of the file whose key is wanted, and the index of its key among the wanted ones.
+
+        A key that several rows have is found in all of them. Of a key that is wanted more than once, the first counts.
+        """
 
 
 class FileKeys:
-    """The keys of one file's rows, ready to be searched."""
+    """Keys in memory: a `RowKeys`."""
 
     def __init__(self, key: keys.Comparable) -> None:
         self.key = key
@@ -44,72 +75,101 @@ class FileKeys:
         return int(self.key.nbytes) + (0 if self.order is None else self.order.nbytes)
 
     def comparable(self) -> keys.Comparable:
-        """The keys, in no particular order."""
         return self.key
 
     def match(self, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
-        """The rows of the file whose key is wanted, and for each of them the index of its key among the wanted ones."""
-        nothing = np.zeros(0, np.int64)
-        if isinstance(self.key, np.ndarray) and wanted.numbers is not None:
-            if not len(self.key):
-                return nothing, nothing
-            start = int(np.searchsorted(wanted.numbers, self.key[0], "left"))
-            end = int(np.searchsorted(wanted.numbers, self.key[-1], "right"))
-            sought = wanted.numbers[start:end]
-            if not len(sought):
-                return nothing, nothing
-            # Search the shorter side in the longer; both ascend, so the searches walk through memory once.
-            if len(sought) <= len(self.key):
-                at = np.searchsorted(self.key, sought)
-                hit = np.flatnonzero(self.key[np.minimum(at, len(self.key) - 1)] == sought)
-                rows, which = at[hit], hit
-            else:
-                at = np.searchsorted(sought, self.key)
-                rows = np.flatnonzero(sought[np.minimum(at, len(sought) - 1)] == self.key)
-                which = at[rows]
-            found = rows if self.order is None else self.order[rows].astype(np.int64)
-            return found, wanted.order[start + which]
-        among = pc.index_in(keys.binary(self.key), value_set=wanted.binary)
+        if isinstance(self.key, np.ndarray):
+            return wanted.find(self.key, self.order)
+        among = pc.index_in(self.key, value_set=wanted.binary)
         rows = np.flatnonzero(np.asarray(among.is_valid().to_numpy(zero_copy_only=False), bool))
         return rows, np.asarray(among.drop_null().to_numpy(zero_copy_only=False), np.int64)
 
 
 class KeyProbe:
-    """Keys to be found in files; numbers are sorted once for all of them."""
+    """Keys to be found in files; they are sorted and hashed once for all of them."""
 
     def __init__(self, key: keys.Comparable) -> None:
         self.key = key
-        self.numbers: keys.Numbers | None = None
-        if isinstance(key, np.ndarray):
-            self.order: Indexes = np.argsort(key)
-            self.numbers = key[self.order]
-        self._binary: pa.Array[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.key)
 
-    @property
+    @cached_property
+    def numbers(self) -> tuple[keys.Numbers, Indexes]:
+        """The keys that are whole numbers, ascending and each once, and their indexes."""
+        if isinstance(self.key, np.ndarray):
+            return _each_once(self.key)
+        found, at = keys.numbers(self.key)
+        once, order = _each_once(found)
+        return once, at[order]
+
+    @cached_property
     def binary(self) -> pa.Array[Any]:
-        if self._binary is None:
-            self._binary = keys.binary(self.key)
-        return self._binary
+        return keys.binary(self.key)
+
+    @cached_property
+    def hashes(self) -> tuple[key_hash.KeyHashes, Indexes]:
+        """The hashes of `binary`, ascending, and the index of each one's key."""
+        return _ordered(key_hash.hash64(self.binary))
+
+    def find(self, ascending: keys.Numbers, rows: npt.NDArray[np.uint32] | None = None) -> tuple[Indexes, Indexes]:
+        """`RowKeys.match` for a file's keys that are numbers, sorted, and the row of each of them.
+
+        Without `rows` the file's rows are in this order.
+        """
+        nothing = np.zeros(0, np.int64)
+        if not len(ascending):
+            return nothing, nothing
+        numbers, order = self.numbers
+        start = int(np.searchsorted(numbers, ascending[0], "left"))
+        end = int(np.searchsorted(numbers, ascending[-1], "right"))
+        if start == end:
+            return nothing, nothing
+        at, which = keys.matches(ascending, numbers[start:end])
+        return at if rows is None else rows[at].astype(np.int64), order[start + which]
 
     def may_hold(self, low: Any, high: Any) -> bool:
         """Whether a file with these bounds, as numbers, can hold a wanted key; True when that is not known."""
-        if self.numbers is None or low is None or high is None:
+        if not isinstance(self.key, np.ndarray) or low is None or high is None:
             return True
-        return bool(np.searchsorted(self.numbers, low, "left") < np.searchsorted(self.numbers, high, "right"))
+        numbers, _ = self.numbers
+        return bool(np.searchsorted(numbers, low, "left") < np.searchsorted(numbers, high, "right"))
 
 
-_kept: OrderedDict[_Name, FileKeys] = OrderedDict()
+def _each_once(numbers: keys.Numbers) -> tuple[keys.Numbers, Indexes]:
+    """The numbers, ascending and without repeats, and the first index of each."""
+    ascending, order = _ordered(numbers)
+    first = np.append(True, ascending[1:] != ascending[:-1])[: len(ascending)]
+    return (ascending, order) if first.all() else (ascending[first], order[first])
+
+
+def _ordered(numbers: npt.NDArray[_Number]) -> tuple[npt.NDArray[_Number], Indexes]:
+    """The numbers, ascending, and their indexes; those of equal numbers ascend too."""
+    order = np.argsort(numbers)
+    ascending = numbers[order]
+    if (ascending[1:] == ascending[:-1]).any():
+        order = np.argsort(numbers, kind="stable")  # which takes longer, and seldom matters
+    return ascending, order
+
+
+_kept: OrderedDict[_Name, RowKeys] = OrderedDict()
 _kept_bytes = 0
 _lock = threading.Lock()
 
 
-def keys_of(place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], reading: ColumnReading) -> FileKeys:
-    """The keys of a file, from memory or read now. `kinds` gives the key's columns and their types."""
+def keys_of(
+    place: TablePath,
+    file: DataFile,
+    kinds: Mapping[str, pa.DataType],
+    reading: ColumnReading,
+    *,
+    is_stored: bool = False,
+) -> RowKeys:
+    """The keys of a file, from memory, from its key file or read now. `kinds` gives the key's columns and their types.
+
+    `is_stored`: the file will be there for long, and its keys are worth a file of their own.
+    """
     global _kept_bytes
-    schema = pa.schema(list(kinds.items()))
     names = [reading.name(column) for column in kinds]
     # A schema change may give the same file another key under the same name.
     name = (place.uri, file.path, str([*zip(names, kinds.values(), strict=True)]))
@@ -117,10 +177,11 @@ def keys_of(place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], 
         if name in _kept:
             _kept.move_to_end(name)
             return _kept[name]
-    partitions = {old: kind for old, kind in zip(names, kinds.values(), strict=True) if old in file.partition and old}
-    wanted = [old for old in names if old is not None]
-    pieces = [reading.read(rows, schema) for rows in read_columns(place, file, wanted, partitions)]
-    found = FileKeys(keys.comparable((pa.concat_tables(pieces) if pieces else schema.empty_table()).columns))
+    found: RowKeys | None = None
+    if is_stored and file.rows >= STORED_ROWS:
+        found = _stored_keys(place, file, kinds, reading, signature=str(name))
+    if found is None:
+        found = FileKeys(_read_keys(place, file, kinds, reading))
     with _lock:
         if name not in _kept:
             _kept[name] = found
@@ -129,6 +190,48 @@ def keys_of(place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], 
                 _, gone = _kept.popitem(last=False)
                 _kept_bytes -= gone.nbytes
     return found
+
+
+def key_folder(place: TablePath) -> Path:
+    """The folder of a table's key files: next to the table on a disk; on this machine for an object store."""
+    if place.is_local:
+        return Path(place.base, OWN, _KEYS)
+    return cache_folder() / _KEYS / hashlib.sha256(place.uri.encode()).hexdigest()[:32]
+
+
+def key_name(file: DataFile) -> str:
+    """The name of a data file's key file."""
+    return f"{file.path.replace('/', '~')}.keys"
+
+
+def _stored_keys(
+    place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], reading: ColumnReading, signature: str
+) -> RowKeys | None:
+    """The keys from the data file's key file, which is written now if there is none. None where that is not possible:
+    the keys are then held in memory."""
+    try:
+        path = key_folder(place) / key_name(file)
+        found = key_file.open(path, signature)
+        if found is None:
+            key_file.write(path, _read_keys(place, file, kinds, reading), signature)
+            found = key_file.open(path, signature)
+    except OSError as error:
+        if isinstance(error, FileNotFoundError):
+            raise
+        _log.warning("%s: its keys are held in memory: %s", place.table, error.strerror)
+        return None
+    return found
+
+
+def _read_keys(
+    place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], reading: ColumnReading
+) -> keys.Comparable:
+    schema = pa.schema(list(kinds.items()))
+    names = [reading.name(column) for column in kinds]
+    partitions = {old: kind for old, kind in zip(names, kinds.values(), strict=True) if old in file.partition and old}
+    wanted = [old for old in names if old is not None]
+    pieces = [reading.read(rows, schema) for rows in read_columns(place, file, wanted, partitions)]
+    return keys.comparable((pa.concat_tables(pieces) if pieces else schema.empty_table()).columns)
 
 
 # A Delta table about to be changed: its files, and which of their rows a batch concerns.
@@ -141,6 +244,7 @@ class DeltaTarget:
     schema     the columns the table has after the batch (dropped ones included)
     staged     copied files that are to become the table's, each with how it is read
     reading    how `files` are read as rows of `schema`
+    updates    whether changed rows are marked, or their files rewritten; `auto` chooses by the cost of this batch
     """
 
     place: TablePath
@@ -149,16 +253,38 @@ class DeltaTarget:
     files: list[DataFile]
     staged: list[tuple[DataFile, ColumnReading]] = field(default_factory=list)
     reading: ColumnReading = AS_IS
+    updates: Updates = "copy_on_write"
 
 
 @dataclass
 class Candidate:
+    """A file that a batch may concern. `dead` are its rows that the batch replaces or deletes."""
+
     file: DataFile
     reading: ColumnReading = AS_IS
     staged: bool = False
-    keys: FileKeys | None = None
+    keys: RowKeys | None = None
     dead: list[Indexes] = field(default_factory=list)
     joining: Indexes | None = None
+
+    def marked(self, place: TablePath) -> BitMap:
+        """The rows that were deleted before this batch."""
+        return BitMap() if self.file.vector is None else deletion_vector.read(place, self.file.vector, place.table)
+
+    def still_alive(self, place: TablePath, rows: Indexes) -> Indexes:
+        """Which of these rows, by their place in the list, are neither deleted before nor by this batch."""
+        if not len(rows):
+            return rows
+        alive = np.ones(len(rows), bool)
+        if self.file.vector is not None:
+            alive &= ~np.isin(rows, deletion_vector.numbers(deletion_vector.bitmap(rows) & self.marked(place)))
+        if self.dead:
+            alive &= ~np.isin(rows, np.concatenate(self.dead))
+        return np.flatnonzero(alive)
+
+    def kill(self, rows: Indexes) -> None:
+        if len(rows):
+            self.dead.append(rows)
 
 
 class Finder:
@@ -166,17 +292,27 @@ class Finder:
         self.target = target
         self.kinds = kinds
 
-    def keys(self, entry: Candidate) -> FileKeys:
+    def keys(self, entry: Candidate) -> RowKeys:
         if entry.keys is None:
-            entry.keys = keys_of(self.target.place, entry.file, self.kinds, entry.reading)
+            entry.keys = keys_of(
+                self.target.place,
+                entry.file,
+                self.kinds,
+                entry.reading,
+                is_stored=self.target.updates == "merge_on_read" and not entry.staged,
+            )
         return entry.keys
+
+    def find(self, entry: Candidate, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
+        """The living rows of a file whose key is wanted, and for each the index of its key among the wanted ones."""
+        rows, which = self.keys(entry).match(wanted)
+        alive = entry.still_alive(self.target.place, rows)
+        return rows[alive], which[alive]
 
     def bury_all(self, candidates: list[Candidate], wanted: KeyProbe) -> None:
         for entry in candidates:
             if wanted.may_hold(entry.file.low, entry.file.high):
-                rows, _ = self.keys(entry).match(wanted)
-                if len(rows):
-                    entry.dead.append(rows)
+                entry.kill(self.find(entry, wanted)[0])
 
 
 def partition_kinds(target: DeltaTarget, file: DataFile) -> dict[str, pa.DataType]:

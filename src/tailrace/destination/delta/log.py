@@ -1,182 +1,320 @@
-"""The transaction log of one Delta table: what it holds now, and the one commit that makes a batch visible."""
+"""The transaction log of one Delta table, read: its files, columns and application transactions at one version.
+
+tailrace reads and writes the log itself, because delta-rs neither shows deletion vectors nor commits them. A process
+keeps the last version of each table it works on and reads only what came after it, so that a batch costs the same
+however many files and versions there are. Checkpoints are made by delta-rs (`commit.py`).
+"""
 
 from __future__ import annotations
 
-import datetime
-import errno
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from deltalake import DeltaTable, Schema, TableFeatures
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
-from deltalake.transaction import (
-    AddAction,
-    CommitProperties,
-    RemoveAction,
-    Transaction,
-    create_table_with_add_actions,
-)
+from deltalake import Schema
+from deltalake.exceptions import DeltaError
 
-from tailrace.destination import Batch
 from tailrace.destination.delta.column import delta_type
-from tailrace.destination.delta.data_file import DataFile, partition_text
-from tailrace.destination.delta.table_folder import OWN, TablePath
-from tailrace.errors import OwnedError, TableError, UnavailableError
+from tailrace.destination.delta.data_file import DataFile
+from tailrace.destination.delta.store_error import log_error
+from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, FileStamp, TablePath
+from tailrace.errors import TableError
+from tailrace.model.last_batch import LastBatch
 from tailrace.system import failpoint
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
-LOG = "_delta_log"
-_LAST_CHECKPOINT = "_last_checkpoint"
-CONFIGURATION: Mapping[str, str] = {
-    # Thousands of small commits a day: a reader opens the last checkpoint and at most this many commits.
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 days",
-    "delta.enableExpiredLogCleanup": "true",
-    # Checkpoints list removed files this long; small batches remove some each, and a checkpoint must stay small.
-    "delta.deletedFileRetentionDuration": "interval 2 hours",
-}
-_synced: dict[str, int] = {}
-"""By the table's id, the version up to which this process has made the table's log durable."""
-
-
-class ConflictError(Exception):
-    """Another writer changed the table during this commit; what was computed from the table must be computed again."""
+FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "deletionVectors"})
+"""The features of Delta that a table may have and tailrace still knows how to write it."""
+LAST_CHECKPOINT = "_last_checkpoint"
+_COMMIT = re.compile(r"(\d{20})\.json")
+_CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
+_CHECKPOINT_COLUMNS = ("protocol", "metaData", "txn", "add")
 
 
 @dataclass(frozen=True)
 class DeltaSnapshot:
-    """A Delta table at one version."""
+    """A Delta table at one version. `protocol` and `metadata` are the last actions of these kinds, as in the log."""
 
     place: TablePath
     table: str
-    handle: DeltaTable
+    version: int = -1
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    transactions: Mapping[str, int] = field(default_factory=dict)
+    by_path: Mapping[str, DataFile] = field(default_factory=dict)
 
     @classmethod
     def load(cls, place: TablePath, table: str) -> DeltaSnapshot | None:
-        """The table now, None if there is none. Raises TableError for one that tailrace did not make."""
-        try:
-            if place.is_file():
-                raise TableNotFoundError
-            handle = _opened(place)
-        except TableNotFoundError:
+        """The table now, None if there is none. Raises TableError for one that tailrace did not make or cannot write,
+        and for a log that is damaged."""
+        found = None if place.is_file() else _current(place, table)
+        if found is None:
             if problem := foreign_content(place):
-                raise TableError(problem, table=table, fix=f"move {place.uri} away, or choose another path") from None
+                raise TableError(problem, table=table, fix=f"move {place.uri} away, or choose another path")
             return None
-        if handle.metadata().description != MARK:
-            raise TableError(
-                f"the Delta table at {place.uri} was not made by tailrace",
-                table=table,
-                fix=f"move {place.uri} away, or choose another path",
-            )
-        return cls(place, table, handle)
+        if problem := found.foreign() or found.unwritable():
+            raise TableError(problem, table=table, fix=f"move {place.uri} away, or choose another path")
+        return found
 
-    def has(self, batch: Batch) -> bool:
-        """Whether this batch, or a later one of its pipeline, is in the table."""
-        return batch.is_repeat(self.handle.transaction_version(app_id(batch)))
+    def foreign(self) -> str | None:
+        """Why this is not a table of ours; None if it is."""
+        if self.metadata.get("description") == MARK:
+            return None
+        return f"the Delta table at {self.place.uri} was not made by tailrace"
+
+    def unwritable(self) -> str | None:
+        """What another program made of the table that tailrace cannot write; None if nothing."""
+        lowest, features = self.protocol.get("minWriterVersion", 1), set(self.protocol.get("writerFeatures") or ())
+        if not (lowest <= 2 or (lowest == 7 and features <= FEATURES)):
+            others = ", ".join(sorted(features - FEATURES)) or f"writer version {lowest}"
+            return f"another program gave the Delta table at {self.place.uri} a feature that tailrace lacks: {others}"
+        if self.configuration.get("delta.appendOnly") == "true":
+            return f"another program set delta.appendOnly for the Delta table at {self.place.uri}"
+        return None
+
+    def last_batch(self, pipeline: str) -> LastBatch | None:
+        """The last batch of a pipeline in the table."""
+        found = self.transactions.get(app_id(pipeline))
+        if found is None:
+            return None
+        return LastBatch(found, self.transactions.get(end_id(pipeline)), self.version)
+
+    @property
+    def configuration(self) -> Mapping[str, str]:
+        return self.metadata.get("configuration") or {}
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether the table may have deletion vectors. Once it has, it keeps the feature."""
+        return "deletionVectors" in (self.protocol.get("readerFeatures") or ())
 
     @cached_property
     def schema(self) -> pa.Schema:
-        raw = pa.schema(self.handle.schema().to_arrow())
-        return pa.schema([pa.field(f.name, delta_type(f.type), metadata=f.metadata) for f in raw])
+        return _columns(self.metadata["schemaString"])
 
     @cached_property
     def partition_by(self) -> tuple[str, ...]:
-        return tuple(self.handle.metadata().partition_columns)
+        return tuple(self.metadata.get("partitionColumns") or ())
 
     def files(self, key: Sequence[str | None] = ()) -> list[DataFile]:
-        """The table's files; with the bounds of a key, by its names in the files, that is one whole number or date.
+        """The table's files; with the bounds of a key, by its names in the files, that is one whole number or date."""
+        return [file.bounded_by(key) for file in self.by_path.values()]
 
-        Raises TableError when another writer left a file there that tailrace cannot take out again.
-        """
-        adds = pa.table(self.handle.get_add_actions(flatten=True))
-        count = adds.num_rows
-        if others := [path for path in adds.column("path").to_pylist() if not path.isascii()]:
-            # delta-rs escapes such a name when it removes the file. No reader recognizes the escaped name, so the old
-            # rows would stay next to the rewritten ones.
-            raise TableError(
-                f"another writer gave a file of {self.place.uri} a name that delta-rs cannot remove: {others[0]}",
-                table=self.table,
-                fix=f"move {self.place.uri} away, then copy the table again: tailrace resync FILE {self.table}",
-            )
-
-        def column(name: str) -> list[Any]:
-            return adds.column(name).to_pylist() if name in adds.schema.names else [None] * count
-
-        low, high = (
-            (column(f"min.{key[0]}"), column(f"max.{key[0]}")) if len(key) == 1 else ([None] * count, [None] * count)
+    def after(self, version: int, actions: Iterable[Mapping[str, Any]]) -> DeltaSnapshot:
+        """The table after a version with these actions."""
+        protocol, metadata = self.protocol, self.metadata
+        transactions, files = dict(self.transactions), dict(self.by_path)
+        # A commit may remove and add the same path with another vector, in any order.
+        for action in sorted(actions, key=lambda one: "remove" not in one):
+            if (add := action.get("add")) is not None:
+                files[add["path"]] = DataFile.from_add(add, lambda path: _count(self.place, path))
+            elif (remove := action.get("remove")) is not None:
+                known = files.get(remove["path"])
+                if known is not None and known.is_removed_by(remove):
+                    del files[remove["path"]]
+            elif (transaction := action.get("txn")) is not None:
+                transactions[transaction["appId"]] = transaction["version"]
+            elif (given := action.get("protocol")) is not None:
+                protocol = given
+            elif (given := action.get("metaData")) is not None:
+                metadata = given
+        return replace(
+            self, version=version, protocol=protocol, metadata=metadata, transactions=transactions, by_path=files
         )
-        partitions = {name: column(f"partition.{name}") for name in self.partition_by}
-        return [
-            DataFile(
-                path,
-                size,
-                self._count(path) if rows is None else rows,
-                partition={name: partition_text(values[index]) for name, values in partitions.items()},
-                low=_bound(low[index]),
-                high=_bound(high[index]),
-            )
-            for index, (path, size, rows) in enumerate(
-                zip(column("path"), column("size_bytes"), column("num_records"), strict=True)
-            )
-        ]
 
     def sync(self) -> None:
-        """Make the log durable up to this version, which delta-rs and other writers leave to the operating system.
+        """Make the log durable up to this version, which other writers leave to the operating system.
 
         Versions that this process has already made durable cost nothing.
         """
-        version, table_id = self.handle.version(), str(self.handle.metadata().id)
-        if not self.place.is_local or _synced.get(table_id, -1) >= version:
+        table_id = str(self.metadata["id"])
+        if not self.place.is_local or _synced.get(table_id, -1) >= self.version:
             return
         failpoint.reach("delta.before_sync")
         # The previous process may have been killed between a commit and this call.
-        first = _synced[table_id] + 1 if table_id in _synced else _checkpoint(self.place)
-        for number in range(first, version + 1):
+        first = _synced[table_id] + 1 if table_id in _synced else _checkpoint_version(self.place)
+        for number in range(first, self.version + 1):
             for ending in ("json", "checkpoint.parquet"):
                 self.place.sync_file(f"{LOG}/{number:020}.{ending}")
-        self.place.sync_file(f"{LOG}/{_LAST_CHECKPOINT}")
+        self.place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
         self.place.sync(LOG)
-        _synced[table_id] = version
-
-    def _count(self, path: str) -> int:
-        return int(pq.read_metadata(self.place.open(path)).num_rows)
+        _synced[table_id] = self.version
 
 
-def _checkpoint(place: TablePath) -> int:
+_synced: dict[str, int] = {}
+"""By the table's id, the version up to which this process has made the table's log durable."""
+
+
+# -- the last version of each table, kept in memory -------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Known:
+    """A version, and how its log looked when it was read: unchanged, there is nothing newer."""
+
+    snapshot: DeltaSnapshot
+    stamp: FileStamp | None
+
+
+_known: dict[str, _Known] = {}
+_lock = threading.Lock()
+
+
+def _current(place: TablePath, table: str) -> DeltaSnapshot | None:
+    with _lock:
+        known = _known.get(place.uri)
+    stamp = place.stamp(*_stamped(place, known.snapshot.version)) if known is not None else None
+    if known is not None and stamp is not None and known.stamp == stamp:
+        if place.is_local:
+            return replace(known.snapshot, table=table)
+        found: DeltaSnapshot | None = _follow(replace(known.snapshot, table=table, place=place))
+    else:
+        found = _read(place, table)
+    with _lock:
+        if found is None:
+            _known.pop(place.uri, None)
+            return None
+        # What another writer adds between the two shows as a conflict when this process commits.
+        _known[place.uri] = _Known(found, place.stamp(*_stamped(place, found.version)))
+    return found
+
+
+def remember(snapshot: DeltaSnapshot) -> None:
+    """Keep a version that this process has just committed, durably."""
+    place = snapshot.place
+    with _lock:
+        _known[place.uri] = _Known(snapshot, place.stamp(*_stamped(place, snapshot.version)))
+    _synced[str(snapshot.metadata["id"])] = snapshot.version
+
+
+def forget(place: TablePath) -> None:
+    """Read the whole log the next time."""
+    with _lock:
+        _known.pop(place.uri, None)
+
+
+def _stamped(place: TablePath, version: int) -> list[str]:
+    """What changes with the log: its last version, and on a disk its folder, too."""
+    last = f"{LOG}/{version:020}.json"
+    return [LOG, last] if place.is_local else [last]
+
+
+def _follow(snapshot: DeltaSnapshot) -> DeltaSnapshot:
+    """Take in the versions since."""
+    while (body := snapshot.place.read(f"{LOG}/{snapshot.version + 1:020}.json")) is not None:
+        snapshot = snapshot.after(snapshot.version + 1, _actions(snapshot, snapshot.version + 1, body))
+    return snapshot
+
+
+# -- the log as it lies in storage ------------------------------------------------------------------------
+
+
+def _read(place: TablePath, table: str) -> DeltaSnapshot | None:
+    """The newest version, from the last checkpoint and the commits after it."""
+    commits: set[int] = set()
+    checkpoints: dict[int, list[str]] = {}
+    for name in place.names(LOG):
+        if found := _COMMIT.fullmatch(name):
+            commits.add(int(found[1]))
+        elif found := _CHECKPOINT.fullmatch(name):
+            checkpoints.setdefault(int(found[1]), []).append(name)
+    if not commits and not checkpoints:
+        return None
+    snapshot = DeltaSnapshot(place, table)
+    whole = [number for number, names in checkpoints.items() if _is_whole(names)]
+    if whole:
+        snapshot = _from_checkpoint(snapshot, max(whole), checkpoints[max(whole)])
+    newest = max(commits, default=-1)
+    for number in range(snapshot.version + 1, newest + 1):
+        body = place.read(f"{LOG}/{number:020}.json") if number in commits else None
+        if body is None:
+            raise log_error(place, table, f"version {number} is missing")
+        snapshot = snapshot.after(number, _actions(snapshot, number, body))
+    if not snapshot.metadata or not snapshot.protocol:
+        raise log_error(place, table, f"version {snapshot.version} has no metadata")
+    return snapshot
+
+
+def _is_whole(names: list[str]) -> bool:
+    parts = [found[3] for name in names if (found := _CHECKPOINT.fullmatch(name))]
+    return None in parts or any(len(parts) == int(count) for count in parts)
+
+
+def _from_checkpoint(snapshot: DeltaSnapshot, version: int, names: list[str]) -> DeltaSnapshot:
+    single = f"{version:020}.checkpoint.parquet"
+    actions: list[dict[str, Any]] = []
+    for name in [single] if single in names else names:
+        try:
+            rows = pq.read_table(snapshot.place.open(f"{LOG}/{name}"), columns=list(_CHECKPOINT_COLUMNS))
+        except (pa.ArrowInvalid, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise log_error(snapshot.place, snapshot.table, f"checkpoint {version} is damaged") from error
+        for kind in _CHECKPOINT_COLUMNS:
+            column = rows.column(kind)
+            actions += [{kind: _plain(value)} for value in column.filter(column.is_valid()).to_pylist()]
+    return snapshot.after(version, actions)
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    """An action of a checkpoint as it stands in a commit: without what is null, and with maps as objects."""
+    found = {}
+    for name, one in value.items():
+        if one is None:
+            continue
+        if name in ("partitionValues", "tags", "configuration", "options"):
+            one = dict(one)
+        found[name] = _plain(one) if name in ("deletionVector", "format") else one
+    return found
+
+
+def _actions(snapshot: DeltaSnapshot, version: int, body: bytes) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in body.splitlines() if line.strip()]
+    except ValueError as error:
+        raise log_error(snapshot.place, snapshot.table, f"version {version} is damaged") from error
+
+
+@lru_cache(maxsize=256)
+def _columns(text: str) -> pa.Schema:
+    raw = pa.schema(Schema.from_json(text).to_arrow())
+    return pa.schema([pa.field(f.name, delta_type(f.type), metadata=f.metadata) for f in raw])
+
+
+def _count(place: TablePath, path: str) -> int:
+    return int(pq.read_metadata(place.open(path)).num_rows)
+
+
+def _checkpoint_version(place: TablePath) -> int:
     """The version of the last checkpoint: a reader needs nothing before it."""
     try:
-        return int(json.loads(Path(place.base, LOG, _LAST_CHECKPOINT).read_bytes())["version"])
+        return int(json.loads(Path(place.base, LOG, LAST_CHECKPOINT).read_bytes())["version"])
     except (FileNotFoundError, ValueError):
         return 0
 
 
-def _opened(place: TablePath) -> DeltaTable:
-    return DeltaTable(place.uri, storage_options=dict(place.options) or None)
+def app_id(pipeline: str) -> str:
+    """The application transaction whose version is the number of the last batch."""
+    return f"tailrace/{pipeline}"
 
 
-def _needs_clock(schema: pa.Schema, handle: DeltaTable) -> bool:
-    """Whether a table must first enable timestamps without a zone, which Delta counts as a feature."""
-    features = handle.protocol().reader_features or []
-    return "timestampNtz" not in features and "timestamp[us]" in str(schema.types)
-
-
-def app_id(batch: Batch) -> str:
-    return f"tailrace/{batch.pipeline}"
+def end_id(pipeline: str) -> str:
+    """The application transaction whose version identifies the offset at which that batch ends."""
+    return f"{app_id(pipeline)}/end"
 
 
 def foreign_content(place: TablePath) -> str | None:
     """Why a table cannot be created here: the place holds something that tailrace did not make. None if it does not."""
     if place.is_file():
         return f"{place.uri} is a file, not a directory"
-    others = [name for name in place.names() if name != OWN and not _is_data(place, name)]
+    others = [name for name in place.names() if name not in (OWN, VECTORS) and not _is_data(place, name)]
     # A log directory without a commit is what a crash before the very first one leaves.
     if others == [LOG]:
         return None
@@ -189,136 +327,11 @@ def _is_data(place: TablePath, name: str) -> bool:
     return all(file.startswith("part-") and file.endswith(".parquet") for file in files)
 
 
-def commit(
-    place: TablePath,
-    table: str,
-    before: DeltaSnapshot | None,
-    schema: pa.Schema,
-    partition_by: Sequence[str],
-    adds: Sequence[AddAction],
-    removes: Sequence[RemoveAction],
-    batch: Batch | None,
-    *,
-    added: Sequence[pa.Field[Any]] = (),
-    replace: bool = False,
-) -> None:
-    """Add and remove these files in one commit that carries the batch; with `replace`, everything else goes too.
-
-    `added` are columns of the schema that the table lacks. delta-rs adds columns or files in a commit, not both,
-    unless it replaces all files; otherwise a commit that only adds the columns comes first, and a repeat skips it.
-    Durable when it returns. Raises OwnedError when another runner committed a batch of the same pipeline meanwhile,
-    ConflictError when any other writer committed.
-    """
-    properties = CommitProperties(
-        # The commit is the very next version or fails: delta-rs does not treat an OPTIMIZE in between as a conflict,
-        # and the files it merged would be there twice.
-        max_commit_retries=0,
-        app_transactions=[Transaction(app_id(batch), batch.id)] if batch else None,
-        custom_metadata={"tailrace.batch": str(batch.id)} if batch else None,
-    )
-    delta_schema = Schema.from_arrow(schema)
+def problem_of(place: TablePath) -> str | None:
+    """Why a table cannot be kept here; None if it can. Creates nothing."""
     try:
-        if before is not None and before.partition_by == tuple(partition_by):
-            if replace and _needs_clock(schema, before.handle):
-                before.handle.alter.add_feature(
-                    TableFeatures.TimestampWithoutTimezone, allow_protocol_versions_increase=True
-                )
-            alone = not (adds or removes)
-            if added and not replace:
-                before.handle.alter.add_columns(
-                    Schema.from_arrow(pa.schema(list(added))).fields,
-                    commit_properties=properties if alone else CommitProperties(max_commit_retries=0),
-                )
-                # On disk before the rows: a power cut must not undo the columns alone.
-                DeltaSnapshot(place, table, _opened(place)).sync()
-                failpoint.reach("delta.columns_added")
-            if replace or not (added and alone):
-                before.handle.create_write_transaction(
-                    list(adds) if replace else [*adds, *removes],
-                    "overwrite" if replace else "append",
-                    delta_schema if replace else before.handle.schema(),
-                    list(partition_by),
-                    commit_properties=properties,
-                )
-        else:
-            create_table_with_add_actions(
-                place.uri,
-                delta_schema,
-                list(adds),
-                mode="error" if before is None else "overwrite",
-                partition_by=list(partition_by),
-                name=table,
-                description=MARK,
-                configuration=CONFIGURATION,
-                storage_options=dict(place.options) or None,
-                commit_properties=properties,
-            )
-    except DeltaError as error:
-        lost = isinstance(error, CommitFailedError) or _EXISTS.match(str(error)) is not None
-        if not lost:
-            raise
-        if batch is not None:
-            now = DeltaSnapshot.load(place, table)
-            if now is not None and now.has(batch):
-                raise OwnedError(
-                    f"another runner wrote batch {batch.id} of pipeline {batch.pipeline}",
-                    table=table,
-                    fix="stop the other runner of this pipeline, or this one",
-                ) from error
-        raise ConflictError(str(error)) from error
-    DeltaSnapshot(place, table, _opened(place)).sync()
-
-
-# delta-rs raises most failures of a store as OSError; what is left begins with these words. Names of tables, columns
-# and files come after them, so none can be taken for an outage.
-_DOWN = re.compile(
-    r"(?:(?:Generic error|Generic DeltaTable error|Kernel error|Transaction failed|Log storage error"
-    r"|Failed to read delta log object): )*"
-    r"(?:Error interacting with object store|Generic (?:S3|GCS|MicrosoftAzure|LocalFileSystem|HTTP) error)\b"
-)
-_EXISTS = re.compile(r"(?:Generic error: )?A (?:Delta Lake )?table already exists at")
-
-
-@contextmanager
-def reaching(place: TablePath, table: str) -> Iterator[None]:
-    """Turn the errors of a full or read-only disk and of an unreachable object store into UnavailableError."""
-    try:
-        yield
-    except FileNotFoundError as error:
-        if not place.is_local or not Path(place.base, LOG).is_dir():
-            raise _unavailable(place, table, "ENOENT") from error
-        raise TableError(
-            f"a file of the table is no longer in {place.uri}",
-            table=table,
-            fix=f"restore it, then tailrace retry FILE {table}; or tailrace resync FILE {table}",
-        ) from error
-    except OSError as error:
-        raise _unavailable(place, table, errno.errorcode.get(error.errno or 0, "error")) from error
-    except DeltaError as error:
-        if _DOWN.match(str(error)):
-            raise _unavailable(place, table, str(error).splitlines()[0]) from error
-        raise TableError(
-            f"delta-rs reported an error: {str(error).splitlines()[0]}",
-            table=table,
-            fix=f"check the log in {place.uri}/{LOG}; if it is damaged, move {place.uri} away, then copy the table "
-            f"again: tailrace resync FILE {table}",
-        ) from error
-
-
-def _unavailable(place: TablePath, table: str, reason: str) -> UnavailableError:
-    access = "this user may write there" if place.is_local else "the network and storage_options allow access"
-    return UnavailableError(
-        f"cannot use {place.uri}: {reason}",
-        table=table,
-        fix=f"check that {place.uri} is there and has space and that {access}; tailrace retries by itself",
-    )
-
-
-def _bound(value: Any) -> int | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int):
-        return value
-    if isinstance(value, datetime.date) and not isinstance(value, datetime.datetime):
-        return (value - datetime.date(1970, 1, 1)).days
-    return None
+        found = None if place.is_file() else _current(place, place.table)
+    except (TableError, DeltaError, OSError) as error:
+        message = error.message if isinstance(error, TableError) else str(error).splitlines()[0]
+        return foreign_content(place) or f"cannot be read: {message}"
+    return foreign_content(place) if found is None else found.foreign() or found.unwritable()

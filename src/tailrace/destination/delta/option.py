@@ -9,6 +9,9 @@ from pydantic import BeforeValidator, Field
 from tailrace.option.table import Pattern
 from tailrace.option.value import Duration, Location, Off, Options, Secret, Size, TypedOptions, none_if_off
 
+Updates = Literal["auto", "copy_on_write", "merge_on_read"]
+"""What becomes of a file that holds a changed row: it is rewritten, or the row is marked in a deletion vector."""
+
 
 class CompactOptions(Options):
     """When small files are merged into large ones, between batches."""
@@ -39,6 +42,11 @@ class DeltaOptions(TypedOptions):
     )
     history: list[Pattern] = Field(
         default=[], description="patterns of tables that keep a row for each change: [public.orders, audit.*]"
+    )
+    updates: Updates | dict[Pattern, Updates] = Field(
+        default="auto",
+        description="how changed rows are replaced: auto, copy_on_write or merge_on_read, for all tables or by pattern:"
+        " {public.orders: merge_on_read}",
     )
     compact: Annotated[
         CompactOptions | None, BeforeValidator(none_if_off, json_schema_input_type=CompactOptions | Off | None)

@@ -6,14 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pyarrow as pa
-from deltalake import DeltaTable
-from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from tailrace.destination.delta.column import DeltaLayout, delta_type
-from tailrace.destination.delta.log import MARK, foreign_content, reaching
+from tailrace.destination.delta.log import problem_of
+from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
-from tailrace.errors import Finding
+from tailrace.errors import Finding, TableError
 from tailrace.model.schema import TableSchema
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
@@ -26,8 +25,11 @@ def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]
         return findings
     seen: dict[str, TableSchema] = {}
     for table, place, layout in tables:
-        with reaching(place, str(table.table)):
-            findings += _look_at_table(table, place, layout)
+        try:
+            with reaching(place, str(table.table)):
+                findings += _look_at_table(table, place, layout)
+        except TableError as error:
+            findings.append(Finding("error", str(table.table), error.message, error.fix, str(table.table)))
         twin = seen.setdefault(place.uri.lower(), table)
         if twin is not table:
             findings.append(
@@ -36,6 +38,7 @@ def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]
                     str(table.table),
                     f"differs from {twin.table} only in case; some file systems treat the two names as one",
                     "keep one of them at another destination path",
+                    str(table.table),
                 )
             )
     return findings
@@ -62,21 +65,18 @@ def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) ->
                     "partition by text, integer, date or boolean",
                 )
             )
-    problems += column_problems(
-        table, delta_type, lambda column: column.startswith("_tailrace_"), str.lower, "which Delta does not allow"
-    )
-    if problem := _foreign(place):
+    problems += unkept_columns(table)
+    if problem := problem_of(place):
         problems.append((problem, f"move {place.uri} away, or choose another path"))
     return table_findings(table, problems, f"kept {'with its history ' if layout.history else ''}at {place.uri}")
 
 
-def _foreign(place: TablePath) -> str | None:
-    if place.is_file():
-        return foreign_content(place)
-    try:
-        described = DeltaTable(place.uri, storage_options=dict(place.options) or None).metadata().description
-    except TableNotFoundError:
-        return foreign_content(place)
-    except (DeltaError, OSError) as error:
-        return foreign_content(place) or f"cannot be read: {str(error).splitlines()[0]}"
-    return None if described == MARK else f"the Delta table at {place.uri} was not made by tailrace"
+def unkept_columns(table: TableSchema) -> list[ColumnProblem]:
+    """Columns that a Delta table cannot have. Pure."""
+    return column_problems(
+        table,
+        delta_type,
+        lambda column: column.lower().startswith("_tailrace_"),
+        str.lower,
+        "which Delta does not allow",
+    )

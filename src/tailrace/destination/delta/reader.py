@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from deltalake import DeltaTable
+from deltalake import DeltaTable, QueryBuilder
 from pyarrow.dataset import ParquetReadOptions
 
 from tailrace.destination.delta.column import delta_type, to_delta
-from tailrace.destination.delta.log import reaching
+from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.evolution import is_wider
 from tailrace.destination.metadata import DELETED_AT
@@ -29,13 +28,11 @@ def read_rows(place: TablePath, table: TableSchema) -> TableRows:
     rows: RowBatches = iter(())
     with reaching(place, str(table.table)):
         if DeltaTable.is_deltatable(place.uri, storage_options=options):
-            dataset = DeltaTable(place.uri, storage_options=options).to_pyarrow_dataset(
-                # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
-                parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
-            )
+            handle = DeltaTable(place.uri, storage_options=options)
+            columns = pa.schema(handle.schema().to_arrow())
             # A type that became narrower upstream stayed wide here; if cast, different values could look equal.
-            types |= {f.name: f.type for f in dataset.schema if f.name in types and is_wider(f.type, types[f.name])}
-            rows = _reached(_read(dataset, types), place, str(table.table))
+            types |= {f.name: f.type for f in columns if f.name in types and is_wider(f.type, types[f.name])}
+            rows = _reached(_read(_scan(handle), types), place, str(table.table))
 
     def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
@@ -49,8 +46,21 @@ def _reached(rows: RowBatches, place: TablePath, table: str) -> RowBatches:
         yield from rows
 
 
-def _read(dataset: Any, columns: Mapping[str, pa.DataType]) -> RowBatches:
-    for batch in dataset.to_batches(batch_size=_READ_ROWS, batch_readahead=2, fragment_readahead=1):
+def _scan(handle: DeltaTable) -> RowBatches:
+    """All rows, by an engine that did not write them."""
+    if "deletionVectors" in (handle.protocol().reader_features or []):
+        # Datasets refuse deletion vectors.
+        query = QueryBuilder().register("it", handle).execute("SELECT * FROM it")
+        return (pa.record_batch(batch) for batch in query)
+    dataset = handle.to_pyarrow_dataset(
+        # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
+        parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
+    )
+    return iter(dataset.to_batches(batch_size=_READ_ROWS, batch_readahead=2, fragment_readahead=1))
+
+
+def _read(batches: RowBatches, columns: Mapping[str, pa.DataType]) -> RowBatches:
+    for batch in batches:
         alive = batch
         if DELETED_AT in batch.schema.names:
             alive = batch.filter(pc.is_null(batch.column(DELETED_AT)))

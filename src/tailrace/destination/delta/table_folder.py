@@ -17,16 +17,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+import pyarrow as pa
 from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs as arrow_fs
 
+from tailrace.destination.delta import object_store
 from tailrace.errors import PreflightError
 from tailrace.model.schema import TableName
 from tailrace.system import atomic_file
 
+LOG = "_delta_log"
 OWN = "_tailrace"
 """The folder in a table's directory for tailrace's own notes. Readers of Delta and vacuums ignore it."""
+VECTORS = "_dv"
+"""The folder of deletion vectors: vacuums of others leave a folder alone that begins with an underscore."""
+
+FileStamp = tuple[int, ...]
+"""What changes when a file or folder does: compared, never read."""
 
 _PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
 _RESERVED = frozenset(["con", "prn", "aux", "nul", *(f"com{n}" for n in range(10)), *(f"lpt{n}" for n in range(10))])
@@ -42,9 +50,27 @@ def encode(part: str) -> str:
     )
 
 
+class _ByteSink:
+    """A file of delta-rs to write to. Arrow hands over its own buffers, of which delta-rs takes only bytes."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def write(self, data: Any) -> Any:
+        return self._file.write(bytes(data))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+class _Store(DeltaStorageHandler):
+    def open_output_stream(self, path: str, metadata: dict[str, str] | None = None) -> pa.PythonFile:
+        return pa.PythonFile(_ByteSink(self._handler.open_output_stream(path, metadata)), mode="w")
+
+
 def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
     try:
-        return DeltaStorageHandler(uri, dict(options))
+        return _Store(uri, dict(options))
     except (DeltaError, OSError) as error:
         # Its text may quote the options, and with them keys to the store.
         raise PreflightError(
@@ -61,6 +87,7 @@ class TablePath:
     files: arrow_fs.FileSystem
     is_local: bool
     options: Mapping[str, str] = field(default_factory=dict, repr=False)
+    table: str = ""
 
     @classmethod
     def of(cls, root: str, table: TableName, options: Mapping[str, str]) -> TablePath:
@@ -68,32 +95,75 @@ class TablePath:
         tail = f"{encode(table.schema)}/{encode(table.name)}"
         if "://" in root and not root.startswith("file://"):
             uri = f"{root.rstrip('/')}/{tail}"
-            return cls(uri, "", arrow_fs.PyFileSystem(_open_store(uri, options)), False, options)
+            return cls(uri, "", arrow_fs.PyFileSystem(_open_store(uri, options)), False, options, str(table))
         base = str(Path(root.removeprefix("file://")).absolute() / tail)
-        return cls(base, base, arrow_fs.LocalFileSystem(), True, options)
+        return cls(base, base, arrow_fs.LocalFileSystem(), True, options, str(table))
 
-    def make(self) -> None:
+    def make(self, folder: str = "") -> None:
         if self.is_local:
-            atomic_file.make_folder(Path(self.base))
+            atomic_file.make_folder(Path(self.base, folder))
 
     def is_file(self) -> bool:
         return self.is_local and Path(self.base).is_file()
 
-    def names(self) -> list[str]:
-        """The entries of the directory itself; empty when it does not exist."""
-        selector = arrow_fs.FileSelector(self.base, allow_not_found=True)
+    def names(self, folder: str = "") -> list[str]:
+        """The entries of the directory itself, or of a folder in it; empty when it does not exist."""
+        selector = arrow_fs.FileSelector(self._in(folder), allow_not_found=True)
         return [info.base_name for info in self.files.get_file_info(selector)]
+
+    def stamp(self, *names: str) -> FileStamp | None:
+        """A value that changes when one of these files or folders does; None when one is not there."""
+        found: list[int] = []
+        if self.is_local:
+            for name in names:
+                try:
+                    status = Path(self.base, name).stat()
+                except (FileNotFoundError, NotADirectoryError):
+                    return None
+                found += [status.st_ino, status.st_mtime_ns, status.st_size]
+            return tuple(found)
+        for info in self.files.get_file_info([self._in(name) for name in names]):
+            if not info.is_file:
+                return None
+            found += [info.mtime_ns or 0, info.size or 0]
+        return tuple(found)
+
+    def read(self, name: str) -> bytes | None:
+        """All bytes of a file; None when it is not there."""
+        try:
+            with self.files.open_input_stream(self._in(name)) as stream:
+                return bytes(stream.read())
+        except FileNotFoundError:
+            return None
+
+    def put_new(self, name: str, body: bytes) -> None:
+        """Make a file whole, durable and at once visible. Raises FileExistsError when it is there already."""
+        if not self.is_local:
+            object_store.put_new(self.uri, self.options, name, body)
+            return
+        path = Path(self.base, name)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            with draft.open("xb") as file:
+                file.write(body)
+                file.flush()
+                os.fsync(file.fileno())
+            # A link never replaces a file.
+            os.link(draft, path)
+        finally:
+            draft.unlink(missing_ok=True)
+        atomic_file.sync(path.parent)
 
     def names_below(self, folder: str) -> list[str]:
         """The names of all files in a folder of the directory and in those within it."""
-        selector = arrow_fs.FileSelector(f"{self.base}/{folder}" if self.base else folder, recursive=True)
+        selector = arrow_fs.FileSelector(self._in(folder), recursive=True)
         return [info.base_name for info in self.files.get_file_info(selector) if info.is_file]
 
     def dead_bytes(self, alive: int) -> int:
         """How many bytes the table's files take beyond its current version; 0 where finding out is expensive."""
         if not self.is_local:
             return 0
-        patterns = ("part-*.parquet", "*=*/**/part-*.parquet")
+        patterns = ("part-*.parquet", "*=*/**/part-*.parquet", f"{VECTORS}/*.bin")
         return sum(path.stat().st_size for pattern in patterns for path in Path(self.base).glob(pattern)) - alive
 
     def open(self, name: str) -> Any:
@@ -148,26 +218,31 @@ class TablePath:
 
     def noted(self, name: str) -> str | None:
         """The text kept under a name; None when there is none."""
-        try:
-            with self.files.open_input_stream(f"{self._own()}/{name}") as stream:
-                return bytes(stream.read()).decode()
-        except FileNotFoundError:
-            return None
+        found = self.read(f"{OWN}/{name}")
+        return None if found is None else found.decode()
 
     def forget(self, names: Sequence[str]) -> None:
         """Drop notes durably; nothing happens for one that is not there."""
-        for name in names:
-            with suppress(FileNotFoundError):
-                self.files.delete_file(f"{self._own()}/{name}")
+        self.delete([f"{OWN}/{name}" for name in names])
         if names and self.is_local:
             atomic_file.sync(self._own())
 
+    def delete(self, names: Sequence[str]) -> None:
+        """Delete files of the table; nothing happens for one that is not there."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                self.files.delete_file(self._in(name))
+
     def _own(self) -> str:
-        return f"{self.base}/{OWN}" if self.base else OWN
+        return self._in(OWN)
+
+    def _in(self, name: str) -> str:
+        """A path in the directory, as `files` names it."""
+        return f"{self.base}/{name}".rstrip("/") if self.base else name
 
     def missing(self, names: Sequence[str]) -> list[str]:
         """Those of the table's files that are not there."""
-        found = self.files.get_file_info([f"{self.base}/{name}" if self.base else name for name in names])
+        found = self.files.get_file_info([self._in(name) for name in names])
         return [name for name, info in zip(names, found, strict=True) if not info.is_file]
 
     def sync(self, *folders: str) -> None:

@@ -1,7 +1,11 @@
-"""Copy on write: find the files that hold a batch's keys, rewrite them, leave all others alone.
+"""Applies a batch to a table with a key: finds the rows that hold its keys, and replaces them.
 
-An updated row goes into the new copy of the file that held it, so files keep their range of keys and their number;
-only rows that are new go into a file of their own, or join the smallest file there is.
+Copy on write rewrites the files that hold those rows and leaves all others alone. An updated row goes into the new copy
+of the file that held it, so files keep their range of keys and their number; only rows that are new go into a file of
+their own, or join the smallest file there is.
+
+Merge on read marks those rows in deletion vectors and puts all rows of the batch into new files: its cost is that of
+the batch, whatever the size of the table.
 """
 
 from __future__ import annotations
@@ -19,9 +23,18 @@ import pyarrow.compute as pc
 
 from tailrace.destination import Refetch
 from tailrace.destination.delta.column import DeltaLayout, delta_type, to_delta
-from tailrace.destination.delta.data_file import DataFile, FileWriter, read_columns, rows_per_file, total_rows
+from tailrace.destination.delta.data_file import (
+    DataFile,
+    FileWriter,
+    read_columns,
+    read_rows,
+    rows_per_file,
+    total_rows,
+)
+from tailrace.destination.delta.deletion_vector import VectorWriter, bitmap, numbers
 from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
 from tailrace.destination.delta.projection import AS_IS
+from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.metadata import DELETED_AT, truncate_values
 from tailrace.destination.partial_row import Cast, complete, left_out_columns
 from tailrace.model import key as keys
@@ -29,6 +42,8 @@ from tailrace.model.change import EXACT, Op
 from tailrace.model.collapse import Collapsed
 
 _JOINED_BYTES = 192 << 20
+CHEAP_ROWS = 262_144
+"""How many rows that do not change copy on write may write again in one batch, under `updates: auto`."""
 _NONE: Indexes = np.zeros(0, np.int64)
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -36,12 +51,13 @@ _R = TypeVar("_R")
 
 @dataclass
 class Outcome:
-    """Files to add and to remove, and how many rows that upserts and deletes."""
+    """Files to add and to remove, and how many rows that upserts and deletes. `marks`: some may have vectors."""
 
     adds: list[DataFile]
     removes: list[DataFile]
     upserts: int = 0
     deletes: int = 0
+    marks: bool = False
 
 
 def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Outcome:
@@ -68,21 +84,18 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
     home_row = np.full(len(wanted), -1, np.int64)
     if len(wanted):
         concerned = [number for number, one in enumerate(candidates) if wanted.may_hold(one.file.low, one.file.high)]
-        found = _in_threads(lambda number: finder.keys(candidates[number]).match(wanted), concerned)
+        found = _in_threads(lambda number: finder.find(candidates[number], wanted), concerned)
         for number, (rows, which) in zip(concerned, found, strict=True):
-            if len(rows):
-                entry = candidates[number]
-                alive = rows if not entry.dead else rows[~np.isin(rows, np.concatenate(entry.dead))]
-                which = which if not entry.dead else which[~np.isin(rows, np.concatenate(entry.dead))]
-                entry.dead.append(alive)
-                home[which], home_row[which] = number, alive
+            candidates[number].kill(rows)
+            home[which], home_row[which] = number, rows
 
+    marks = _is_marking(target, candidates, len(wanted))
     old, at = _old_values(target, collapsed, wanted, home, home_row, candidates, kinds)
     kept_types = pa.schema([layout.schema.field(column) for column in layout.table.arrow.names])
-    rows_table, marks, kept = complete(collapsed, old, at, refetch, schema=kept_types, cast=_cast_of(layout))
-    upsert = layout.rows(rows_table, marks, now) if upserts else None
+    rows_table, metadata, kept = complete(collapsed, old, at, refetch, schema=kept_types, cast=_cast_of(layout))
+    upsert = layout.rows(rows_table, metadata, now) if upserts else None
     fresh = np.arange(len(kept))
-    if upsert is not None:
+    if upsert is not None and not marks:
         at_home = home[:upserts][kept]
         scattered = bool(layout.partition_by) or bool((at_home >= 0).any())
         if scattered and upsert.nbytes <= _JOINED_BYTES:
@@ -97,14 +110,22 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         limit = rows_per_file(total_rows(target.files) + total_rows(file for file, _ in staged))
         fresh = _join_smallest(candidates, fresh, limit, layout)
     wipe = _Wipe.of(collapsed, now) if collapsed.truncated and layout.keeps_deleted else None
-    outcome = _write(target, candidates, upsert, fresh, wipe)
+    outcome = _write(target, candidates, upsert, fresh, wipe, marks=marks)
     outcome.removes += gone
     outcome.upserts = len(kept)
     outcome.deletes = collapsed.deletes.num_rows
     if layout.keeps_deleted:
-        outcome.deletes = int((marks.op == Op.DELETE).sum())
+        outcome.deletes = int((metadata.op == Op.DELETE).sum())
         outcome.upserts -= outcome.deletes
     return outcome
+
+
+def _is_marking(target: DeltaTarget, candidates: Sequence[Candidate], changed: int) -> bool:
+    """Whether the rows that the batch replaces are marked, and not their files rewritten."""
+    if target.updates != "auto":
+        return target.updates == "merge_on_read"
+    unchanged = sum(one.file.alive - sum(map(len, one.dead)) for one in candidates if one.dead)
+    return unchanged > max(CHEAP_ROWS, changed)
 
 
 def _old_values(
@@ -133,10 +154,13 @@ def _old_values(
         entry = candidates[number]
         rows = np.flatnonzero(found == number)
         read = [old for column in columns if (old := entry.reading.name(column)) is not None]
-        tables = read_columns(target.place, entry.file, read, partition_kinds(target, entry.file))
-        whole = pa.concat_tables([entry.reading.read(some, schema) for some in tables])
-        at[rows] = sum(map(len, pieces)) + np.arange(len(rows))
-        pieces.append(whole.take(pa.array(home_row[where[rows]])))
+        # Those that hold none of the rows are not read.
+        order = np.argsort(home_row[where[rows]])
+        wanted_rows = home_row[where[rows]][order]
+        at[rows[order]] = sum(map(len, pieces)) + np.arange(len(rows))
+        kinds_here = partition_kinds(target, entry.file)
+        picked = read_rows(target.place, entry.file, read, kinds_here, wanted_rows)
+        pieces += [entry.reading.read(some, schema) for some in picked]
     return pa.concat_tables(pieces), at
 
 
@@ -206,11 +230,19 @@ class _Wipe:
 
 
 def _write(
-    target: DeltaTarget, candidates: Sequence[Candidate], upsert: pa.Table | None, fresh: Indexes, wipe: _Wipe | None
+    target: DeltaTarget,
+    candidates: Sequence[Candidate],
+    upsert: pa.Table | None,
+    fresh: Indexes,
+    wipe: _Wipe | None,
+    *,
+    marks: bool = False,
 ) -> Outcome:
-    outcome = Outcome([], [])
-    limit = rows_per_file(total_rows(target.files) + (upsert.num_rows if upsert is not None else 0))
+    outcome = Outcome([], [], marks=marks)
+    rows_after = total_rows(target.files) + (upsert.num_rows if upsert is not None else 0)
+    limit = rows_per_file(rows_after, marks=marks)
     jobs: list[Callable[[], list[DataFile]]] = []
+    marked: list[Candidate] = []
     for entry in candidates:
         joining = entry.joining if entry.joining is not None else fresh[:0]
         if not (entry.dead or len(joining) or wipe or entry.reading.rewrite):
@@ -219,6 +251,9 @@ def _write(
             continue
         if not entry.staged:
             outcome.removes.append(entry.file)
+        if marks and not (wipe or entry.reading.rewrite):
+            marked.append(entry)
+            continue
         jobs.append(lambda entry=entry, joining=joining: _rewrite(target, entry, upsert, joining, wipe, limit))  # type: ignore[misc]
     if upsert is not None and len(fresh):
         fresh = np.sort(fresh)
@@ -227,7 +262,19 @@ def _write(
             part = fresh[start : start + step]
             jobs.append(lambda part=part: _write_new(target, upsert, part, limit))  # type: ignore[misc]
     outcome.adds += chain.from_iterable(_in_threads(lambda job: job(), jobs))
+    outcome.adds += _mark(target.place, marked)
     return outcome
+
+
+def _mark(place: TablePath, entries: Sequence[Candidate]) -> list[DataFile]:
+    """The files with their dead rows marked; a file without a living row is gone."""
+    found: list[DataFile] = []
+    with VectorWriter(place) as writer:
+        for entry in entries:
+            dead = entry.marked(place) | bitmap(np.concatenate(entry.dead))
+            if len(dead) < entry.file.rows:
+                found.append(entry.file.with_vector(writer.put(dead)))
+    return found
 
 
 def _rewrite(
@@ -235,7 +282,7 @@ def _rewrite(
 ) -> list[DataFile]:
     """Rewrite a file without its deleted rows and with the rows that join it."""
     alive = np.ones(entry.file.rows, bool)
-    for dead in entry.dead:
+    for dead in (*entry.dead, numbers(entry.marked(target.place))):
         alive[dead] = False
     # Once a file has grown past its size, split it in halves, not into a full file and a tiny one.
     after = int(alive.sum()) + len(joining)

@@ -1,0 +1,217 @@
+"""The commit that makes a batch visible: one new version of the log, which is the very next one or none."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version as version_of
+from typing import Any
+
+import pyarrow as pa
+from deltalake import DeltaTable, Schema
+from deltalake.exceptions import DeltaError
+
+from tailrace.destination import Batch
+from tailrace.destination.delta import log
+from tailrace.destination.delta.data_file import DataFile
+from tailrace.destination.delta.log import MARK, DeltaSnapshot, app_id, end_id
+from tailrace.destination.delta.table_folder import LOG, TablePath
+from tailrace.errors import OwnedError, TableError
+from tailrace.system import failpoint
+
+_log = logging.getLogger(__name__)
+
+CHECKPOINT_INTERVAL = 50
+CONFIGURATION: Mapping[str, str] = {
+    # Thousands of small commits a day: a reader opens the last checkpoint and at most this many commits.
+    "delta.checkpointInterval": str(CHECKPOINT_INTERVAL),
+    "delta.logRetentionDuration": "interval 1 days",
+    "delta.enableExpiredLogCleanup": "true",
+    # Checkpoints list removed files this long; small batches remove some each, and a checkpoint must stay small.
+    "delta.deletedFileRetentionDuration": "interval 2 hours",
+}
+VECTOR_CONFIGURATION: Mapping[str, str] = {
+    "delta.enableDeletionVectors": "true",
+    # Every batch names most large files again, with another vector: the log grows faster and must be shorter.
+    "delta.logRetentionDuration": "interval 2 hours",
+    "delta.deletedFileRetentionDuration": "interval 15 minutes",
+}
+
+
+class ConflictError(Exception):
+    """Another writer changed the table during this commit; what was computed from the table must be computed again."""
+
+
+@dataclass(frozen=True)
+class TableChange:
+    """What one commit changes: `replace` removes every file that is not among `adds`.
+
+    has_vectors     the table may have deletion vectors from now on
+    changes_rows    False for a commit that only moves rows to other files: readers of changes can skip it
+    """
+
+    schema: pa.Schema
+    partition_by: Sequence[str] = ()
+    adds: Sequence[DataFile] = ()
+    removes: Sequence[DataFile] = ()
+    replace: bool = False
+    has_vectors: bool = False
+    changes_rows: bool = True
+
+
+def commit(
+    place: TablePath, table: str, before: DeltaSnapshot | None, change: TableChange, batch: Batch | None
+) -> DeltaSnapshot:
+    """Commit a change, with the batch that brings it, as the version after `before`. Durable when it returns.
+
+    Raises OwnedError when another runner committed a batch of the same pipeline meanwhile, ConflictError when any other
+    writer committed.
+    """
+    start = before if before is not None else DeltaSnapshot(place, table)
+    actions = _actions_of(start, change, batch)
+    body = "".join(json.dumps(action, ensure_ascii=False, separators=(",", ":")) + "\n" for action in actions).encode()
+    name = f"{LOG}/{start.version + 1:020}.json"
+    place.make(LOG)
+    failpoint.reach("delta.before_log_entry")
+    try:
+        place.put_new(name, body)
+    except FileExistsError as error:
+        # The answer to an earlier try may have been lost. No two commits have the same text.
+        if place.read(name) != body:
+            log.forget(place)
+            _require_alone(place, table, before, batch)
+            raise ConflictError(f"version {start.version + 1} was written by another program") from error
+    committed = start.after(start.version + 1, actions)
+    log.remember(committed)
+    if committed.version % CHECKPOINT_INTERVAL == 0 and committed.version:
+        _checkpoint(committed)
+    return committed
+
+
+def _require_alone(place: TablePath, table: str, before: DeltaSnapshot | None, batch: Batch | None) -> None:
+    if batch is None:
+        return
+    now = DeltaSnapshot.load(place, table)
+    last = now.last_batch(batch.pipeline) if now is not None else None
+    known = before.last_batch(batch.pipeline) if before is not None else None
+    if last is not None and last.id >= batch.id and (known is None or last.is_other(known)):
+        raise OwnedError(
+            f"another runner wrote batch {last.id} of pipeline {batch.pipeline}",
+            table=table,
+            fix="stop the other runner of this pipeline, or this one",
+        )
+
+
+def _actions_of(before: DeltaSnapshot, change: TableChange, batch: Batch | None) -> list[dict[str, Any]]:
+    now = int(time.time() * 1000)
+    actions: list[dict[str, Any]] = [{"commitInfo": _information(before, change, batch, now)}]
+    metadata = _metadata(before, change, now)
+    protocol = _protocol(before, metadata["schemaString"], has_vectors=change.has_vectors)
+    actions += [{"protocol": protocol}] if protocol != before.protocol else []
+    actions += [{"metaData": metadata}] if metadata != before.metadata else []
+    if batch is not None:
+        marks = {app_id(batch.pipeline): batch.id}
+        marks |= {} if batch.end is None else {end_id(batch.pipeline): batch.end}
+        actions += [{"txn": {"appId": name, "version": value, "lastUpdated": now}} for name, value in marks.items()]
+    kept = {file.identity for file in change.adds}
+    removes = [one for one in before.files() if one.identity not in kept] if change.replace else change.removes
+    known = {file.identity for file in before.files()}
+    adds = [file for file in change.adds if file.identity not in known] if change.replace else change.adds
+    actions += [{"remove": file.remove(now, data_change=change.changes_rows)} for file in removes]
+    actions += [{"add": file.add(now, data_change=change.changes_rows)} for file in adds]
+    return actions
+
+
+def _information(before: DeltaSnapshot, change: TableChange, batch: Batch | None, now: int) -> dict[str, Any]:
+    if before.version < 0:
+        operation = "CREATE TABLE"
+    elif not change.changes_rows:
+        operation = "OPTIMIZE"
+    else:
+        operation = "WRITE" if change.replace else "MERGE"
+    return {
+        "timestamp": now,
+        "operation": operation,
+        "operationParameters": {},
+        # delta-rs cannot read a history with a negative number in it.
+        **({"readVersion": before.version} if before.version >= 0 else {}),
+        "isBlindAppend": False,
+        "engineInfo": f"tailrace/{version_of('tailrace')}",
+        "txnId": str(uuid.uuid4()),
+        **({"tailrace.batch": str(batch.id)} if batch is not None else {}),
+    }
+
+
+def _metadata(before: DeltaSnapshot, change: TableChange, now: int) -> dict[str, Any]:
+    text = _schema_text(change.schema, before.table)
+    configuration = dict(before.configuration) or dict(CONFIGURATION)
+    if change.has_vectors and not before.has_vectors:
+        configuration |= VECTOR_CONFIGURATION
+    new = {
+        "id": str(uuid.uuid4()),
+        "name": before.table,
+        "description": MARK,
+        "format": {"provider": "parquet", "options": {}},
+        "createdTime": now,
+    }
+    return {
+        **(before.metadata or new),
+        "schemaString": text,
+        "partitionColumns": list(change.partition_by),
+        "configuration": configuration,
+    }
+
+
+def _protocol(before: DeltaSnapshot, schema: str, *, has_vectors: bool) -> Mapping[str, Any]:
+    """The least protocol that the table needs, but never less than it has."""
+    wanted = {"timestampNtz"} if '"timestamp_ntz"' in schema else set()
+    wanted |= {"deletionVectors"} if has_vectors else set()
+    old = before.protocol or {"minReaderVersion": 1, "minWriterVersion": 2}
+    if wanted <= set(old.get("readerFeatures") or ()):
+        return old
+    # A table with features lists them all; those of writer version 2 were implied before.
+    implied = {"appendOnly", "invariants"} if old["minWriterVersion"] < 7 and before.version >= 0 else set()
+    return {
+        "minReaderVersion": 3,
+        "minWriterVersion": 7,
+        "readerFeatures": sorted({*(old.get("readerFeatures") or ()), *wanted}),
+        "writerFeatures": sorted({*(old.get("writerFeatures") or ()), *wanted, *implied}),
+    }
+
+
+def _schema_text(schema: pa.Schema, table: str) -> str:
+    """The columns as the log holds them. Raises TableError for columns that no Delta table can have."""
+    folded: dict[str, str] = {}
+    for name in schema.names:
+        if name.lower() in folded:
+            raise _unkept(table, f"{folded[name.lower()]} and {name} differ in case only")
+        folded[name.lower()] = name
+    try:
+        return Schema.from_arrow(schema).to_json()
+    except Exception as error:
+        # delta-rs has no class for these. Its first line names the column.
+        raise _unkept(table, str(error).splitlines()[0]) from error
+
+
+def _unkept(table: str, why: str) -> TableError:
+    return TableError(
+        f"a Delta table cannot have these columns: {why}",
+        table=table,
+        fix=f"rename or retype the column upstream, then tailrace resync FILE {table}",
+    )
+
+
+def _checkpoint(snapshot: DeltaSnapshot) -> None:
+    """Write a checkpoint and remove old log entries. The commit is durable: a failure only costs readers time."""
+    try:
+        handle = DeltaTable(snapshot.place.uri, storage_options=dict(snapshot.place.options) or None)
+        handle.create_checkpoint()
+        handle.cleanup_metadata()
+    except (DeltaError, OSError) as error:
+        _log.warning("%s: no checkpoint of version %d: %s", snapshot.table, snapshot.version, str(error).split("\n")[0])
+    finally:
+        log.remember(snapshot)
