@@ -76,7 +76,7 @@ def test_a_new_column_and_its_rows_are_one_commit_where_every_file_is_rewritten(
     assert [(row["name"], row["size"]) for row in rows_at(lake)] == [("b", None), (None, 2)]
 
 
-def test_a_batch_that_dies_between_its_columns_and_its_rows_is_written_whole_again(
+def test_a_batch_that_dies_before_its_commit_leaves_neither_columns_nor_rows_and_is_written_whole_again(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     destination = DeltaDestination(path=str(lake), partition_by={"shop.items": ["name"]})
@@ -84,11 +84,12 @@ def test_a_batch_that_dies_between_its_columns_and_its_rows_is_written_whole_aga
     wider = with_columns(ITEMS, SIZE, Column("at", pa.timestamp("us"), number=5))
     changes = [update(id=2, name="b", price=3, size=1, at=None)]
     with monkeypatch.context() as patch:
-        patch.setenv(VARIABLE, "delta.columns_added:raise")
+        patch.setenv(VARIABLE, "delta.before_log_entry:raise")
         with pytest.raises(FailpointError):
             write(destination, 1, *changes, table=wider)
-    assert [(row["price"], row["size"]) for row in rows_at(lake)] == [(1, None), (2, None)]
+    assert [(row["price"], "size" in row) for row in rows_at(lake)] == [(1, False), (2, False)]
     assert not write(destination, 1, *changes, table=wider).repeated
+    assert table_at(lake).version() == 1
     assert [(row["price"], row["size"]) for row in rows_at(lake)] == [(1, None), (3, 1)]
 
 

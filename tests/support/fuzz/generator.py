@@ -32,7 +32,7 @@ FAILPOINTS = (
     *("pipeline.released", "stream.staged", "stream.staged@2"),
 )
 RECEIVER_FAILPOINTS = ("receiver.before_append", "receiver.appended", "journal.appended")
-LAKE_FAILPOINTS = ("delta.before_commit", "delta.committed", "delta.columns_added", "delta.held", "delta.staged")
+LAKE_FAILPOINTS = ("delta.before_commit", "delta.committed", "delta.before_log_entry", "delta.held", "delta.staged")
 
 FRAMES = (8 * 1024 * 1024, 8 * 1024 * 1024, 64, 500)
 """From which size on the receiver cuts a transaction."""

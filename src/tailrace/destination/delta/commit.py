@@ -210,6 +210,7 @@ def _checkpoint(snapshot: DeltaSnapshot) -> None:
     try:
         handle = DeltaTable(snapshot.place.uri, storage_options=dict(snapshot.place.options) or None)
         handle.create_checkpoint()
+        snapshot.sync_checkpoint()
         handle.cleanup_metadata()
     except (DeltaError, OSError) as error:
         _log.warning("%s: no checkpoint of version %d: %s", snapshot.table, snapshot.version, str(error).split("\n")[0])

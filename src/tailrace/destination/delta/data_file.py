@@ -482,7 +482,8 @@ def read_rows(
             low, high = np.searchsorted(rows, [start, end])
             if low < high:
                 found = parquet.read_row_group(group, columns=present, use_threads=False)
-                taken = found.take(pa.array(rows[low:high] - start))
+                # Rows without a column have no places to take them from.
+                taken = found.take(pa.array(rows[low:high] - start)) if present else found.slice(0, high - low)
                 yield _with_partition(taken, file, columns, kinds)
             start = end
 

@@ -27,7 +27,6 @@ from tailrace.destination.delta.store_error import log_error
 from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, FileStamp, TablePath
 from tailrace.errors import TableError
 from tailrace.model.last_batch import LastBatch
-from tailrace.system import failpoint
 
 MARK = "Kept by tailrace. Others may optimize it but must not change its rows."
 FEATURES = frozenset({"appendOnly", "invariants", "timestampNtz", "deletionVectors"})
@@ -137,15 +136,20 @@ class DeltaSnapshot:
         table_id = str(self.metadata["id"])
         if not self.place.is_local or _synced.get(table_id, -1) >= self.version:
             return
-        failpoint.reach("delta.before_sync")
         # The previous process may have been killed between a commit and this call.
         first = _synced[table_id] + 1 if table_id in _synced else _checkpoint_version(self.place)
         for number in range(first, self.version + 1):
-            for ending in ("json", "checkpoint.parquet"):
-                self.place.sync_file(f"{LOG}/{number:020}.{ending}")
+            self.place.sync_file(f"{LOG}/{number:020}.json")
+            self.place.sync_file(_checkpoint_file(number))
         self.place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
         self.place.sync(LOG)
         _synced[table_id] = self.version
+
+    def sync_checkpoint(self) -> None:
+        """Make the checkpoint of this version durable: the entries before it may be removed then."""
+        self.place.sync_file(_checkpoint_file(self.version))
+        self.place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
+        self.place.sync(LOG)
 
 
 _synced: dict[str, int] = {}
@@ -248,11 +252,12 @@ def _is_whole(names: list[str]) -> bool:
 
 
 def _from_checkpoint(snapshot: DeltaSnapshot, version: int, names: list[str]) -> DeltaSnapshot:
-    single = f"{version:020}.checkpoint.parquet"
+    single = _checkpoint_file(version)
+    paths = [f"{LOG}/{name}" for name in names]
     actions: list[dict[str, Any]] = []
-    for name in [single] if single in names else names:
+    for path in [single] if single in paths else paths:
         try:
-            rows = pq.read_table(snapshot.place.open(f"{LOG}/{name}"), columns=list(_CHECKPOINT_COLUMNS))
+            rows = pq.read_table(snapshot.place.open(path), columns=list(_CHECKPOINT_COLUMNS))
         except (pa.ArrowInvalid, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise
@@ -290,6 +295,10 @@ def _columns(text: str) -> pa.Schema:
 
 def _count(place: TablePath, path: str) -> int:
     return int(pq.read_metadata(place.open(path)).num_rows)
+
+
+def _checkpoint_file(version: int) -> str:
+    return f"{LOG}/{version:020}.checkpoint.parquet"
 
 
 def _checkpoint_version(place: TablePath) -> int:

@@ -25,7 +25,7 @@ from pyarrow import fs as arrow_fs
 from tailrace.destination.delta import object_store
 from tailrace.errors import PreflightError
 from tailrace.model.schema import TableName
-from tailrace.system import atomic_file
+from tailrace.system import atomic_file, failpoint
 
 LOG = "_delta_log"
 OWN = "_tailrace"
@@ -150,6 +150,7 @@ class TablePath:
                 os.fsync(file.fileno())
             # A link never replaces a file.
             os.link(draft, path)
+            failpoint.reach("delta.before_sync")
         finally:
             draft.unlink(missing_ok=True)
         atomic_file.sync(path.parent)
