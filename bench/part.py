@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +18,17 @@ from bench.server import Server
 from bench.workload import Shop, Size
 
 TRICKLE_PAUSE_SECONDS = 0.1
-_SETTLE_SECONDS = 30.0
+LEAST_CPU_SECONDS = 0.05
+_SETTLE_SECONDS = 60.0
+
+
+def wait_for(is_so: Callable[[], bool], problem: str) -> None:
+    """Wait until it is so. Raises RuntimeError with the problem when that takes too long."""
+    deadline = time.monotonic() + _SETTLE_SECONDS
+    while not is_so():
+        if time.monotonic() > deadline:
+            raise RuntimeError(problem)
+        time.sleep(0.2)
 
 
 @dataclass
@@ -56,6 +67,15 @@ class Stage:
             "state": str(self.folder / self.database / "state"),
         }
 
+    def close(self) -> None:
+        """Drop the database and the lake, to make room on the disk."""
+        name = self.connection.info.dbname
+        slots = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE database = %s"
+        self.connection.execute(slots, [name])
+        self.connection.close()
+        self.server.drop_database(name)
+        shutil.rmtree(self.folder / self.database)
+
     def once(self, part: str) -> Run:
         """Run the pipeline to the end, report what it used, and compare the lake with the source."""
         postmaster = self.server.postgres.pid
@@ -75,6 +95,9 @@ class Stage:
             f" {run.started_at - run.called_at:.2f} s before the query; CPU seconds:"
             f" Python {run.cpu.python:.1f}, Java {run.cpu.other:.1f}, server {server.python + server.other:.1f}"
         )
+        for name, seconds in sorted(run.cpu_by_process.items(), key=lambda item: -item[1]):
+            if seconds >= LEAST_CPU_SECONDS:
+                note(f"  {seconds:5.2f} CPU s {name}")
         for batch in run.batches:
             took = " ".join(f"{name} {ms}" for name, ms in sorted(batch.milliseconds.items()) if ms)
             note(f"  batch {batch.id} at {batch.at - run.started_at:.2f} s: {took}")
@@ -115,9 +138,14 @@ class Stage:
         self.report_rate("stream", run, changes, raw, unit="changes", against="pg_recvlogical", aim=1.5)
         return run
 
+    def backlog(self) -> None:
+        """Measure as many changes for each row as `stream` has, in a table of four times the size."""
+        run, changes, raw = self.follow("backlog", self.shop.change)
+        self.report_rate("backlog", run, changes, raw, unit="changes", against="pg_recvlogical", aim=1.5)
+
     def small(self) -> None:
         run, changes, raw = self.follow("small", self.shop.change_singly)
-        self.report_rate("small", run, changes, raw, unit="tx", against="pg_recvlogical", aim=1.5)
+        self.report_rate("small", run, changes, raw, unit="tx", against="pg_recvlogical", aim=0.5)
 
     def spread(self, one: Run) -> None:
         """Measure the same changes as in `one`, spread over many tables."""
@@ -133,18 +161,14 @@ class Stage:
         self.runner.start(self.pipeline)
         stride = self.shop.rows // 997
         began_at = time.time()
-        self._order(5, -1)
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while not first_seen(table, {5: -1}, "items", began_at):
-            if time.monotonic() > deadline:
-                raise RuntimeError("the trickle's first change did not arrive")
-            time.sleep(0.5)
+        self.order(5, -1)
+        wait_for(lambda: bool(first_seen(table, {5: -1}, "items", began_at)), "the first change did not arrive")
         committed: dict[int, tuple[int, float]] = {}
         began = time.monotonic()
         for turn in range(int(self.size.trickle_seconds / TRICKLE_PAUSE_SECONDS)):
             time.sleep(max(0.0, began + turn * TRICKLE_PAUSE_SECONDS - time.monotonic()))
             key = 5 + (turn * 389 % 997) * stride
-            self._order(key, 1000 + turn)
+            self.order(key, 1000 + turn)
             committed[key] = (1000 + turn, time.time())
         time.sleep(3)
         run = self.runner.drain()
@@ -163,7 +187,8 @@ class Stage:
         self.report.add("trickle", "commit to readable, p99", percent[98], "s", 2.0, "most")
         require_equal(self.dsn, self.lake, self.shop.tables)
 
-    def _order(self, key: int, items: int) -> None:
+    def order(self, key: int, items: int) -> None:
+        """Insert one order, or change its number of items."""
         self.connection.execute(
             f"INSERT INTO {self.shop.tables[0]} AS o VALUES (%s, 1, 'placed', 'EUR', 1, %s, NULL, now(), now(), false)"
             " ON CONFLICT (id) DO UPDATE SET items = excluded.items, updated_at = now()",

@@ -44,6 +44,15 @@ def cpu_seconds(root: int) -> Usage:
     return Usage(python, other)
 
 
+def cpu_by_process(root: int) -> dict[str, float]:
+    """CPU time so far of each process of a tree, with its ended children, by number and words of its command line."""
+    found: dict[str, float] = {}
+    for pid in tree(root):
+        if fields := stat(pid):
+            found[f"{_words(pid)} [{pid}]"] = sum(map(int, fields[11:15])) / _TICK
+    return found
+
+
 def memory_bytes(root: int) -> dict[int, int]:
     """Memory in use, by process; shared memory is divided among its processes."""
     used: dict[int, int] = {}

@@ -6,13 +6,14 @@ import json
 import multiprocessing
 import threading
 import time
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from bench.process import Usage, cpu_seconds
+from bench.process import Usage, cpu_by_process, cpu_seconds
 
 MASTER = "local[2]"
 _START_SECONDS = 120.0
@@ -36,6 +37,7 @@ class Run:
     ended_at: float
     batches: list[MicroBatch]
     cpu: Usage = field(default_factory=lambda: Usage(0, 0))
+    cpu_by_process: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def seconds(self) -> float:
@@ -67,10 +69,11 @@ class Runner:
 
     def once(self, pipeline: dict[str, Any]) -> Run:
         """Run a pipeline up to the source's current position."""
-        before = cpu_seconds(self.pid)
+        before, each_before = cpu_seconds(self.pid), cpu_by_process(self.pid)
         run: Run = self._ask("once", pipeline)
-        used = cpu_seconds(self.pid) - before
-        return Run(run.called_at, run.started_at, run.ended_at, run.batches, used)
+        used, each = cpu_seconds(self.pid) - before, cpu_by_process(self.pid)
+        each = {name: seconds - each_before.get(name, 0.0) for name, seconds in each.items()}
+        return replace(run, cpu=used, cpu_by_process=each)
 
     def start(self, pipeline: dict[str, Any]) -> None:
         self._ask("start", pipeline)

@@ -42,6 +42,10 @@ class Server:
         connection.execute(f"CREATE PUBLICATION {PUBLICATION} FOR ALL TABLES")
         return connection
 
+    def drop_database(self, name: str) -> None:
+        with self.postgres.connect() as connection:
+            connection.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
     def copy_out(self, database: str, table: str) -> float:
         """The seconds that `psql` takes to read a table in binary form and discard it."""
         command = [str(self.postgres.bin_dir / "psql"), self.postgres.dsn(database), "--no-psqlrc", "--quiet"]

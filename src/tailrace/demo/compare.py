@@ -17,6 +17,8 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable
 from psycopg import sql
 
+from tailrace.destination.delta.log import DeltaSnapshot
+from tailrace.destination.delta.reader import scan
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.metadata import DELETED_AT, OP, POSITION
 from tailrace.model.change import EXACT
@@ -64,8 +66,8 @@ def compare(dsn: str, tables: Iterable[TableSchema], lake: str | Path) -> list[D
 
 def count_lake(table: TableSchema, lake: str | Path) -> int:
     """How many rows of any kind a table has in the lake now; 0 if there is no such table."""
-    uri = TablePath.of(str(lake), table.table, {}).uri
-    return DeltaTable(uri).to_pyarrow_dataset().count_rows() if DeltaTable.is_deltatable(uri) else 0
+    snapshot = DeltaSnapshot.load(TablePath.of(str(lake), table.table, {}), str(table.table))
+    return sum(file.alive for file in snapshot.files()) if snapshot is not None else 0
 
 
 def _compare_table(dsn: str, table: TableSchema, lake: str) -> Difference | None:
@@ -178,7 +180,7 @@ def _moment(value: sql.Composable, kind: pa.DataType) -> sql.Composed:
 
 
 def _lake_rows(table: TableSchema, lake: str) -> pa.RecordBatchReader:
-    dataset = DeltaTable(TablePath.of(lake, table.table, {}).uri).to_pyarrow_dataset()
+    handle = DeltaTable(TablePath.of(lake, table.table, {}).uri)
     layout = pa.schema(
         [
             *(pa.field(f"c{index}", _carried_type(column.type)) for index, column in enumerate(table.columns)),
@@ -189,7 +191,7 @@ def _lake_rows(table: TableSchema, lake: str) -> pa.RecordBatchReader:
     )
 
     def batches() -> Iterator[pa.RecordBatch]:
-        for batch in dataset.to_batches():
+        for batch in scan(handle):
             alive = batch
             if DELETED_AT in batch.schema.names:
                 alive = batch.filter(pc.is_null(batch.column(DELETED_AT)))

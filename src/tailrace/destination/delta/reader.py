@@ -32,7 +32,7 @@ def read_rows(place: TablePath, table: TableSchema) -> TableRows:
             columns = pa.schema(handle.schema().to_arrow())
             # A type that became narrower upstream stayed wide here; if cast, different values could look equal.
             types |= {f.name: f.type for f in columns if f.name in types and is_wider(f.type, types[f.name])}
-            rows = _reached(_read(_scan(handle), types), place, str(table.table))
+            rows = _reached(_read(scan(handle), types), place, str(table.table))
 
     def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
         arrays = [to_delta(batch.column(name), kind, name, str(table.table)) for name, kind in types.items()]
@@ -46,12 +46,14 @@ def _reached(rows: RowBatches, place: TablePath, table: str) -> RowBatches:
         yield from rows
 
 
-def _scan(handle: DeltaTable) -> RowBatches:
+def scan(handle: DeltaTable) -> RowBatches:
     """All rows, by an engine that did not write them."""
     if "deletionVectors" in (handle.protocol().reader_features or []):
         # Datasets refuse deletion vectors.
         query = QueryBuilder().register("it", handle).execute("SELECT * FROM it")
-        return (pa.record_batch(batch) for batch in query)
+        # Its texts are views, which not everything takes.
+        schema = pa.schema(handle.schema().to_arrow())
+        return (pa.record_batch(batch).cast(schema) for batch in query)
     dataset = handle.to_pyarrow_dataset(
         # As Spark writes them; nanoseconds hold no year before 1677 or after 2262.
         parquet_read_options=ParquetReadOptions(coerce_int96_timestamp_unit="us")
