@@ -398,13 +398,12 @@ def test_changes_that_were_seen_and_then_lost_in_a_power_cut_are_waited_for(
         assert replay.contents()["public.t"] == rows(session, "t")
 
 
-def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
+def test_the_first_changes_of_a_backlog_wait_for_others_only_for_a_moment(
     database: PostgresDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with following(database, tmp_path, "CREATE TABLE t (id int PRIMARY KEY)") as (session, replay):
         replay.catch_up()
-        for bound in ("GATHER_SECONDS", "STILL_SECONDS"):
-            monkeypatch.setattr(follower, bound, 1000.0)
+        monkeypatch.setattr(follower, "GATHER_SECONDS", 1000.0)
         monkeypatch.setattr(follower, "read_status", lambda *_: {"gear": "backlog"})
         with closing(JournalReader(tmp_path / "journal")) as reader:
             before = reader.head()
@@ -416,7 +415,7 @@ def test_changes_of_a_backlog_wait_for_others_only_while_more_of_them_come(
 
             wait_until(has_come)
         assert not replay.plan()
-        monkeypatch.setattr(follower, "STILL_SECONDS", 0.0)
+        monkeypatch.setattr(follower, "GATHER_SECONDS", 0.0)
         assert replay.plan()
 
 

@@ -36,10 +36,8 @@ if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
-GATHER_SECONDS = 5.0
-"""How long the first changes of a backlog wait for a full batch."""
-STILL_SECONDS = 0.5
-"""If no more of them arrive for this long, the server is decoding the next step, and they do not wait for that."""
+GATHER_SECONDS = 0.25
+"""How long the first changes of a backlog wait for others: about as long as Spark takes to begin a batch."""
 PASS_SECONDS = 0.1
 FOLLOWER = "follower"
 
@@ -64,8 +62,6 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._compared: CatalogLook | None = None
         self._has_new_version = True  # the process before may have stored one
         self._gathers_since: float | None = None
-        self._gathered: Position | None = None
-        self._still_since = 0.0
         self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
 
@@ -109,7 +105,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         yield
 
     def is_worth_batch(self, given: PostgresOffset, now: PostgresOffset, end: PostgresOffset) -> bool:
-        if self._gathers(end):
+        if self._gathers(now, end):
             return False
         if not self._is_worth_batch(now, end):
             self._pass_over(given.high_water, end.log)
@@ -240,16 +236,15 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             return max(after, upto)
         return find_boundary(self._journal, after, upto, limit)
 
-    def _gathers(self, end: PostgresOffset) -> bool:
-        """Whether to wait for more of a backlog: one large batch costs less than a small one and the rest."""
-        head, now = self._journal.head(), time.monotonic()
-        if end.log < head or read_status(self.source.journal, STATUS).get("gear") != "backlog":
-            self._gathers_since = None
-            return False
-        self._gathers_since = self._gathers_since or now
-        if head != self._gathered:
-            self._gathered, self._still_since = head, now
-        return now - self._still_since < STILL_SECONDS and now - self._gathers_since < GATHER_SECONDS
+    def _gathers(self, now: PostgresOffset, end: PostgresOffset) -> bool:
+        """Whether to wait for more of a backlog. What comes while a batch is applied is the next one."""
+        is_rest = end.log > now.log and end.log >= self._journal.head()
+        if is_rest and read_status(self.source.journal, STATUS).get("gear") == "backlog":
+            self._gathers_since = self._gathers_since or time.monotonic()
+            if time.monotonic() - self._gathers_since < GATHER_SECONDS:
+                return True
+        self._gathers_since = None
+        return False
 
     def _is_worth_batch(self, now: PostgresOffset, end: PostgresOffset) -> bool:
         """Whether the step holds changes of a followed table, or enough other log to be worth advancing past it."""
