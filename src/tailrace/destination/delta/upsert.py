@@ -104,7 +104,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         if not layout.partition_by:
             order = np.argsort(at_home, kind="stable")
             ends = np.searchsorted(at_home[order], np.arange(len(candidates) + 1))
-            fresh = order[: ends[0]]
+            fresh = np.sort(order[: ends[0]])
             for number, entry in enumerate(candidates):
                 entry.joining = order[ends[number] : ends[number + 1]]
         limit = rows_per_file(total_rows(target.files) + total_rows(file for file, _ in staged))
@@ -256,7 +256,6 @@ def _write(
             continue
         jobs.append(lambda entry=entry, joining=joining: _rewrite(target, entry, upsert, joining, wipe, limit))  # type: ignore[misc]
     if upsert is not None and len(fresh):
-        fresh = np.sort(fresh)
         step = limit if not target.layout.partition_by else max(len(fresh), 1)
         for start in range(0, len(fresh), step):
             part = fresh[start : start + step]
