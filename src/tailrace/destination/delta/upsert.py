@@ -104,7 +104,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         if not layout.partition_by:
             order = np.argsort(at_home, kind="stable")
             ends = np.searchsorted(at_home[order], np.arange(len(candidates) + 1))
-            fresh = np.sort(order[: ends[0]])
+            fresh = order[: ends[0]]
             for number, entry in enumerate(candidates):
                 entry.joining = order[ends[number] : ends[number + 1]]
         limit = rows_per_file(total_rows(target.files) + total_rows(file for file, _ in staged))
