@@ -142,6 +142,18 @@ FAULTS = {
         ),
         crashes=CRASHES,
     ),
+    "a row right after a command in a subtransaction": Fault(
+        ROWS,
+        tuple(
+            one(
+                *("SAVEPOINT s", f"ALTER TABLE t ADD COLUMN c{number} int DEFAULT {number}", "RELEASE s"),
+                f"INSERT INTO t (id, n) VALUES ({10 + number}, 9)",
+                f"DO $$ BEGIN ALTER TABLE t ADD d{number} int; EXCEPTION WHEN OTHERS THEN RAISE; END $$",
+                f"UPDATE t SET d{number} = 2 WHERE id = {10 + number}",
+            )
+            for number in range(5)
+        ),
+    ),
     "an added column that is renamed and dropped again at once": Fault(
         ROWS,
         (
@@ -154,6 +166,9 @@ FAULTS = {
             ),
         ),
         crashes=CRASHES,
+    ),
+    "a truncated partition before another command of the transaction": Fault(
+        PARTS, (one("TRUNCATE leaf1", "ALTER TABLE parted DISABLE ROW LEVEL SECURITY"),), crashes=CRASHES
     ),
     # -- values lost by a detour
     **{
@@ -235,6 +250,15 @@ FAULTS = {
         ),
         each("DROP INDEX t_id", "INSERT INTO t VALUES (1, 'another')"),
     ),
+    "DROP INDEX CONCURRENTLY of the replica identity": Fault(
+        (
+            "CREATE TABLE t (id int NOT NULL, a text)",
+            "CREATE UNIQUE INDEX t_id ON t (id)",
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX t_id",
+            "INSERT INTO t VALUES (1, 'one'), (2, 'two')",
+        ),
+        (Alone("DROP INDEX CONCURRENTLY t_id"), *each("INSERT INTO t VALUES (1, 'another')")),
+    ),
     "a table without a key whose index of its identity is dropped": Fault(
         (
             "CREATE TABLE t (id int NOT NULL, a text)",
@@ -303,6 +327,29 @@ FAULTS = {
             Discover(),
         ),
     ),
+    **{
+        f"a table that is unlogged for a while, {how}": Fault(
+            (*ROWS, "CREATE PUBLICATION fuzz FOR TABLES IN SCHEMA app"), changes
+        )
+        for commands in [
+            (
+                "ALTER TABLE t SET UNLOGGED",
+                "INSERT INTO t VALUES (9, 9)",
+                "DELETE FROM t WHERE id = 1",
+                "ALTER TABLE t SET LOGGED",
+            )
+        ]
+        for how, changes in (("in one transaction", (one(*commands),)), ("in several", each(*commands)))
+    },
+    "a partition that is unlogged for a while": Fault(
+        PARTS,
+        each(
+            "ALTER TABLE leaf1 SET UNLOGGED",
+            "INSERT INTO parted VALUES (3, 'four')",
+            "DELETE FROM parted WHERE id = 1",
+            "ALTER TABLE leaf1 SET LOGGED",
+        ),
+    ),
     # -- what only the catalog shows
     "a default that is dropped, and the rows rewritten, before the catalog is read": Fault(
         ROWS,
@@ -322,6 +369,19 @@ FAULTS = {
             Alone("VACUUM FULL t"),
         ),
     ),
+    **{
+        f"a version that the catalog no longer shows when its batch is repeated after {crash}": Fault(
+            ROWS,
+            (
+                *each("ALTER TABLE t ADD COLUMN c int DEFAULT 5", "INSERT INTO t (id) VALUES (9)"),
+                Receive(),
+                Batch(crash),
+                *each("ALTER TABLE t ALTER COLUMN c DROP DEFAULT"),
+                Alone("VACUUM FULL t"),
+            ),
+        )
+        for crash in CRASHES[1:]
+    },
     "a column that is gone when its version is derived again": Fault(
         ROWS,
         (

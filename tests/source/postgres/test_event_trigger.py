@@ -234,6 +234,19 @@ def test_rows_that_change_without_a_log_ask_for_a_new_copy(site: Site, statement
     assert RECOPIES[statement] in (site.recopy(statement, name) or "")
 
 
+@pytest.mark.parametrize("how", ["UNLOGGED", "LOGGED"])
+def test_a_partition_that_is_unlogged_for_a_while_asks_for_a_new_copy_of_its_root(site: Site, how: str) -> None:
+    if how == "LOGGED":
+        site.run("ALTER TABLE leaf SET UNLOGGED")
+        site.log()
+    root = int(catalog(site.connection, "root").schema.upstream_id)
+    site.run(f"ALTER TABLE leaf SET {how}")
+    events = [entry for entry in site.log() if isinstance(entry, DdlEvent)]
+    assert [event.reason for event in events if event.recopy and event.oid == root] == [
+        "it, or a partition of it, was unlogged for a while"
+    ]
+
+
 @pytest.mark.parametrize(
     "statement",
     [

@@ -28,6 +28,7 @@ class Published:
     TABLES. It changes when the table is removed and added again, and is 0 before there is a publication. `options` is
     the transaction that last changed the options of the publication, such as which kinds of change it publishes.
     `unknown` are the numbers of columns with a default in which older rows hold a value that is not stored.
+    `stays_logged`: Postgres refuses to make it UNLOGGED, as long as the publication names the table itself.
     """
 
     schema: TableSchema
@@ -37,6 +38,7 @@ class Published:
     membership: int = 0
     options: int = 0
     unknown: frozenset[int] = frozenset()
+    stays_logged: bool = True
 
     @property
     def oid(self) -> int:
@@ -101,13 +103,17 @@ class Storage(NamedTuple):
 
 @dataclass(frozen=True)
 class Shown:
-    """What a publication shows of a table: its columns' numbers (None: all that are not generated) and a row filter."""
+    """What a publication shows of a table: its columns' numbers (None: all that are not generated) and a row filter.
+
+    `named`: the table has an entry of its own, or is partitioned.
+    """
 
     columns: frozenset[int] | None = None
     row_filter: str | None = None
     membership: int = 0
     generated: bool = False
     options: int = 0
+    named: bool = False
 
     def shows(self, column: CatalogColumn) -> bool:
         if self.columns is not None:
@@ -233,7 +239,8 @@ WITH RECURSIVE pub AS (
     GROUP BY tree.relid
 )
 SELECT n.nspname::text, c.relname::text, {columns}, {row_filter},
-    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated, pub.options
+    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated, pub.options,
+    r.oid IS NOT NULL OR c.relkind = 'p'
 FROM placed JOIN pg_class c ON c.oid = placed.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
 LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
 WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
@@ -334,6 +341,7 @@ def build(
             for raw, column in zip(kept, built, strict=True)
             if raw.defaulted or (raw.missing is not None and column.initial is None)
         ),
+        shown.named,
     )
 
 

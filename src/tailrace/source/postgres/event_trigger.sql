@@ -31,17 +31,18 @@ CREATE OR REPLACE FUNCTION tailrace.describe(target oid) RETURNS jsonb LANGUAGE 
 @{SETTINGS} AS $tailrace$
 DECLARE
     views jsonb;
+    is_root boolean := EXISTS (SELECT FROM pg_catalog.pg_class c WHERE c.oid = target AND c.relkind = 'p');
 BEGIN
     IF current_setting('server_version_num')::int >= 150000 THEN
         SELECT jsonb_object_agg(p.pubname, jsonb_build_array(
             string_to_array(r.prattrs::text, ' ')::int[], pg_get_expr(g.qual, g.relid), coalesce(r.oid, 0)::int8,
-            coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false), p.xmin::text::int8))
+            coalesce(to_jsonb(p) ->> 'pubgencols' = 's', false), p.xmin::text::int8, r.oid IS NOT NULL OR is_root))
         INTO views
         FROM pg_catalog.pg_publication p CROSS JOIN LATERAL pg_get_publication_tables(p.pubname) g
         LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = g.relid WHERE g.relid = target;
     ELSE
         SELECT jsonb_object_agg(p.pubname, jsonb_build_array(
-            NULL, NULL, coalesce(r.oid, 0)::int8, false, p.xmin::text::int8))
+            NULL, NULL, coalesce(r.oid, 0)::int8, false, p.xmin::text::int8, r.oid IS NOT NULL OR is_root))
         INTO views
         FROM pg_catalog.pg_publication p CROSS JOIN LATERAL pg_get_publication_tables(p.pubname) g
         LEFT JOIN pg_catalog.pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = g.relid WHERE g.relid = target;
@@ -221,6 +222,19 @@ BEGIN
         PERFORM tailrace.emit(described || jsonb_build_object('tag', tg_tag,
             'reason', moved ->> target::text, 'recopy', moved ? target::text));
     END LOOP;
+EXCEPTION WHEN OTHERS THEN
+    RAISE WARNING 'tailrace could not report %: %', tg_tag, SQLERRM;
+END $tailrace$;
+
+-- Changes of an unlogged table, or partition, are not in the log, and neither are those before it is logged again.
+CREATE OR REPLACE FUNCTION tailrace.report_rewrite() RETURNS event_trigger LANGUAGE plpgsql SECURITY DEFINER
+@{SEARCH_PATH} AS $tailrace$
+BEGIN
+    IF pg_event_trigger_table_rewrite_reason() & 1 = 1 AND EXISTS (SELECT FROM pg_catalog.pg_publication) THEN
+        PERFORM tailrace.emit(jsonb_build_object('oid', f.relid::int8, 'tag', tg_tag,
+            'recopy', true, 'reason', 'it, or a partition of it, was unlogged for a while'))
+        FROM tailrace.family(pg_event_trigger_table_rewrite_oid()) AS f(relid);
+    END IF;
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'tailrace could not report %: %', tg_tag, SQLERRM;
 END $tailrace$;

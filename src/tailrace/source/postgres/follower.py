@@ -188,7 +188,8 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if any(_is_same(one, published.schema) for one in (earlier, *(schema for _, schema in history)) if one):
             return False
         last = history[-1][1]
-        compared = compare(last, published.schema, unknown=published.unknown)
+        may_be_unlogged = not look.has_trigger and not published.stays_logged
+        compared = compare(last, published.schema, unknown=published.unknown, may_be_unlogged=may_be_unlogged)
         if compared.recopy:
             return True
         if upto is None:

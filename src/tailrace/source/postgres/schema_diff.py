@@ -84,10 +84,13 @@ class PostgresDerivedSchema:
     recopy: str | None
 
 
-def compare(old: TableSchema, new: TableSchema, *, unknown: Collection[int] = ()) -> Compared:
+def compare(
+    old: TableSchema, new: TableSchema, *, unknown: Collection[int] = (), may_be_unlogged: bool = False
+) -> Compared:
     """What changed from `old` to `new`. Columns are the same when their numbers are.
 
     `unknown` are numbers of columns in which older rows hold a value that is not stored (`Published.unknown`).
+    `may_be_unlogged`: nothing shows whether rows that are in a new file were changed while the table was UNLOGGED.
 
     A table is copied again unless its older rows certainly hold the same values as before. Postgres does not show
     whether a command that rewrote the rows computed new values (`USING`), so every rewrite is a reason to copy.
@@ -128,6 +131,8 @@ def compare(old: TableSchema, new: TableSchema, *, unknown: Collection[int] = ()
         overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
     if was_print and now_print and not was_print.prints_as(now_print):
         reasons.append("a type of its columns changed the text of stored values")
+    if rewritten and may_be_unlogged and not reasons:
+        reasons.append("its rows are in a new file, and may have changed while the table was unlogged")
     return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
 
 
@@ -221,7 +226,12 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
         known.upstream_id,
         _fingerprint(known, columns, now.schema) if now else "",
     )
-    compared = compare(known, schema, unknown=_unknown(known, schema, now))
+    compared = compare(
+        known,
+        schema,
+        unknown=_unknown(known, schema, now),
+        may_be_unlogged=now is not None and not now.stays_logged,
+    )
     # The message does not show whether a column was dropped and added again before it or after it.
     lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
     replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
