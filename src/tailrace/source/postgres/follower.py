@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -122,8 +122,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if not self.source.is_pipeline or (after, upto) == self._passed or since < PASS_SECONDS:
             return
         self._passed, self._passed_at = (after, upto), time.monotonic()
-        with suppress(OSError):  # only shown to people
-            write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
+        write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.
