@@ -278,6 +278,20 @@ FAULTS = {
             "INSERT INTO t VALUES (1, 2), (2, 3)",
         ),
     ),
+    "a key that is gone for a while, in which rows share it": Fault(
+        ROWS,
+        (
+            one(
+                "ALTER TABLE t REPLICA IDENTITY FULL",
+                "ALTER TABLE t DROP CONSTRAINT t_pkey",
+                "INSERT INTO t VALUES (1, 5, NULL)",
+                "UPDATE t SET id = 99 WHERE a IS NULL",
+                "ALTER TABLE t ADD PRIMARY KEY (id)",
+                "ALTER TABLE t REPLICA IDENTITY DEFAULT",
+            ),
+        ),
+        crashes=CRASHES,
+    ),
     "ALTER VIEW t RENAME COLUMN of a table": Fault(
         ROWS, each("ALTER VIEW t RENAME COLUMN a TO title", "UPDATE t SET title = 'new' WHERE id = 1")
     ),

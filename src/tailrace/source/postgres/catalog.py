@@ -94,11 +94,13 @@ class Keys(NamedTuple):
 
 class Storage(NamedTuple):
     """What else the catalog has of a table: a hash of the files with its rows, the highest number a column ever had,
-    and what the user-defined types of its columns are made of."""
+    what the user-defined types of its columns are made of, and the OID of the constraint that is its key, or of the
+    index where there is no constraint."""
 
     file: str = ""
     width: int = 0
     types: Mapping[str, str] | None = None
+    key: int | None = None
 
 
 @dataclass(frozen=True)
@@ -182,7 +184,13 @@ WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisv
 """  # noqa: S608
 
 STORAGE: Final = """
-SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.types
+SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.types, (
+    -- REINDEX CONCURRENTLY makes another index of the same constraint.
+    SELECT max(coalesce(con.oid, i.indexrelid)::int8) FROM pg_catalog.pg_index i
+    LEFT JOIN pg_catalog.pg_constraint con ON con.conindid = i.indexrelid AND con.contype IN ('p', 'u')
+    WHERE i.indrelid = root.oid AND i.indisvalid
+      AND CASE root.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+) AS key
 FROM pg_catalog.pg_class root CROSS JOIN LATERAL (
     WITH RECURSIVE part AS (
         SELECT root.oid AS relid
@@ -327,7 +335,11 @@ def build(
     key = tuple(names[number] for number in numbers) if all(number in names for number in numbers) else ()
     built = [_build_column(column, types) for column in kept]
     fingerprint = Fingerprint(
-        storage.file, storage.width, {column.number: column.mark for column in kept}, storage.types or {}
+        storage.file,
+        storage.width,
+        {column.number: column.mark for column in kept},
+        storage.types or {},
+        storage.key or 0,
     )
     return Published(
         TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid), fingerprint=str(fingerprint)),

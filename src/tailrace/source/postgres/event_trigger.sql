@@ -51,7 +51,7 @@ BEGIN
         SELECT jsonb_build_object(
             'oid', rel.oid::int8, 'schema', n.nspname, 'name', rel.relname, 'identity', rel.relreplident,
             'partitioned', rel.relkind = 'p', 'is_partition', rel.relispartition, 'publications', views,
-            'file', storage.file, 'width', storage.width, 'types', storage.types,
+            'file', storage.file, 'width', storage.width, 'types', storage.types, 'key', storage.key,
             'columns', (
                 SELECT coalesce(jsonb_agg(jsonb_build_array(@{COLUMN_FIELDS}) ORDER BY a.attnum), '[]')
                 FROM @{COLUMN_TABLES} WHERE a.attrelid = target AND a.attnum > 0 AND NOT a.attisdropped),

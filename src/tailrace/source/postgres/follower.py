@@ -187,8 +187,13 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if any(_is_same(one, published.schema) for one in (earlier, *(schema for _, schema in history)) if one):
             return False
         last = history[-1][1]
-        may_be_unlogged = not look.has_trigger and not published.stays_logged
-        compared = compare(last, published.schema, unknown=published.unknown, may_be_unlogged=may_be_unlogged)
+        compared = compare(
+            last,
+            published.schema,
+            unknown=published.unknown,
+            may_be_unlogged=not look.has_trigger and not published.stays_logged,
+            may_lack_key=not look.has_trigger,
+        )
         if compared.recopy:
             return True
         if upto is None:
