@@ -170,6 +170,14 @@ FAULTS = {
     "a truncated partition before another command of the transaction": Fault(
         PARTS, (one("TRUNCATE leaf1", "ALTER TABLE parted DISABLE ROW LEVEL SECURITY"),), crashes=CRASHES
     ),
+    "a default whose value the catalog drops before the next command": Fault(
+        ROWS,
+        (
+            *each("ALTER TABLE t ADD COLUMN c int DEFAULT 5"),
+            Alone("VACUUM FULL t"),
+            *each("ALTER TABLE t ADD COLUMN d int"),
+        ),
+    ),
     # -- values lost by a detour
     **{
         f"{name}, {how}": Fault(tables, changes)
@@ -441,6 +449,13 @@ FAULTS = {
     "a column that was dropped and added again": Fault(
         ROWS,
         (one("ALTER TABLE t DROP COLUMN n", "ALTER TABLE t ADD COLUMN n int", "INSERT INTO t (id, n) VALUES (9, 9)"),),
+    ),
+    "a last column that was dropped and added again before its next value": Fault(
+        ROWS,
+        (
+            one("ALTER TABLE t DROP COLUMN a", "ALTER TABLE t ADD COLUMN a text"),
+            *each("UPDATE t SET a = 'new' WHERE id = 2"),
+        ),
     ),
     "a rename without a row, after a version that the catalog completed": Fault(
         ROWS,

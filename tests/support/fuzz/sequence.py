@@ -54,7 +54,7 @@ CREATE FUNCTION {EXCLUDED}.plus(value bigint) RETURNS bigint LANGUAGE sql IMMUTA
 """
 
 PARTITIONS = re.compile(
-    r"\b(ATTACH|DETACH) PARTITION\b|\bPARTITION OF\b|^(TRUNCATE|DROP TABLE) leaf|^ALTER TABLE leaf\d* SET UNLOGGED",
+    r"\b(ATTACH|DETACH) PARTITION\b|\bPARTITION OF\b|^(TRUNCATE|DROP TABLE) leaf|\bleaf\w* SET UNLOGGED\b",
     re.I,
 )
 """What docs/schema-changes.md says is not seen without the event trigger, as far as sequences do it."""

@@ -24,7 +24,7 @@ from tailrace.source.postgres.frame_builder import FrameMeta
 from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, before, chunks
 from tailrace.source.postgres.receiver import STATUS
-from tailrace.source.postgres.schema_diff import compare, with_initial
+from tailrace.source.postgres.schema_diff import compare, replaced, with_initial
 from tailrace.source.postgres.schema_log import PostgresSchemaLog
 from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, require_kept, server_position
 from tailrace.source.source import RESYNC
@@ -194,7 +194,8 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             may_be_unlogged=not look.has_trigger and not published.stays_logged,
             may_lack_key=not look.has_trigger,
         )
-        if compared.recopy:
+        # Without the trigger, values of the column that was added may have been read as those of the one dropped.
+        if compared.recopy or (not look.has_trigger and replaced(last, published.schema)):
             return True
         if upto is None:
             self._compared = None

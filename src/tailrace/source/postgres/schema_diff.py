@@ -241,15 +241,23 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
         may_be_unlogged=now is not None and not now.stays_logged,
         may_lack_key=True,
     )
-    # The message does not show whether a column was dropped and added again before it or after it.
-    lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
-    replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
-    reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
+    # The message does not show whether that was before it or after it.
+    reasons = [
+        compared.recopy or "",
+        *(f"column {name} was dropped and added again" for name in replaced(known, schema)),
+    ]
     if now is not None and _is_in_doubt(known, columns, now.schema):
         reasons.append("columns were added, and the table's columns changed again before the catalog was read")
     if not compared.changes:
         schema = known
     return PostgresDerivedSchema(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
+
+
+def replaced(old: TableSchema, new: TableSchema) -> list[str]:
+    """The columns that were dropped and added again under their name. Relation messages do not distinguish the two."""
+    numbers = {column.number for column in new.columns}
+    shared = {column.name for column in old.columns} & {column.name for column in new.columns}
+    return sorted(name for name in shared if old.column(name).number not in numbers)
 
 
 def _is_in_doubt(known: TableSchema, columns: Sequence[Column], now: TableSchema) -> bool:
