@@ -563,6 +563,27 @@ def test_a_setting_of_the_session_hides_no_change(site: Site, intruder: PgConnec
     assert compare(before, site.published(described).schema).recopy
 
 
+@pytest.mark.parametrize("number", ["99999999999", None], ids=["that is no number of a table", "of a table"])
+def test_a_trigger_with_the_name_of_a_guard_hides_no_change_and_asks_for_no_copy(
+    site: Site, intruder: PgConnection, number: str | None
+) -> None:
+    before = catalog(site.connection, "t").schema
+    name = f"tailrace_guard_{number or before.upstream_id}"
+    intruder.execute(b"CREATE TYPE public.mark AS (x int)")
+    intruder.execute(b"CREATE FUNCTION public.f(public.mark) RETURNS int LANGUAGE sql IMMUTABLE RETURN 1")
+    intruder.execute(b"ALTER TABLE public.t ADD c public.mark")
+    intruder.execute(b"CREATE FUNCTION public.g() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+    intruder.execute(
+        f"CREATE TRIGGER {name} BEFORE UPDATE ON public.t FOR EACH ROW WHEN (public.f(NEW.c) = 1)"
+        " EXECUTE FUNCTION public.g()".encode()
+    )
+    site.log()
+    intruder.execute(b"DROP TYPE public.mark CASCADE")
+    events = [entry for entry in site.log() if isinstance(entry, DdlEvent)]
+    assert [[column.name for column in event.columns or ()] for event in events] == [["id", "a", "b"]]
+    assert not any(event.recopy for event in events)
+
+
 def test_only_messages_of_the_trigger_are_genuine(site: Site, intruder: PgConnection) -> None:
     described = site.ddl_event("ALTER TABLE t ADD c int")
     assert event_trigger.is_genuine(intruder, described.token)
