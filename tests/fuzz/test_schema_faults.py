@@ -175,7 +175,7 @@ FAULTS = {
         (
             *each("ALTER TABLE t ADD COLUMN c int DEFAULT 5"),
             Alone("VACUUM FULL t"),
-            *each("ALTER TABLE t ADD COLUMN d int"),
+            *each("ALTER TABLE t DROP COLUMN a"),
         ),
     ),
     # -- values lost by a detour
@@ -535,3 +535,22 @@ def test_a_crash_while_every_table_is_copied_needs_no_reset(crash: str, fuzzer: 
     script = Script(COPYING, steps, Setting(limit_bytes=8192))
     fuzzer.replay(script)
     fuzzer.replay(replace(script, setting=replace(script.setting, trigger=False)))
+
+
+@pytest.mark.parametrize("trigger", [True, False], ids=["event trigger", "relation messages"])
+def test_a_copied_table_becomes_ready_when_the_last_change_of_the_log_fills_a_batch(
+    trigger: bool, fuzzer: Fuzzer
+) -> None:
+    tables = ("CREATE TABLE t (id int PRIMARY KEY, v text, w text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    steps = (
+        Settle(),
+        one("ALTER TABLE t RENAME TO t1", "TRUNCATE t1"),
+        one(
+            "ALTER TABLE t1 RENAME COLUMN v TO x",
+            "ALTER TABLE t1 RENAME COLUMN w TO v",
+            "ALTER TABLE t1 RENAME COLUMN x TO w",
+        ),
+        Receive(),
+        one("INSERT INTO t1 VALUES (10, 'a', 'b'), (11, 'a', 'b')"),
+    )
+    fuzzer.replay(Script(tables, steps, Setting(trigger=trigger, limit=1)))
