@@ -142,6 +142,18 @@ FAULTS = {
         ),
         crashes=CRASHES,
     ),
+    "a row right after a command in a subtransaction": Fault(
+        ROWS,
+        tuple(
+            one(
+                *("SAVEPOINT s", f"ALTER TABLE t ADD COLUMN c{number} int DEFAULT {number}", "RELEASE s"),
+                f"INSERT INTO t (id, n) VALUES ({10 + number}, 9)",
+                f"DO $$ BEGIN ALTER TABLE t ADD d{number} int; EXCEPTION WHEN OTHERS THEN RAISE; END $$",
+                f"UPDATE t SET d{number} = 2 WHERE id = {10 + number}",
+            )
+            for number in range(5)
+        ),
+    ),
     "an added column that is renamed and dropped again at once": Fault(
         ROWS,
         (
@@ -154,6 +166,17 @@ FAULTS = {
             ),
         ),
         crashes=CRASHES,
+    ),
+    "a truncated partition before another command of the transaction": Fault(
+        PARTS, (one("TRUNCATE leaf1", "ALTER TABLE parted DISABLE ROW LEVEL SECURITY"),), crashes=CRASHES
+    ),
+    "a default whose value the catalog drops before the next command": Fault(
+        ROWS,
+        (
+            *each("ALTER TABLE t ADD COLUMN c int DEFAULT 5"),
+            Alone("VACUUM FULL t"),
+            *each("ALTER TABLE t DROP COLUMN a"),
+        ),
     ),
     # -- values lost by a detour
     **{
@@ -235,6 +258,15 @@ FAULTS = {
         ),
         each("DROP INDEX t_id", "INSERT INTO t VALUES (1, 'another')"),
     ),
+    "DROP INDEX CONCURRENTLY of the replica identity": Fault(
+        (
+            "CREATE TABLE t (id int NOT NULL, a text)",
+            "CREATE UNIQUE INDEX t_id ON t (id)",
+            "ALTER TABLE t REPLICA IDENTITY USING INDEX t_id",
+            "INSERT INTO t VALUES (1, 'one'), (2, 'two')",
+        ),
+        (Alone("DROP INDEX CONCURRENTLY t_id"), *each("INSERT INTO t VALUES (1, 'another')")),
+    ),
     "a table without a key whose index of its identity is dropped": Fault(
         (
             "CREATE TABLE t (id int NOT NULL, a text)",
@@ -253,6 +285,20 @@ FAULTS = {
             "ALTER TABLE t DROP CONSTRAINT t_pkey, ADD PRIMARY KEY (id, n)",
             "INSERT INTO t VALUES (1, 2), (2, 3)",
         ),
+    ),
+    "a key that is gone for a while, in which rows share it": Fault(
+        ROWS,
+        (
+            one(
+                "ALTER TABLE t REPLICA IDENTITY FULL",
+                "ALTER TABLE t DROP CONSTRAINT t_pkey",
+                "INSERT INTO t VALUES (1, 5, NULL)",
+                "UPDATE t SET id = 99 WHERE a IS NULL",
+                "ALTER TABLE t ADD PRIMARY KEY (id)",
+                "ALTER TABLE t REPLICA IDENTITY DEFAULT",
+            ),
+        ),
+        crashes=CRASHES,
     ),
     "ALTER VIEW t RENAME COLUMN of a table": Fault(
         ROWS, each("ALTER VIEW t RENAME COLUMN a TO title", "UPDATE t SET title = 'new' WHERE id = 1")
@@ -303,6 +349,29 @@ FAULTS = {
             Discover(),
         ),
     ),
+    **{
+        f"a table that is unlogged for a while, {how}": Fault(
+            (*ROWS, "CREATE PUBLICATION fuzz FOR TABLES IN SCHEMA app"), changes
+        )
+        for commands in [
+            (
+                "ALTER TABLE t SET UNLOGGED",
+                "INSERT INTO t VALUES (9, 9)",
+                "DELETE FROM t WHERE id = 1",
+                "ALTER TABLE t SET LOGGED",
+            )
+        ]
+        for how, changes in (("in one transaction", (one(*commands),)), ("in several", each(*commands)))
+    },
+    "a partition that is unlogged for a while": Fault(
+        PARTS,
+        each(
+            "ALTER TABLE leaf1 SET UNLOGGED",
+            "INSERT INTO parted VALUES (3, 'four')",
+            "DELETE FROM parted WHERE id = 1",
+            "ALTER TABLE leaf1 SET LOGGED",
+        ),
+    ),
     # -- what only the catalog shows
     "a default that is dropped, and the rows rewritten, before the catalog is read": Fault(
         ROWS,
@@ -322,6 +391,19 @@ FAULTS = {
             Alone("VACUUM FULL t"),
         ),
     ),
+    **{
+        f"a version that the catalog no longer shows when its batch is repeated after {crash}": Fault(
+            ROWS,
+            (
+                *each("ALTER TABLE t ADD COLUMN c int DEFAULT 5", "INSERT INTO t (id) VALUES (9)"),
+                Receive(),
+                Batch(crash),
+                *each("ALTER TABLE t ALTER COLUMN c DROP DEFAULT"),
+                Alone("VACUUM FULL t"),
+            ),
+        )
+        for crash in CRASHES[1:]
+    },
     "a column that is gone when its version is derived again": Fault(
         ROWS,
         (
@@ -367,6 +449,13 @@ FAULTS = {
     "a column that was dropped and added again": Fault(
         ROWS,
         (one("ALTER TABLE t DROP COLUMN n", "ALTER TABLE t ADD COLUMN n int", "INSERT INTO t (id, n) VALUES (9, 9)"),),
+    ),
+    "a last column that was dropped and added again before its next value": Fault(
+        ROWS,
+        (
+            one("ALTER TABLE t DROP COLUMN a", "ALTER TABLE t ADD COLUMN a text"),
+            *each("UPDATE t SET a = 'new' WHERE id = 2"),
+        ),
     ),
     "a rename without a row, after a version that the catalog completed": Fault(
         ROWS,
@@ -446,3 +535,22 @@ def test_a_crash_while_every_table_is_copied_needs_no_reset(crash: str, fuzzer: 
     script = Script(COPYING, steps, Setting(limit_bytes=8192))
     fuzzer.replay(script)
     fuzzer.replay(replace(script, setting=replace(script.setting, trigger=False)))
+
+
+@pytest.mark.parametrize("trigger", [True, False], ids=["event trigger", "relation messages"])
+def test_a_copied_table_becomes_ready_when_the_last_change_of_the_log_fills_a_batch(
+    trigger: bool, fuzzer: Fuzzer
+) -> None:
+    tables = ("CREATE TABLE t (id int PRIMARY KEY, v text, w text)", "CREATE TABLE u (id int PRIMARY KEY)")
+    steps = (
+        Settle(),
+        one("ALTER TABLE t RENAME TO t1", "TRUNCATE t1"),
+        one(
+            "ALTER TABLE t1 RENAME COLUMN v TO x",
+            "ALTER TABLE t1 RENAME COLUMN w TO v",
+            "ALTER TABLE t1 RENAME COLUMN x TO w",
+        ),
+        Receive(),
+        one("INSERT INTO t1 VALUES (10, 'a', 'b'), (11, 'a', 'b')"),
+    )
+    fuzzer.replay(Script(tables, steps, Setting(trigger=trigger, limit=1)))

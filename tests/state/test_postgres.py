@@ -49,6 +49,18 @@ def test_a_hostile_schema_is_only_a_name(tmp_path: Path, database: PostgresDatab
     assert database.rows("SELECT count(*) FROM pg_tables WHERE schemaname = 'public'") == [(0,)]
 
 
+def test_functions_of_others_in_the_schema_are_not_called(tmp_path: Path, database: PostgresDatabase) -> None:
+    # On PostgreSQL 14 every role may create functions in `public`.
+    database.run(
+        "CREATE FUNCTION public.clock_timestamp() RETURNS timestamptz LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE ''called as %'', current_user; END'",
+        "CREATE FUNCTION public.pg_advisory_xact_lock(bigint) RETURNS void LANGUAGE plpgsql AS"
+        " 'BEGIN RAISE ''called as %'', current_user; END'",
+    )
+    with PostgresStore("shop", tmp_path, database.dsn, "public").open() as store:
+        assert store.claim_run(Owner.here(), seconds=60) == 1
+
+
 def test_several_processes_may_make_the_tables_at_once(address: StoreAddress) -> None:
     failures: list[BaseException] = []
 

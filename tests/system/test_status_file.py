@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from pathlib import Path
 
@@ -20,6 +21,12 @@ def test_a_full_disk_keeps_the_last_status_and_stops_no_process(tmp_path: Path) 
     assert status_file.read_file(file) == {"gear": "tail"}
     file.write_text("[")
     assert status_file.read_file(file) == {}
+
+
+def test_a_folder_that_is_made_for_a_status_is_private(tmp_path: Path) -> None:
+    file = tmp_path / "made" / "status.json"
+    status_file.write_file(file, {"gear": "tail"})
+    assert (stat.S_IMODE(file.parent.stat().st_mode), stat.S_IMODE(file.stat().st_mode)) == (0o700, 0o600)
 
 
 def test_a_full_disk_stops_no_schedule(tmp_path: Path) -> None:

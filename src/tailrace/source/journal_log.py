@@ -21,13 +21,16 @@ the offset advances so that the journal can delete it."""
 
 
 def find_boundary(journal: JournalReader, after: Position, upto: Position, limit: Limit) -> Position:
-    """The end of the frame in (after, upto] that reaches the limit, or `upto`.
+    """The end of the frame in (after, upto] that reaches the limit, or `upto` if no frame follows it.
 
-    The first frame is taken whatever its size: a batch must make progress.
+    The first frame is taken whatever its size: a batch must make progress. A table may wait for the log at a position
+    after the last frame, which only a batch up to there reaches.
     """
     refs = journal.frames(after, upto, rows=limit.rows, size=limit.bytes)
     full = sum(ref.count for ref in refs) >= limit.rows or sum(ref.length for ref in refs) >= limit.bytes
-    return refs[-1].last if refs and full else upto
+    if refs and full and journal.frames(refs[-1].last, upto, rows=1, size=1):
+        return refs[-1].last
+    return upto
 
 
 def is_worth_passing(frames: Sequence[FrameRef], max_bytes: int) -> bool:

@@ -29,7 +29,7 @@ _SETTINGS = {
 # Everything is set for one transaction only, so that a pooler between us and the server does no harm. A process that
 # is frozen in the middle of a write loses its session before the next runner, which waits for it, loses patience.
 _BEGIN = sql.SQL(
-    "BEGIN ISOLATION LEVEL READ COMMITTED {access}; SET LOCAL search_path TO {schema}, pg_catalog;"
+    "BEGIN ISOLATION LEVEL READ COMMITTED {access}; SET LOCAL search_path TO {schema}, pg_temp;"
     " SET LOCAL lock_timeout = '10s'; SET LOCAL idle_in_transaction_session_timeout = '3s'"
 )
 _MAKING = 0x7461696C72616365  # an advisory lock, held while the tables are made

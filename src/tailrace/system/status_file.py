@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tailrace.system.atomic_file import replace_text
+from tailrace.system.atomic_file import make_private_folder, replace_text
 
 
 def write_file(file: Path, status: Mapping[str, Any]) -> None:
@@ -17,7 +17,8 @@ def write_file(file: Path, status: Mapping[str, Any]) -> None:
     If the disk refuses the write, for example because it is full, the old status stays and no error is raised.
     """
     with suppress(OSError):
-        file.parent.mkdir(parents=True, exist_ok=True)
+        if not file.parent.is_dir():
+            make_private_folder(file.parent)
         replace_text(file, json.dumps(status))
 
 

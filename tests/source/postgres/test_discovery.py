@@ -16,6 +16,7 @@ from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import Finding, PreflightError, TailraceError, UnavailableError
 from tailrace.model.schema import TableName
 from tailrace.option.table import TableOptions
+from tailrace.source import discovery
 from tailrace.source.follower import Limit, TableDirectives
 from tailrace.source.postgres.catalog import list_tables
 from tailrace.source.postgres.connection import session
@@ -55,6 +56,21 @@ def test_keys_follow_the_replica_identity(database: PostgresDatabase, source: Po
         "CREATE TABLE keyless (v text)",
     )
     assert keys(source) == {"by_primary": ("a", "b"), "by_index": ("code",), "by_full": ("id",), "keyless": ()}
+
+
+def test_other_options_of_the_publication_are_seen_while_the_pipeline_runs(
+    database: PostgresDatabase, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    database.run("CREATE TABLE first (id int PRIMARY KEY)", "CREATE PUBLICATION look FOR TABLE first")
+    monkeypatch.setattr(discovery, "DISCOVERY_SECONDS", 0.0)
+    looking = PostgresDiscovery(source)
+    [before] = looking.tables.values()
+    looking.refresh()
+    assert list(looking.tables.values()) == [before]
+    database.run("ALTER PUBLICATION look SET (publish = 'insert')")
+    looking.refresh()
+    [after] = looking.tables.values()
+    assert after.options != before.options
 
 
 def test_nodes_that_start_together_make_one_publication_and_add_a_table_once(

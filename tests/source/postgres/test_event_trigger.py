@@ -234,6 +234,19 @@ def test_rows_that_change_without_a_log_ask_for_a_new_copy(site: Site, statement
     assert RECOPIES[statement] in (site.recopy(statement, name) or "")
 
 
+@pytest.mark.parametrize("how", ["UNLOGGED", "LOGGED"])
+def test_a_partition_that_is_unlogged_for_a_while_asks_for_a_new_copy_of_its_root(site: Site, how: str) -> None:
+    if how == "LOGGED":
+        site.run("ALTER TABLE leaf SET UNLOGGED")
+        site.log()
+    root = int(catalog(site.connection, "root").schema.upstream_id)
+    site.run(f"ALTER TABLE leaf SET {how}")
+    events = [entry for entry in site.log() if isinstance(entry, DdlEvent)]
+    assert [event.reason for event in events if event.recopy and event.oid == root] == [
+        "it, or a partition of it, was unlogged for a while"
+    ]
+
+
 @pytest.mark.parametrize(
     "statement",
     [
@@ -548,6 +561,27 @@ def test_a_setting_of_the_session_hides_no_change(site: Site, intruder: PgConnec
     [described] = site.log()
     assert isinstance(described, DdlEvent)
     assert compare(before, site.published(described).schema).recopy
+
+
+@pytest.mark.parametrize("number", ["99999999999", None], ids=["that is no number of a table", "of a table"])
+def test_a_trigger_with_the_name_of_a_guard_hides_no_change_and_asks_for_no_copy(
+    site: Site, intruder: PgConnection, number: str | None
+) -> None:
+    before = catalog(site.connection, "t").schema
+    name = f"tailrace_guard_{number or before.upstream_id}"
+    intruder.execute(b"CREATE TYPE public.mark AS (x int)")
+    intruder.execute(b"CREATE FUNCTION public.f(public.mark) RETURNS int LANGUAGE sql IMMUTABLE RETURN 1")
+    intruder.execute(b"ALTER TABLE public.t ADD c public.mark")
+    intruder.execute(b"CREATE FUNCTION public.g() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'")
+    intruder.execute(
+        f"CREATE TRIGGER {name} BEFORE UPDATE ON public.t FOR EACH ROW WHEN (public.f(NEW.c) = 1)"
+        " EXECUTE FUNCTION public.g()".encode()
+    )
+    site.log()
+    intruder.execute(b"DROP TYPE public.mark CASCADE")
+    events = [entry for entry in site.log() if isinstance(entry, DdlEvent)]
+    assert [[column.name for column in event.columns or ()] for event in events] == [["id", "a", "b"]]
+    assert not any(event.recopy for event in events)
 
 
 def test_only_messages_of_the_trigger_are_genuine(site: Site, intruder: PgConnection) -> None:

@@ -238,6 +238,25 @@ def test_a_partition_whose_application_would_be_refused_is_named(
     assert not [finding for finding in source.check() if "refuses" in finding.message]
 
 
+def test_an_unlogged_partition_is_named_until_it_is_logged_again(
+    database: PostgresDatabase, source: PostgresSource
+) -> None:
+    database.run(
+        "CREATE TABLE root (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE part PARTITION OF root DEFAULT",
+        "CREATE PUBLICATION look FOR TABLE root WITH (publish_via_partition_root = true)",
+    )
+    assert source.notices() == []
+    database.run("ALTER TABLE part SET UNLOGGED")
+    found = problems(source.check())["public.root"]
+    assert 'its partition "public"."part" is UNLOGGED' in found.message
+    [notice] = source.notices()
+    assert (notice.level, notice.message) == ("warning", found.message)
+    database.run(found.fix or "")
+    assert source.notices() == []
+    assert problems(source.check()) == {}
+
+
 def test_a_table_of_another_owner_is_named_and_keeps_no_other_from_being_followed(
     database: PostgresDatabase, source: PostgresSource
 ) -> None:

@@ -78,6 +78,7 @@ class SchemaStatements:
             *[self._nullability, self._view_rename, self._generated, self._drop_expression, self._key, self._identity],
             *[self._drop_identity_index, self._rename_table, self._swap_tables, self._set_schema, self._create],
             *[self._drop_table, self._partition, self._membership, self._actions, self._column_list, self._recreate],
+            *[self._key_again, self._unlogged],
         ]
 
     def _column(self, table: UpstreamTable, *, plain: bool = True) -> UpstreamColumn | None:
@@ -201,6 +202,33 @@ class SchemaStatements:
             return [f"{drop}, ADD PRIMARY KEY ({', '.join(column.name for column in columns)})"]
         column = self._column(table, plain=False)
         return [f"ALTER TABLE {table.place} ADD PRIMARY KEY ({column.name})"] if column and not table.key else None
+
+    def _key_again(self, table: UpstreamTable, tables: list[UpstreamTable]) -> Statements:
+        """A time without a key, in which two rows share it."""
+        if table.kind != "table" or not table.constraint or len(table.key) != 1:
+            return None
+        key = table.key[0]
+        others = ", ".join(column.name for column in table.written if column.name != key)
+        place, shared = table.place, f"(SELECT min({key}) FROM {table.place})"
+        copied = f"INSERT INTO {place} ({key}, {others}) SELECT {key}, {others} FROM {place} WHERE {key} = {shared}"
+        return [
+            f"ALTER TABLE {place} REPLICA IDENTITY FULL",
+            f"ALTER TABLE {place} DROP CONSTRAINT {table.constraint}",
+            *([copied] if others else []),
+            f"DELETE FROM {place} WHERE {key} = {shared}",
+            f"ALTER TABLE {place} ADD PRIMARY KEY ({key})",
+            *([f"ALTER TABLE {place} REPLICA IDENTITY DEFAULT"] if self.chance.random() < 0.5 else []),
+        ]
+
+    def _unlogged(self, table: UpstreamTable, tables: list[UpstreamTable]) -> Statements:
+        """Postgres refuses it for tables that the publication names, so it is done to partitions."""
+        if table.kind != "leaf":
+            return None
+        return [
+            f"ALTER TABLE {table.place} SET UNLOGGED",
+            f"DELETE FROM {table.place} WHERE true",
+            f"ALTER TABLE {table.place} SET LOGGED",
+        ]
 
     def _identity(self, table: UpstreamTable, tables: list[UpstreamTable]) -> Statements:
         if table.kind != "table":

@@ -28,6 +28,7 @@ class Published:
     TABLES. It changes when the table is removed and added again, and is 0 before there is a publication. `options` is
     the transaction that last changed the options of the publication, such as which kinds of change it publishes.
     `unknown` are the numbers of columns with a default in which older rows hold a value that is not stored.
+    `stays_logged`: Postgres refuses to make it UNLOGGED, as long as the publication names the table itself.
     """
 
     schema: TableSchema
@@ -37,6 +38,7 @@ class Published:
     membership: int = 0
     options: int = 0
     unknown: frozenset[int] = frozenset()
+    stays_logged: bool = True
 
     @property
     def oid(self) -> int:
@@ -92,22 +94,28 @@ class Keys(NamedTuple):
 
 class Storage(NamedTuple):
     """What else the catalog has of a table: a hash of the files with its rows, the highest number a column ever had,
-    and what the user-defined types of its columns are made of."""
+    what the user-defined types of its columns are made of, and the OID of the constraint that is its key, or of the
+    index where there is no constraint."""
 
     file: str = ""
     width: int = 0
     types: Mapping[str, str] | None = None
+    key: int | None = None
 
 
 @dataclass(frozen=True)
 class Shown:
-    """What a publication shows of a table: its columns' numbers (None: all that are not generated) and a row filter."""
+    """What a publication shows of a table: its columns' numbers (None: all that are not generated) and a row filter.
+
+    `named`: the table has an entry of its own, or is partitioned.
+    """
 
     columns: frozenset[int] | None = None
     row_filter: str | None = None
     membership: int = 0
     generated: bool = False
     options: int = 0
+    named: bool = False
 
     def shows(self, column: CatalogColumn) -> bool:
         if self.columns is not None:
@@ -176,7 +184,13 @@ WHERE i.indrelid = ANY(%s) AND (i.indisprimary OR i.indisreplident) AND i.indisv
 """  # noqa: S608
 
 STORAGE: Final = """
-SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.types
+SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.types, (
+    -- REINDEX CONCURRENTLY makes another index of the same constraint.
+    SELECT max(coalesce(con.oid, i.indexrelid)::int8) FROM pg_catalog.pg_index i
+    LEFT JOIN pg_catalog.pg_constraint con ON con.conindid = i.indexrelid AND con.contype IN ('p', 'u')
+    WHERE i.indrelid = root.oid AND i.indisvalid
+      AND CASE root.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
+) AS key
 FROM pg_catalog.pg_class root CROSS JOIN LATERAL (
     WITH RECURSIVE part AS (
         SELECT root.oid AS relid
@@ -233,7 +247,8 @@ WITH RECURSIVE pub AS (
     GROUP BY tree.relid
 )
 SELECT n.nspname::text, c.relname::text, {columns}, {row_filter},
-    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated, pub.options
+    coalesce({schema_entry}, r.oid, placed.entry, pub.oid)::int8, pub.generated, pub.options,
+    r.oid IS NOT NULL OR c.relkind = 'p'
 FROM placed JOIN pg_class c ON c.oid = placed.relid JOIN pg_namespace n ON n.oid = c.relnamespace CROSS JOIN pub
 LEFT JOIN pg_publication_rel r ON r.prpubid = pub.oid AND r.prrelid = c.oid
 WHERE CASE WHEN pub.pubviaroot THEN NOT placed.is_below ELSE c.relkind = 'r' END
@@ -320,7 +335,11 @@ def build(
     key = tuple(names[number] for number in numbers) if all(number in names for number in numbers) else ()
     built = [_build_column(column, types) for column in kept]
     fingerprint = Fingerprint(
-        storage.file, storage.width, {column.number: column.mark for column in kept}, storage.types or {}
+        storage.file,
+        storage.width,
+        {column.number: column.mark for column in kept},
+        storage.types or {},
+        storage.key or 0,
     )
     return Published(
         TableSchema(relation.table, tuple(built), key, upstream_id=str(relation.oid), fingerprint=str(fingerprint)),
@@ -334,6 +353,7 @@ def build(
             for raw, column in zip(kept, built, strict=True)
             if raw.defaulted or (raw.missing is not None and column.initial is None)
         ),
+        shown.named,
     )
 
 

@@ -81,7 +81,7 @@ def _build(raw: dict[str, Any]) -> DdlEvent:
             name: Shown(None if columns is None else frozenset(columns), *rest)
             for name, (columns, *rest) in raw["publications"].items()
         },
-        Storage(raw["file"], raw["width"], raw["types"]),
+        Storage(raw["file"], raw["width"], raw["types"], raw.get("key")),
         recopy,
         reason,
     )

@@ -39,11 +39,15 @@ SeenRelations = frozenset[tuple[int, str, int, int, int, int]]
 
 @dataclass(frozen=True, eq=False)
 class CatalogLook:
-    """The tables as the catalog had them at some time between two positions of the log."""
+    """The tables as the catalog had them at some time between two positions of the log.
+
+    `has_trigger`: the event trigger reports what the catalog alone does not show.
+    """
 
     tables: Mapping[int, Published]
     began: Position
     ended: Position
+    has_trigger: bool = False
 
 
 class PostgresDiscovery(Discovery):
@@ -69,7 +73,8 @@ class PostgresDiscovery(Discovery):
             if at_once or roll != self._roll:
                 began = before(server_position(connection))
                 tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
-                self.look = CatalogLook(tables, began, before(server_position(connection)))
+                has_trigger = event_trigger.installed_version(connection) == event_trigger.VERSION
+                self.look = CatalogLook(tables, began, before(server_position(connection)), has_trigger)
                 self._roll = roll
 
     def _select_tables(self, connection: PgConnection) -> tuple[SeenRelations, int]:

@@ -20,7 +20,7 @@ from tailrace.source.postgres.copy_query import SESSION
 from tailrace.source.postgres.ddl_message import FORMAT
 from tailrace.source.postgres.frame_builder import DDL_PREFIX
 
-VERSION: Final = 3
+VERSION: Final = 4
 """The version of the functions. `install` replaces another version."""
 
 LOCK_SECONDS: Final = 2
@@ -30,6 +30,7 @@ _MARK: Final = f"tailrace {VERSION}"
 _TRIGGERS: Final = {
     "tailrace_ddl": ("ddl_command_end", "report_ddl"),
     "tailrace_drop": ("sql_drop", "report_drop"),
+    "tailrace_rewrite": ("table_rewrite", "report_rewrite"),
 }
 _SEARCH_PATH: Final = "SET search_path = pg_catalog, pg_temp"
 """Without a mention of it, temporary tables come before all others, also before those of the catalog."""
@@ -66,11 +67,11 @@ def _create_trigger(name: str, event: str, function: str) -> str:
     )
 
 
-_DROP_TRIGGERS = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in (*_TRIGGERS, "tailrace_rewrite"))
+_DROP_TRIGGERS = "".join(f"DROP EVENT TRIGGER IF EXISTS {name};\n" for name in _TRIGGERS)
 _DROP_OLD = "DROP ROUTINE IF EXISTS tailrace.note_rewrite;\n"  # of version 2
 _FUNCTIONS: Final = (
-    *("report_ddl", "report_drop", "report_truncate", "is_own_command", "guard", "family", "users", "describe"),
-    *("emit", "is_genuine"),
+    *("report_ddl", "report_rewrite", "report_drop", "report_truncate", "is_own_command", "guard", "family", "users"),
+    *("describe", "emit", "is_genuine"),
 )
 # A role that owns the schema, or a function in it, could replace what the triggers call with the rights of another.
 _REQUIRE_OWNER = """DO $tailrace$ BEGIN

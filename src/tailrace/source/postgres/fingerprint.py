@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tailrace.model.schema import TableSchema
 
@@ -33,6 +33,7 @@ class Fingerprint:
     columns   by number, the published columns
     types     what user-defined types of the columns are made of: `enum <oid>` has the label of a value,
               `field <table> <number>` the type of a field of a composite type
+    key       the OID of the constraint, or index, that is the key; 0 when there is none or it is not known
     recopy    why the table needs a new copy when this version begins; None when it does not
     """
 
@@ -40,12 +41,16 @@ class Fingerprint:
     width: int
     columns: Mapping[int, ColumnMark] = field(default_factory=dict)
     types: Mapping[str, str] = field(default_factory=dict)
+    key: int = 0
     recopy: str | None = None
 
     def __str__(self) -> str:
-        raw = {"file": self.file, "width": self.width, "columns": {str(n): list(c) for n, c in self.columns.items()}}
+        columns = {str(number): list(mark) for number, mark in self.columns.items()}
+        raw: dict[str, Any] = {"file": self.file, "width": self.width, "columns": columns}
         if self.types:
             raw["types"] = dict(sorted(self.types.items()))
+        if self.key:
+            raw["key"] = self.key
         if self.recopy:
             raw["recopy"] = self.recopy
         return json.dumps(raw)
@@ -72,7 +77,7 @@ class Fingerprint:
 def _parse(text: str) -> Fingerprint:
     raw = json.loads(text)
     columns = {int(number): ColumnMark(*mark) for number, mark in raw["columns"].items()}
-    return Fingerprint(raw["file"], raw["width"], columns, raw.get("types", {}), raw.get("recopy"))
+    return Fingerprint(raw["file"], raw["width"], columns, raw.get("types", {}), raw.get("key", 0), raw.get("recopy"))
 
 
 def _composite(name: str) -> str | None:

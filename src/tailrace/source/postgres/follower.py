@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ from tailrace.source.postgres.frame_builder import FrameMeta
 from tailrace.source.postgres.log_split import PgRange, log_splits
 from tailrace.source.postgres.offset import PostgresOffset, PostgresTableOffset, before, chunks
 from tailrace.source.postgres.receiver import STATUS
-from tailrace.source.postgres.schema_diff import compare, with_initial
+from tailrace.source.postgres.schema_diff import compare, replaced, with_initial
 from tailrace.source.postgres.schema_log import PostgresSchemaLog
 from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require, require_kept, server_position
 from tailrace.source.source import RESYNC
@@ -118,8 +118,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if not self.source.is_pipeline or (after, upto) == self._passed or since < PASS_SECONDS:
             return
         self._passed, self._passed_at = (after, upto), time.monotonic()
-        with suppress(OSError):  # only shown to people
-            write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
+        write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.
@@ -184,8 +183,15 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if any(_is_same(one, published.schema) for one in (earlier, *(schema for _, schema in history)) if one):
             return False
         last = history[-1][1]
-        compared = compare(last, published.schema, unknown=published.unknown)
-        if compared.recopy:
+        compared = compare(
+            last,
+            published.schema,
+            unknown=published.unknown,
+            may_be_unlogged=not look.has_trigger and not published.stays_logged,
+            may_lack_key=not look.has_trigger,
+        )
+        # Without the trigger, values of the column that was added may have been read as those of the one dropped.
+        if compared.recopy or (not look.has_trigger and replaced(last, published.schema)):
             return True
         if upto is None:
             self._compared = None

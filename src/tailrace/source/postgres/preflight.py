@@ -32,6 +32,7 @@ from tailrace.source.postgres.table_check import (
     is_refused,
     left_out,
     read_leaves,
+    unlogged_partitions,
     unsent_columns,
 )
 from tailrace.source.source import RESYNC
@@ -140,11 +141,15 @@ def check(source: PostgresSource) -> list[Finding]:
 
 
 def notices(source: PostgresSource) -> list[Finding]:
-    """What is left out without an error: tables that are not published, columns that are not sent, and the messages of
-    an event trigger of another version."""
+    """What is left out without an error: tables that are not published, columns that are not sent, changes of unlogged
+    partitions, and the messages of an event trigger of another version."""
     with session(source.dsn, "comparing the tables with the publication") as connection:
         trigger = _trigger(connection)
-        return [*_left_out(connection, source), *([trigger] if trigger.level == "warning" else [])]
+        return [
+            *_left_out(connection, source),
+            *unlogged_partitions(connection, select_published(connection, source)),
+            *([trigger] if trigger.level == "warning" else []),
+        ]
 
 
 def _left_out(connection: PgConnection, source: PostgresSource) -> list[Finding]:

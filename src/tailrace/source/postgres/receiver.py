@@ -363,21 +363,20 @@ class PostgresReceiver:
     def publish(self, error: TailraceError | None) -> None:
         """Leave a status file for the follower and `tailrace status`."""
         slot = self._slot
-        with suppress(OSError):  # a full disk fails here too; the journal reports that error itself
-            write_status(
-                Path(self.options.journal),
-                STATUS,
-                {
-                    "at": time.time(),
-                    "gear": self.mode,
-                    "durable": self.durable,
-                    "server": slot.server if slot else None,
-                    "confirmed": slot.confirmed if slot else None,
-                    "restart": slot.restart if slot else None,
-                    "journal_bytes": self.writer.size(),
-                    "error": error.describe() if error else None,
-                },
-            )
+        write_status(
+            Path(self.options.journal),
+            STATUS,
+            {
+                "at": time.time(),
+                "gear": self.mode,
+                "durable": self.durable,
+                "server": slot.server if slot else None,
+                "confirmed": slot.confirmed if slot else None,
+                "restart": slot.restart if slot else None,
+                "journal_bytes": self.writer.size(),
+                "error": error.describe() if error else None,
+            },
+        )
 
 
 def main() -> int:
@@ -392,8 +391,7 @@ def _run(options: str, stopping: Callable[[], bool]) -> int:
     except OwnedError:
         return BUSY
     except TailraceError as error:
-        with suppress(OSError):
-            write_status(Path(parsed.journal), STATUS, {"at": time.time(), "error": error.describe()})
+        write_status(Path(parsed.journal), STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         receiver.run()

@@ -84,10 +84,19 @@ class PostgresDerivedSchema:
     recopy: str | None
 
 
-def compare(old: TableSchema, new: TableSchema, *, unknown: Collection[int] = ()) -> Compared:
+def compare(
+    old: TableSchema,
+    new: TableSchema,
+    *,
+    unknown: Collection[int] = (),
+    may_be_unlogged: bool = False,
+    may_lack_key: bool = False,
+) -> Compared:
     """What changed from `old` to `new`. Columns are the same when their numbers are.
 
     `unknown` are numbers of columns in which older rows hold a value that is not stored (`Published.unknown`).
+    `may_be_unlogged`: nothing shows whether rows that are in a new file were changed while the table was UNLOGGED.
+    `may_lack_key`: nothing shows whether there was a time without a key between one constraint and the next.
 
     A table is copied again unless its older rows certainly hold the same values as before. Postgres does not show
     whether a command that rewrote the rows computed new values (`USING`), so every rewrite is a reason to copy.
@@ -128,6 +137,10 @@ def compare(old: TableSchema, new: TableSchema, *, unknown: Collection[int] = ()
         overall.append(f"the key ({', '.join(old.key)}) is now ({', '.join(new.key)})")
     if was_print and now_print and not was_print.prints_as(now_print):
         reasons.append("a type of its columns changed the text of stored values")
+    if may_lack_key and was_print and now_print and was_print.key and was_print.key != now_print.key:
+        reasons.append("its key was dropped and added again, and rows may have shared it in between")
+    if rewritten and may_be_unlogged and not reasons:
+        reasons.append("its rows are in a new file, and may have changed while the table was unlogged")
     return Compared((*overall, *changes), "; ".join([*overall, *reasons]) or None)
 
 
@@ -221,16 +234,30 @@ def derive(known: TableSchema, relation: Relation, now: Published | None) -> Pos
         known.upstream_id,
         _fingerprint(known, columns, now.schema) if now else "",
     )
-    compared = compare(known, schema, unknown=_unknown(known, schema, now))
-    # The message does not show whether a column was dropped and added again before it or after it.
-    lost = {column.name for column in known.columns} & {column.name for column in schema.columns}
-    replaced = [name for name in sorted(lost) if known.column(name).number not in {c.number for c in schema.columns}]
-    reasons = [compared.recopy or "", *(f"column {name} was dropped and added again" for name in replaced)]
+    compared = compare(
+        known,
+        schema,
+        unknown=_unknown(known, schema, now),
+        may_be_unlogged=now is not None and not now.stays_logged,
+        may_lack_key=True,
+    )
+    # The message does not show whether that was before it or after it.
+    reasons = [
+        compared.recopy or "",
+        *(f"column {name} was dropped and added again" for name in replaced(known, schema)),
+    ]
     if now is not None and _is_in_doubt(known, columns, now.schema):
         reasons.append("columns were added, and the table's columns changed again before the catalog was read")
     if not compared.changes:
         schema = known
     return PostgresDerivedSchema(schema, compared.changes, "; ".join(filter(None, reasons)) or None)
+
+
+def replaced(old: TableSchema, new: TableSchema) -> list[str]:
+    """The columns that were dropped and added again under their name. Relation messages do not distinguish the two."""
+    numbers = {column.number for column in new.columns}
+    shared = {column.name for column in old.columns} & {column.name for column in new.columns}
+    return sorted(name for name in shared if old.column(name).number not in numbers)
 
 
 def _is_in_doubt(known: TableSchema, columns: Sequence[Column], now: TableSchema) -> bool:

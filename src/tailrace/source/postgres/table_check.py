@@ -7,6 +7,7 @@ identity.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from psycopg import sql
@@ -30,6 +31,7 @@ class Leaf(NamedTuple):
     replica_identity: str
     identity: Sequence[str]
     can_select: bool
+    is_logged: bool = True
 
     @property
     def is_refused(self) -> bool:
@@ -44,7 +46,8 @@ SELECT root.oid::int8, n.nspname::text, c.relname::text, c.relreplident::text, A
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY(i.indkey[0:i.indnkeyatts - 1])
     WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate
       AND CASE c.relreplident WHEN 'd' THEN i.indisprimary ELSE i.indisreplident END),
-    coalesce(has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), false)
+    coalesce(has_table_privilege(c.oid, 'SELECT') AND has_schema_privilege(n.oid, 'USAGE'), false),
+    c.relpersistence = 'p'
 FROM unnest(%s::oid[]) AS root(oid) CROSS JOIN LATERAL pg_partition_tree(root.oid) AS t
 JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE t.isleaf AND t.relid <> root.oid
@@ -90,6 +93,7 @@ def check_tables(connection: PgConnection, tables: Sequence[Published]) -> list[
             findings.append(Finding("error", table, message, fix, table))
         findings += _identity(connection, published, own)
         findings += _leaves(connection, published, own)
+        findings += _unlogged(connection, published, own)
     return findings
 
 
@@ -154,7 +158,24 @@ def _leaves(connection: PgConnection, published: Published, leaves: Sequence[Lea
     return findings
 
 
+def _unlogged(connection: PgConnection, published: Published, leaves: Sequence[Leaf]) -> Iterable[Finding]:
+    table = str(published.schema.table)
+    for leaf in leaves:
+        if not leaf.is_logged:
+            name = _quoted(connection, leaf.schema, leaf.name)
+            message = f"its partition {name} is UNLOGGED, so changes of its rows are not in the log"
+            yield Finding("error", table, message, f"ALTER TABLE {name} SET LOGGED;", table)
+
+
 # What is left out without an error.
+
+
+def unlogged_partitions(connection: PgConnection, tables: Sequence[Published]) -> Iterable[Finding]:
+    """The same as a warning, because a partition may become UNLOGGED while the table is followed."""
+    leaves = read_leaves(connection, tables)
+    for one in tables:
+        for finding in _unlogged(connection, one, leaves.get(one.oid, [])):
+            yield replace(finding, level="warning")
 
 
 def left_out(connection: PgConnection, publication: str, missing: Sequence[Published]) -> Iterable[Finding]:

@@ -5,7 +5,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.sender.sender import Sender
@@ -25,8 +24,7 @@ def send(text: str, stopping: Callable[[], bool]) -> int:
     except OwnedError:
         return BUSY
     except TailraceError as error:
-        with suppress(OSError):
-            write_status(options.queue.path, STATUS, {"at": time.time(), "error": error.describe()})
+        write_status(options.queue.path, STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         sender.run()

@@ -116,9 +116,7 @@ class Report:
                     "error": self._error.describe() if self._error else None,
                     "last_error": self._last_error,
                 }
-            # On a full disk there is no status, but sending is what makes room.
-            with suppress(OSError):
-                write_status(self._folder, STATUS, status)
+            write_status(self._folder, STATUS, status)
 
     def close(self) -> None:
         """Nothing more is published."""
