@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
-from deltalake import DeltaTable, QueryBuilder
+from deltalake import DeltaTable
 
 from tailrace.destination import Destination
 from tailrace.destination.delta import key_index, upsert
@@ -16,6 +15,7 @@ from tailrace.destination.delta.table_folder import TablePath
 from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination
+from tests.support.delta_table import queried
 
 
 class TestDelta(ChunkedCopyContract):
@@ -31,7 +31,7 @@ class TestDelta(ChunkedCopyContract):
         return [row for row in self.scan(DeltaTable(uri)) if row.get("_tailrace_deleted_at") is None]
 
     def scan(self, table: DeltaTable) -> list[dict[str, Any]]:
-        return table.to_pyarrow_table().to_pylist()
+        return list(table.to_pyarrow_table().to_pylist())
 
 
 class TestDeltaWithEveryColumn(TestDelta):
@@ -61,7 +61,7 @@ class MarkedRows:
     """A table with deletion vectors, which delta-rs reads by queries only."""
 
     def scan(self, table: DeltaTable) -> list[dict[str, Any]]:
-        return pa.table(QueryBuilder().register("it", table).execute("SELECT * FROM it").read_all()).to_pylist()
+        return queried(table)
 
 
 class TestDeltaMergeOnRead(MarkedRows, TestDelta):

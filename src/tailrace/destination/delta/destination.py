@@ -94,7 +94,8 @@ class DeltaDestination(DeltaOptions, Destination):
         with reaching(place, str(table.table)):
             before = DeltaSnapshot.load(place, str(table.table))
             place.make()
-            limit = rows_per_file(total_rows(before.files()) if before else 0)
+            marks = self._updates_of(layout, before) == "merge_on_read"
+            limit = rows_per_file(total_rows(before.files()) if before else 0, marks=marks)
             writer = FileWriter(place, layout.schema, layout.partition_by, limit)
             with writer:
                 for changes in rows:
