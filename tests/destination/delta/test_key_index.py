@@ -19,6 +19,8 @@ from tailrace.destination.delta import key_index
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
+from tailrace.destination.delta.projection import AS_IS
+from tailrace.model import key as keys
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowDict, changes_of, delete, insert, read, update
 from tests.support.delta_table import forget_everything, queried, small_measures, snapshot_of, stored_keys
@@ -63,10 +65,9 @@ def require_every_key_is_found(destination: DeltaDestination, number: int = 2) -
     assert prices(destination) == dict.fromkeys(range(40), -1)
 
 
-def flip(path: Path) -> None:
-    body = bytearray(path.read_bytes())
-    body[len(body) // 2] ^= 1
-    path.write_bytes(body)
+def flipped(body: bytes) -> bytes:
+    at = len(body) // 2
+    return body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
 
 
 def exchange(paths: list[Path]) -> None:
@@ -82,7 +83,7 @@ def exchange(paths: list[Path]) -> None:
         lambda paths: shutil.rmtree(paths[0].parent),
         lambda paths: [path.write_bytes(path.read_bytes()[:-1]) for path in paths],
         lambda paths: [path.write_bytes(b"") for path in paths],
-        lambda paths: [flip(path) for path in paths],
+        lambda paths: [path.write_bytes(flipped(path.read_bytes())) for path in paths],
         exchange,
     ],
     ids=["missing", "cut", "empty", "flipped", "of another file"],
@@ -186,7 +187,7 @@ def test_more_keys_than_fit_into_memory_are_found_all_the_same(
     kept = key_index.FileKeys.match
 
     def match(self: key_index.FileKeys, wanted: key_index.KeyProbe) -> Any:
-        held.append(sum(keys.nbytes for keys in list(key_index._kept.values())))
+        held.append(sum(one.nbytes for one in list(key_index._kept.values())))
         return kept(self, wanted)
 
     monkeypatch.setattr(key_index.FileKeys, "match", match)
@@ -278,11 +279,11 @@ def test_two_threads_that_look_for_the_same_keys_find_them(lake: DeltaDestinatio
     shutil.rmtree(key_index.key_folder(place))
     forget_everything()
     files = snapshot_of(lake, ITEMS.table).files()
-    wanted = key_index.KeyProbe(key_index.keys.comparable([pa.array(range(40), pa.int64())]))
+    wanted = key_index.KeyProbe(keys.comparable([pa.array(range(40), pa.int64())]))
     found: list[int] = []
 
     def look(file: DataFile) -> None:
-        found.append(len(key_index.keys_of(place, file, kinds, key_index.AS_IS, is_stored=True).match(wanted)[0]))
+        found.append(len(key_index.keys_of(place, file, kinds, AS_IS, is_stored=True).match(wanted)[0]))
 
     threads = [threading.Thread(target=look, args=(file,)) for file in files for _ in range(4)]
     for thread in threads:
@@ -290,7 +291,7 @@ def test_two_threads_that_look_for_the_same_keys_find_them(lake: DeltaDestinatio
     for thread in threads:
         thread.join()
     assert sum(found) == 4 * sum(file.rows for file in files)
-    assert key_index._kept_bytes == sum(keys.nbytes for keys in key_index._kept.values())
+    assert key_index._kept_bytes == sum(one.nbytes for one in key_index._kept.values())
     assert not list(key_index.key_folder(place).glob("*.tmp"))
 
 

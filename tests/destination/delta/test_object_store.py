@@ -137,7 +137,7 @@ def test_a_batch_that_died_before_its_commit_is_written_by_the_next_process(
 
 def test_options_of_delta_rs_alone_do_not_keep_a_commit_from_being_written(server: BucketProcess, bucket: str) -> None:
     more = {"AWS_S3_ALLOW_UNSAFE_RENAME": "false", "aws_force_credential_load": "false", "max_retries": "3"}
-    write(lake(server, bucket, **more), 0, *ROWS)
+    write(lake(server, bucket, "auto", **more), 0, *ROWS)
     assert len(rows_at(server, bucket)) == 20
 
 
