@@ -229,18 +229,21 @@ def test_keys_of_a_batch_are_not_held_beyond_the_bound_while_it_is_applied(
     assert most <= 2 + 2 * (os.cpu_count() or 1)
 
 
-def test_a_table_with_more_keys_than_fit_into_memory_has_them_stored_however_its_rows_are_replaced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("updates", "is_stored"), [("auto", True), ("copy_on_write", False)])
+def test_keys_of_a_table_that_is_not_marked_are_stored_under_auto_once_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: Any, is_stored: bool
 ) -> None:
-    destination = DeltaDestination(path=str(tmp_path), updates="copy_on_write")
-    write(destination, 0, *(insert(id=number, name="a", price=1) for number in range(40)))
-    write(destination, 1, update(id=1, price=2))
-    assert stored_keys(destination.place(ITEMS.table)) == []
+    destination = DeltaDestination(path=str(tmp_path), updates=updates)
+    write(destination, 0, *(insert(word=f"word {number}", count=1) for number in range(40)), table=WORDS)
+    write(destination, 1, insert(word="one", count=1), table=WORDS)
+    place = destination.place(WORDS.table)
+    assert stored_keys(place) == []
     monkeypatch.setattr(key_index, "MANY_ROWS", 30)
     forget_everything()
-    write(destination, 2, update(id=2, price=2))
-    assert stored_keys(destination.place(ITEMS.table)) != []
-    assert prices(destination) == dict.fromkeys(range(40), 1) | {1: 2, 2: 2}
+    write(destination, 2, insert(word="another", count=1), table=WORDS)
+    assert bool(stored_keys(place)) == is_stored
+    assert not snapshot_of(destination, WORDS.table).has_vectors
+    assert len(queried(f"{destination.path}/shop/words")) == 42
 
 
 @pytest.mark.parametrize(

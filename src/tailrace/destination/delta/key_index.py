@@ -42,7 +42,9 @@ MOST_BYTES = 256 << 20
 STORED_ROWS = 16_384
 """The keys of a file with fewer rows are read again by a new process: that takes a millisecond."""
 MANY_ROWS = MOST_BYTES // 32
-"""A table with more rows has more keys than fit into memory: they are stored, however its rows are replaced."""
+"""A table with more rows has more keys than fit into memory. Under `auto` they are stored, although its rows are not
+marked yet: inserts alone never begin that, and each batch would read all keys. Copy on write would store the keys of
+files that the next batch replaces."""
 _KEYS = "keys"
 _NAME_BYTES = 150
 """How long the name of a key file may be: drafts of it have 38 more bytes, and file systems allow 255."""
@@ -310,8 +312,8 @@ class Finder:
     def __init__(self, target: DeltaTarget, kinds: Mapping[str, pa.DataType]) -> None:
         self.target = target
         self.kinds = kinds
-        many = sum(file.rows for file in target.files) > MANY_ROWS
-        self._stores = target.updates == "merge_on_read" or many
+        has_many = sum(file.rows for file in target.files) > MANY_ROWS
+        self._stores = target.updates == "merge_on_read" or (target.updates == "auto" and has_many)
 
     def keys(self, entry: Candidate) -> RowKeys:
         is_stored = self._stores and not entry.staged
