@@ -1,15 +1,23 @@
-"""A small S3-compatible server on 127.0.0.1: objects of any number of buckets in memory, with what SlateDB asks of one.
+"""A small S3-compatible server on 127.0.0.1: objects of any number of buckets in memory.
 
-Conditional writes, ranges and listings are those of S3; signatures are not looked at.
+It has what SlateDB and delta-rs ask of one. Conditional writes, ranges and listings are those of S3; signatures are not
+looked at.
+
+python slatedb_bucket.py    serves in a process of its own; see `serving`
 """
 
 from __future__ import annotations
 
 import datetime
 import hashlib
+import json
 import re
+import subprocess
+import sys
 import threading
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import NamedTuple, Self
@@ -17,6 +25,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
 from tailrace.source.slatedb.object_store import ObjectStore
+
+_LISTING = ("prefix", "delimiter", "start-after")
 
 
 class Stored(NamedTuple):
@@ -31,11 +41,16 @@ class Stored(NamedTuple):
 
 
 class Buckets:
-    """The server. While it is `down` it answers everything with 503."""
+    """The server. While it is `down` it answers everything with 503.
+
+    A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
+    """
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
         self.down = False
+        self.unanswered: list[str] = []
+        self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Request,), {"buckets": self}))
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
@@ -65,6 +80,7 @@ class Buckets:
 
 class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is written in two parts
     buckets: Buckets
 
     def log_message(self, *_: object) -> None:
@@ -75,6 +91,10 @@ class _Request(BaseHTTPRequestHandler):
         name, objects = self._name(), self.buckets.objects
         if self.buckets.down:
             return self._answer(503)
+        query = self._query()
+        if "uploadId" in query:
+            self.buckets.uploads[query["uploadId"]][int(query["partNumber"])] = body
+            return self._answer(200, tag=f'"{query["partNumber"]}"')
         with self.buckets.lock:
             there = objects.get(name)
             if self.headers["If-None-Match"] == "*" and there is not None:
@@ -83,6 +103,10 @@ class _Request(BaseHTTPRequestHandler):
             if expected is not None and (there is None or expected != there.tag):
                 return self._answer(412)
             stored = objects[name] = Stored(body, datetime.datetime.now(datetime.UTC))
+            if lost := [end for end in self.buckets.unanswered if name.endswith(end)]:
+                self.buckets.unanswered.remove(lost[0])
+                self.close_connection = True
+                return None
         return self._answer(200, tag=stored.tag)
 
     def do_DELETE(self) -> None:
@@ -93,10 +117,23 @@ class _Request(BaseHTTPRequestHandler):
         return self._answer(204)
 
     def do_POST(self) -> None:
-        """Several objects are deleted at once."""
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        """Several objects are deleted at once, or an upload in parts begins or ends."""
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
         if self.buckets.down:
             return self._answer(503)
+        query = self._query()
+        if "uploads" in query:
+            upload = uuid.uuid4().hex
+            self.buckets.uploads[upload] = {}
+            answer = f"<InitiateMultipartUploadResult><UploadId>{upload}</UploadId></InitiateMultipartUploadResult>"
+            return self._answer(200, answer.encode())
+        if "uploadId" in query:
+            parts = self.buckets.uploads.pop(query["uploadId"])
+            whole = Stored(b"".join(parts[number] for number in sorted(parts)), datetime.datetime.now(datetime.UTC))
+            with self.buckets.lock:
+                self.buckets.objects[self._name()] = whole
+            answer = f"<CompleteMultipartUploadResult><ETag>{escape(whole.tag)}</ETag></CompleteMultipartUploadResult>"
+            return self._answer(200, answer.encode())
         bucket = self._name().rstrip("/")
         with self.buckets.lock:
             for key in re.findall("<Key>(.*?)</Key>", body):
@@ -107,11 +144,11 @@ class _Request(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        query = {key: values[0] for key, values in parse_qs(urlsplit(self.path).query).items()}
+        query = self._query()
         if self.buckets.down:
             return self._answer(503)
         if "list-type" in query:
-            return self._answer(200, self._listing(query.get("prefix", "")))
+            return self._answer(200, self._listing(*(query.get(name, "") for name in _LISTING)))
         stored = self.buckets.objects.get(self._name())
         if stored is None:
             return self._answer(404)
@@ -123,19 +160,30 @@ class _Request(BaseHTTPRequestHandler):
         high = min(int(last), len(body) - 1) if first and last else len(body) - 1
         return self._answer(206, body[low : high + 1], tag=stored.tag, place=f"bytes {low}-{high}/{len(body)}")
 
+    def _query(self) -> dict[str, str]:
+        found = parse_qs(urlsplit(self.path).query, keep_blank_values=True)
+        return {name: values[0] for name, values in found.items()}
+
     def _name(self) -> str:
         return unquote(urlsplit(self.path).path).removeprefix("/")
 
-    def _listing(self, prefix: str) -> bytes:
+    def _listing(self, prefix: str, delimiter: str, after: str) -> bytes:
         bucket = self._name().rstrip("/")
         with self.buckets.lock:
-            found = sorted(self.buckets.objects.items())
-        contents = "".join(
-            f"<Contents><Key>{escape(name.removeprefix(f'{bucket}/'))}</Key><Size>{len(stored.body)}</Size>"
-            f"<LastModified>{stored.written.isoformat()}</LastModified><ETag>{escape(stored.tag)}</ETag></Contents>"
-            for name, stored in found
-            if name.startswith(f"{bucket}/{prefix}")
-        )
+            names = {name.removeprefix(f"{bucket}/"): stored for name, stored in self.buckets.objects.items()}
+        contents, folders = "", set[str]()
+        for name, stored in sorted(names.items()):
+            if not name.startswith(prefix) or (after and name <= after):
+                continue
+            rest = name.removeprefix(prefix)
+            if delimiter and delimiter in rest:
+                folders.add(prefix + rest.partition(delimiter)[0] + delimiter)
+                continue
+            contents += (
+                f"<Contents><Key>{escape(name)}</Key><Size>{len(stored.body)}</Size>"
+                f"<LastModified>{stored.written.isoformat()}</LastModified><ETag>{escape(stored.tag)}</ETag></Contents>"
+            )
+        contents += "".join(f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>" for name in folders)
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
 
     def _answer(self, status: int, body: bytes = b"", *, tag: str | None = None, place: str | None = None) -> None:
@@ -150,3 +198,43 @@ class _Request(BaseHTTPRequestHandler):
             self.end_headers()
             if self.command != "HEAD":
                 self.wfile.write(body)
+
+
+class BucketProcess:
+    """A server in a process of its own, for clients that keep Python's lock while they wait."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+        self.options: dict[str, str] = json.loads(self._said())
+
+    def lose_answer(self, end: str) -> None:
+        """The next PUT of an object whose name ends like this is done, but its answer is lost."""
+        assert self._process.stdin is not None
+        print(end, file=self._process.stdin, flush=True)
+        assert self._said() == end
+
+    def _said(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+
+@contextmanager
+def serving() -> Iterator[BucketProcess]:
+    command = [sys.executable, "-m", "tests.support.slatedb_bucket"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            yield BucketProcess(process)
+        finally:
+            process.kill()
+
+
+def _serve() -> None:
+    with Buckets() as buckets:
+        print(json.dumps(buckets.options), flush=True)
+        for line in sys.stdin:
+            buckets.unanswered.append(line.strip())
+            print(line.strip(), flush=True)
+
+
+if __name__ == "__main__":
+    _serve()

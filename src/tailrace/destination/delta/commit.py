@@ -34,12 +34,17 @@ CONFIGURATION: Mapping[str, str] = {
     # Checkpoints list removed files this long; small batches remove some each, and a checkpoint must stay small.
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
+_ENABLED = "delta.enableDeletionVectors"
 VECTOR_CONFIGURATION: Mapping[str, str] = {
-    "delta.enableDeletionVectors": "true",
+    _ENABLED: "true",
     # Every batch names most large files again, with another vector: the log grows faster and must be shorter.
     "delta.logRetentionDuration": "interval 2 hours",
     "delta.deletedFileRetentionDuration": "interval 15 minutes",
 }
+_VECTORS = "deletionVectors"
+_IMPLIED = frozenset({"appendOnly", "invariants"})
+"""The features that a table of writer version 2 has without listing them."""
+_PLAIN: Mapping[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 
 class ConflictError(Exception):
@@ -50,7 +55,8 @@ class ConflictError(Exception):
 class TableChange:
     """What one commit changes: `replace` removes every file that is not among `adds`.
 
-    has_vectors     the table may have deletion vectors from now on
+    has_vectors     the table may have deletion vectors from now on; without it, a table whose files have none any more
+                    becomes one that readers without deletion vectors can read again
     changes_rows    False for a commit that only moves rows to other files: readers of changes can skip it
     """
 
@@ -87,7 +93,8 @@ def commit(
             raise ConflictError(f"version {start.version + 1} was written by another program") from error
     committed = start.after(start.version + 1, actions)
     log.remember(committed)
-    if committed.version % CHECKPOINT_INTERVAL == 0 and committed.version:
+    if (committed.version and committed.version % CHECKPOINT_INTERVAL == 0) or _drops_vectors(start, change):
+        # A reader that knows no vectors must not need the entries that have some.
         _checkpoint(committed)
     return committed
 
@@ -110,7 +117,7 @@ def _actions_of(before: DeltaSnapshot, change: TableChange, batch: Batch | None)
     now = int(time.time() * 1000)
     actions: list[dict[str, Any]] = [{"commitInfo": _information(before, change, batch, now)}]
     metadata = _metadata(before, change, now)
-    protocol = _protocol(before, metadata["schemaString"], has_vectors=change.has_vectors)
+    protocol = _protocol(before, change, metadata["schemaString"])
     actions += [{"protocol": protocol}] if protocol != before.protocol else []
     actions += [{"metaData": metadata}] if metadata != before.metadata else []
     if batch is not None:
@@ -148,9 +155,6 @@ def _information(before: DeltaSnapshot, change: TableChange, batch: Batch | None
 
 def _metadata(before: DeltaSnapshot, change: TableChange, now: int) -> dict[str, Any]:
     text = _schema_text(change.schema, before.table)
-    configuration = dict(before.configuration) or dict(CONFIGURATION)
-    if change.has_vectors and not before.has_vectors:
-        configuration |= VECTOR_CONFIGURATION
     new = {
         "id": str(uuid.uuid4()),
         "name": before.table,
@@ -162,24 +166,49 @@ def _metadata(before: DeltaSnapshot, change: TableChange, now: int) -> dict[str,
         **(before.metadata or new),
         "schemaString": text,
         "partitionColumns": list(change.partition_by),
-        "configuration": configuration,
+        "configuration": _configuration(before, change),
     }
 
 
-def _protocol(before: DeltaSnapshot, schema: str, *, has_vectors: bool) -> Mapping[str, Any]:
-    """The least protocol that the table needs, but never less than it has."""
+def _configuration(before: DeltaSnapshot, change: TableChange) -> dict[str, str]:
+    """The table's properties. Those that someone else set stay as they are."""
+    found = dict(before.configuration) or dict(CONFIGURATION)
+    if change.has_vectors and not before.has_vectors:
+        ours = {
+            name: value for name, value in VECTOR_CONFIGURATION.items() if found.get(name) == CONFIGURATION.get(name)
+        }
+        return {**found, **ours, _ENABLED: "true"}
+    if _drops_vectors(before, change):
+        ours = {name: value for name, value in found.items() if VECTOR_CONFIGURATION.get(name) == value}
+        kept = {name: value for name, value in found.items() if name not in ours}
+        return {**kept, **{name: CONFIGURATION[name] for name in ours if name in CONFIGURATION}}
+    return found
+
+
+def _drops_vectors(before: DeltaSnapshot, change: TableChange) -> bool:
+    """Whether the table had deletion vectors, has none now and is to get none."""
+    return before.has_vectors and not change.has_vectors and all(file.vector is None for file in before.files())
+
+
+def _protocol(before: DeltaSnapshot, change: TableChange, schema: str) -> Mapping[str, Any]:
+    """The least protocol that the table needs, but never less than it has, unless it no longer has vectors."""
     wanted = {"timestampNtz"} if '"timestamp_ntz"' in schema else set()
-    wanted |= {"deletionVectors"} if has_vectors else set()
-    old = before.protocol or {"minReaderVersion": 1, "minWriterVersion": 2}
-    if wanted <= set(old.get("readerFeatures") or ()):
+    wanted |= {_VECTORS} if change.has_vectors else set()
+    old = before.protocol or _PLAIN
+    readers, writers = (set(old.get(side) or ()) for side in ("readerFeatures", "writerFeatures"))
+    if _drops_vectors(before, change):
+        readers, writers = readers - {_VECTORS}, writers - {_VECTORS}
+        if not readers and writers <= _IMPLIED:
+            return _PLAIN
+    elif wanted <= readers:
         return old
     # A table with features lists them all; those of writer version 2 were implied before.
-    implied = {"appendOnly", "invariants"} if old["minWriterVersion"] < 7 and before.version >= 0 else set()
+    implied = _IMPLIED if old["minWriterVersion"] < 7 and before.version >= 0 else set()
     return {
         "minReaderVersion": 3,
         "minWriterVersion": 7,
-        "readerFeatures": sorted({*(old.get("readerFeatures") or ()), *wanted}),
-        "writerFeatures": sorted({*(old.get("writerFeatures") or ()), *wanted, *implied}),
+        "readerFeatures": sorted(readers | wanted),
+        "writerFeatures": sorted(writers | wanted | implied),
     }
 
 

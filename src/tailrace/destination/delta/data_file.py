@@ -11,7 +11,7 @@ import sys
 import uuid
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
@@ -142,10 +142,15 @@ class DataFile:
 
     def with_vector(self, vector: Descriptor) -> DataFile:
         """The same file with these rows marked as deleted. Its bounds are wide from now on: a marked row may be one."""
+        parsed = _parsed(self.stats)
+        # A file with a vector must say how many rows it has, which another writer may have left out.
+        fields = {"numRecords": str(self.rows), "tightBounds": "false"}
+        missing = {name: value for name, value in fields.items() if str(parsed.get(name)).lower() != value}
         stats = self.stats
-        if stats and _parsed(stats).get("tightBounds") is not False:
+        if missing:
             # As text: numbers must keep their digits.
-            stats = f'{{"tightBounds": false, {stats.lstrip()[1:]}'
+            rest = stats.strip()[1:] if parsed else "}"
+            stats = _object(missing)[:-1] + (", " if parsed else "") + rest
         written = self.vector_bytes + vector.size_in_bytes
         return replace(self, vector=vector, stats=stats, vector_bytes=written)
 
@@ -593,5 +598,7 @@ def _number(value: Any) -> int | None:
     if isinstance(value, int) and not isinstance(value, bool):
         return value
     if isinstance(value, str) and _DATE.fullmatch(value):
-        return (datetime.date.fromisoformat(value) - datetime.date(1970, 1, 1)).days
+        # A text may look like a date and be none.
+        with suppress(ValueError):
+            return (datetime.date.fromisoformat(value) - datetime.date(1970, 1, 1)).days
     return None

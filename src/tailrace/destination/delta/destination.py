@@ -64,13 +64,17 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""
-        known = [(table, self.place(table.table), self._layout(table)) for table in tables or ()]
-        unused = [] if tables is None else idle(self.history, (table.table for table in tables))
+        known = [
+            (table, self.place(table.table), self._layout(table), self.updates_of(table.table))
+            for table in tables or ()
+        ]
+        patterns = {"history": self.history, "updates": [] if isinstance(self.updates, str) else list(self.updates)}
         return [
             *preflight.check(self.path, known),
             *(
-                Finding("warning", self.path, f"history names {pattern}, but no table matches it", "correct it")
-                for pattern in unused
+                Finding("warning", self.path, f"{option} names {pattern}, but no table matches it", "correct it")
+                for option, given in patterns.items()
+                for pattern in ([] if tables is None else idle(given, (table.table for table in tables)))
             ),
         ]
 
@@ -94,7 +98,8 @@ class DeltaDestination(DeltaOptions, Destination):
         with reaching(place, str(table.table)):
             before = DeltaSnapshot.load(place, str(table.table))
             place.make()
-            limit = rows_per_file(total_rows(before.files()) if before else 0)
+            marks = self._updates_of(layout, before) == "merge_on_read"
+            limit = rows_per_file(total_rows(before.files()) if before else 0, marks=marks)
             writer = FileWriter(place, layout.schema, layout.partition_by, limit)
             with writer:
                 for changes in rows:

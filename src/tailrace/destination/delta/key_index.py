@@ -10,7 +10,8 @@ import hashlib
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -40,7 +41,13 @@ MOST_BYTES = 256 << 20
 """How much memory a process uses for the keys of all tables."""
 STORED_ROWS = 16_384
 """The keys of a file with fewer rows are read again by a new process: that takes a millisecond."""
+MANY_ROWS = MOST_BYTES // 32
+"""A table with more rows has more keys than fit into memory. Under `auto` they are stored, although its rows are not
+marked yet: inserts alone never begin that, and each batch would read all keys. Copy on write would store the keys of
+files that the next batch replaces."""
 _KEYS = "keys"
+_NAME_BYTES = 150
+"""How long the name of a key file may be: drafts of it have 38 more bytes, and file systems allow 255."""
 
 
 class RowKeys(Protocol):
@@ -177,10 +184,10 @@ def keys_of(
         if name in _kept:
             _kept.move_to_end(name)
             return _kept[name]
-    found: RowKeys | None = None
+    found: RowKeys
     if is_stored and file.rows >= STORED_ROWS:
         found = _stored_keys(place, file, kinds, reading, signature=str(name))
-    if found is None:
+    else:
         found = FileKeys(_read_keys(place, file, kinds, reading))
     with _lock:
         if name not in _kept:
@@ -201,26 +208,39 @@ def key_folder(place: TablePath) -> Path:
 
 def key_name(file: DataFile) -> str:
     """The name of a data file's key file."""
-    return f"{file.path.replace('/', '~')}.keys"
+    name = file.path.replace("/", "~")
+    if len(name.encode()) > _NAME_BYTES:
+        name = hashlib.sha256(name.encode()).hexdigest()
+    return f"{name}.keys"
 
 
 def _stored_keys(
     place: TablePath, file: DataFile, kinds: Mapping[str, pa.DataType], reading: ColumnReading, signature: str
-) -> RowKeys | None:
-    """The keys from the data file's key file, which is written now if there is none. None where that is not possible:
-    the keys are then held in memory."""
-    try:
+) -> RowKeys:
+    """The keys from the data file's key file, which is written now if there is none.
+
+    Where that is not possible, because the disk is full for example, the keys are held in memory.
+    """
+    with _no_disk(place):
+        if (found := key_file.open(key_folder(place) / key_name(file), signature)) is not None:
+            return found
+    keys_read = _read_keys(place, file, kinds, reading)
+    with _no_disk(place):
         path = key_folder(place) / key_name(file)
-        found = key_file.open(path, signature)
-        if found is None:
-            key_file.write(path, _read_keys(place, file, kinds, reading), signature)
-            found = key_file.open(path, signature)
+        key_file.write(path, keys_read, signature)
+        # It may be gone already: maintenance deletes key files that the version it looks at does not need.
+        if (found := key_file.open(path, signature)) is not None:
+            return found
+    return FileKeys(keys_read)
+
+
+@contextmanager
+def _no_disk(place: TablePath) -> Iterator[None]:
+    """The index only saves time: without a place for it, a batch is applied all the same."""
+    try:
+        yield
     except OSError as error:
-        if isinstance(error, FileNotFoundError):
-            raise
-        _log.warning("%s: its keys are held in memory: %s", place.table, error.strerror)
-        return None
-    return found
+        _log.warning("%s: the keys of a file are held in memory: %s", place.table, error.strerror)
 
 
 def _read_keys(
@@ -263,7 +283,6 @@ class Candidate:
     file: DataFile
     reading: ColumnReading = AS_IS
     staged: bool = False
-    keys: RowKeys | None = None
     dead: list[Indexes] = field(default_factory=list)
     joining: Indexes | None = None
 
@@ -288,20 +307,17 @@ class Candidate:
 
 
 class Finder:
+    """Finds rows by their keys. It holds no keys itself: those of all files may be more than fit into memory."""
+
     def __init__(self, target: DeltaTarget, kinds: Mapping[str, pa.DataType]) -> None:
         self.target = target
         self.kinds = kinds
+        has_many = sum(file.rows for file in target.files) > MANY_ROWS
+        self._stores = target.updates == "merge_on_read" or (target.updates == "auto" and has_many)
 
     def keys(self, entry: Candidate) -> RowKeys:
-        if entry.keys is None:
-            entry.keys = keys_of(
-                self.target.place,
-                entry.file,
-                self.kinds,
-                entry.reading,
-                is_stored=self.target.updates == "merge_on_read" and not entry.staged,
-            )
-        return entry.keys
+        is_stored = self._stores and not entry.staged
+        return keys_of(self.target.place, entry.file, self.kinds, entry.reading, is_stored=is_stored)
 
     def find(self, entry: Candidate, wanted: KeyProbe) -> tuple[Indexes, Indexes]:
         """The living rows of a file whose key is wanted, and for each the index of its key among the wanted ones."""

@@ -35,6 +35,8 @@ LAST_CHECKPOINT = "_last_checkpoint"
 _COMMIT = re.compile(r"(\d{20})\.json")
 _CHECKPOINT = re.compile(r"(\d{20})\.checkpoint(?:\.(\d{10})\.(\d{10}))?\.parquet")
 _CHECKPOINT_COLUMNS = ("protocol", "metaData", "txn", "add")
+_MALFORMED = (ValueError, KeyError, TypeError, AttributeError)
+"""What reading raises where an entry of the log is not as the protocol says."""
 
 
 @dataclass(frozen=True)
@@ -179,14 +181,17 @@ def _current(place: TablePath, table: str) -> DeltaSnapshot | None:
         if place.is_local:
             return replace(known.snapshot, table=table)
         found: DeltaSnapshot | None = _follow(replace(known.snapshot, table=table, place=place))
+        folder: FileStamp = ()
     else:
+        # Before it is read: what is added meanwhile changes it.
+        folder = (place.stamp(LOG) or ()) if place.is_local else ()
         found = _read(place, table)
     with _lock:
         if found is None:
             _known.pop(place.uri, None)
             return None
-        # What another writer adds between the two shows as a conflict when this process commits.
-        _known[place.uri] = _Known(found, place.stamp(*_stamped(place, found.version)))
+        last = place.stamp(_entry_file(found.version))
+        _known[place.uri] = _Known(found, None if last is None else (*folder, *last))
     return found
 
 
@@ -206,14 +211,14 @@ def forget(place: TablePath) -> None:
 
 def _stamped(place: TablePath, version: int) -> list[str]:
     """What changes with the log: its last version, and on a disk its folder, too."""
-    last = f"{LOG}/{version:020}.json"
+    last = _entry_file(version)
     return [LOG, last] if place.is_local else [last]
 
 
 def _follow(snapshot: DeltaSnapshot) -> DeltaSnapshot:
     """Take in the versions since."""
     while (body := snapshot.place.read(f"{LOG}/{snapshot.version + 1:020}.json")) is not None:
-        snapshot = snapshot.after(snapshot.version + 1, _actions(snapshot, snapshot.version + 1, body))
+        snapshot = _after_entry(snapshot, snapshot.version + 1, body)
     return snapshot
 
 
@@ -234,13 +239,19 @@ def _read(place: TablePath, table: str) -> DeltaSnapshot | None:
     snapshot = DeltaSnapshot(place, table)
     whole = [number for number, names in checkpoints.items() if _is_whole(names)]
     if whole:
-        snapshot = _from_checkpoint(snapshot, max(whole), checkpoints[max(whole)])
+        version = max(whole)
+        try:
+            snapshot = _from_checkpoint(snapshot, version, checkpoints[version])
+        except (pa.ArrowInvalid, OSError, *_MALFORMED) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise _damaged_checkpoint(place, table, version, checkpoints[version], commits) from error
     newest = max(commits, default=-1)
     for number in range(snapshot.version + 1, newest + 1):
         body = place.read(f"{LOG}/{number:020}.json") if number in commits else None
         if body is None:
             raise log_error(place, table, f"version {number} is missing")
-        snapshot = snapshot.after(number, _actions(snapshot, number, body))
+        snapshot = _after_entry(snapshot, number, body)
     if not snapshot.metadata or not snapshot.protocol:
         raise log_error(place, table, f"version {snapshot.version} has no metadata")
     return snapshot
@@ -256,16 +267,20 @@ def _from_checkpoint(snapshot: DeltaSnapshot, version: int, names: list[str]) ->
     paths = [f"{LOG}/{name}" for name in names]
     actions: list[dict[str, Any]] = []
     for path in [single] if single in paths else paths:
-        try:
-            rows = pq.read_table(snapshot.place.open(path), columns=list(_CHECKPOINT_COLUMNS))
-        except (pa.ArrowInvalid, OSError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise log_error(snapshot.place, snapshot.table, f"checkpoint {version} is damaged") from error
-        for kind in _CHECKPOINT_COLUMNS:
+        rows = pq.read_table(snapshot.place.open(path), columns=list(_CHECKPOINT_COLUMNS))
+        for kind in (name for name in _CHECKPOINT_COLUMNS if name in rows.schema.names):
             column = rows.column(kind)
             actions += [{kind: _plain(value)} for value in column.filter(column.is_valid()).to_pylist()]
     return snapshot.after(version, actions)
+
+
+def _damaged_checkpoint(place: TablePath, table: str, version: int, names: list[str], commits: set[int]) -> TableError:
+    problem = log_error(place, table, f"checkpoint {version} is damaged")
+    if not commits.issuperset(range(version + 1)):
+        return problem
+    files = " ".join(f"{place.uri}/{LOG}/{name}" for name in [*sorted(names), LAST_CHECKPOINT])
+    fix = f"delete {files}, as the log has all versions without them; then tailrace retry FILE {table}"
+    return TableError(problem.message, table=table, fix=fix)
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
@@ -280,10 +295,10 @@ def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _actions(snapshot: DeltaSnapshot, version: int, body: bytes) -> list[dict[str, Any]]:
+def _after_entry(snapshot: DeltaSnapshot, version: int, body: bytes) -> DeltaSnapshot:
     try:
-        return [json.loads(line) for line in body.splitlines() if line.strip()]
-    except ValueError as error:
+        return snapshot.after(version, [json.loads(line) for line in body.splitlines() if line.strip()])
+    except _MALFORMED as error:
         raise log_error(snapshot.place, snapshot.table, f"version {version} is damaged") from error
 
 
@@ -295,6 +310,10 @@ def _columns(text: str) -> pa.Schema:
 
 def _count(place: TablePath, path: str) -> int:
     return int(pq.read_metadata(place.open(path)).num_rows)
+
+
+def _entry_file(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
 
 
 def _checkpoint_file(version: int) -> str:

@@ -7,7 +7,7 @@ from functools import lru_cache
 from typing import Any
 
 import obstore
-from obstore.exceptions import AlreadyExistsError, BaseError
+from obstore.exceptions import AlreadyExistsError, BaseError, UnknownConfigurationKeyError
 from obstore.store import from_url
 
 _CLIENT = frozenset(
@@ -28,8 +28,8 @@ _CLIENT = frozenset(
 )
 """Options of the connection, which obstore takes apart from those of the store."""
 _PREFIXES = ("aws_", "azure_", "google_")
-_OF_DELTA_RS = ("s3_allow_unsafe_rename", "s3_locking_provider", "dynamo_", "copy_if_not_exists", "conditional_put")
-"""How names of options begin that mean something to delta-rs alone."""
+_OF_DELTA_RS = ("s3_allow_unsafe_rename", "copy_if_not_exists", "conditional_put")
+"""How names of options begin whose values mean something else to delta-rs."""
 
 
 def put_new(uri: str, options: Mapping[str, str], name: str, body: bytes) -> None:
@@ -45,9 +45,21 @@ def put_new(uri: str, options: Mapping[str, str], name: str, body: bytes) -> Non
 
 @lru_cache(maxsize=64)
 def _open(uri: str, options: tuple[tuple[str, str], ...]) -> Any:
-    store, client = _split(options)
     opened: Callable[..., Any] = from_url  # its types want the names of one kind of store
-    return opened(uri, config=store, client_options=client)
+    store, client = _split(options)
+    known = {name: value for name, value in store.items() if _is_known(opened, uri, name, value)}
+    return opened(uri, config=known, client_options=client)
+
+
+def _is_known(opened: Callable[..., Any], uri: str, name: str, value: str) -> bool:
+    """Whether a store of this kind has such an option: delta-rs has some of its own, such as those of its locks."""
+    try:
+        opened(uri, config={name: value})
+    except UnknownConfigurationKeyError:
+        return False
+    except BaseError:
+        return True  # on its own it may be wrong
+    return True
 
 
 def _split(options: tuple[tuple[str, str], ...]) -> tuple[dict[str, str], dict[str, Any]]:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 
 from tailrace.destination.delta.column import DeltaLayout, delta_type
-from tailrace.destination.delta.log import problem_of
+from tailrace.destination.delta.log import DeltaSnapshot, problem_of
+from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
@@ -18,16 +19,16 @@ from tailrace.model.schema import TableSchema
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
 
 
-def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout]]) -> list[Finding]:
+def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout, Updates]]) -> list[Finding]:
     """Findings about the path and each table. Creates nothing."""
     findings = [] if "://" in root and not root.startswith("file://") else _look_at_path(root)
     if any(finding.level == "error" for finding in findings):
         return findings
     seen: dict[str, TableSchema] = {}
-    for table, place, layout in tables:
+    for table, place, layout, updates in tables:
         try:
             with reaching(place, str(table.table)):
-                findings += _look_at_table(table, place, layout)
+                findings += _look_at_table(table, place, layout, updates)
         except TableError as error:
             findings.append(Finding("error", str(table.table), error.message, error.fix, str(table.table)))
         twin = seen.setdefault(place.uri.lower(), table)
@@ -52,7 +53,7 @@ def _look_at_path(root: str) -> list[Finding]:
     return [check_folder(Path(root.removeprefix("file://")).absolute(), root)]
 
 
-def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) -> list[Finding]:
+def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout, updates: Updates) -> list[Finding]:
     name = str(table.table)
     problems: list[ColumnProblem] = []
     for column in layout.partition_by:
@@ -68,7 +69,25 @@ def _look_at_table(table: TableSchema, place: TablePath, layout: DeltaLayout) ->
     problems += unkept_columns(table)
     if problem := problem_of(place):
         problems.append((problem, f"move {place.uri} away, or choose another path"))
-    return table_findings(table, problems, f"kept {'with its history ' if layout.history else ''}at {place.uri}")
+    history = "with its history " if layout.history else ""
+    how = "" if problem else _how_replaced(place, layout, updates)
+    return table_findings(table, problems, f"kept {history}at {place.uri}{how}")
+
+
+def _how_replaced(place: TablePath, layout: DeltaLayout, updates: Updates) -> str:
+    """How changed rows of a table are replaced, where that concerns its readers."""
+    if not layout.table.key:
+        return ""
+    found = DeltaSnapshot.load(place, place.table)
+    is_marked = found is not None and found.has_vectors
+    if updates == "merge_on_read" or (updates == "auto" and is_marked):
+        return (
+            ", by merge on read: Spark, Polars, DuckDB and delta-rs's QueryBuilder read it, DeltaTable.to_pandas and"
+            " to_pyarrow_table refuse it"
+        )
+    if updates == "auto":
+        return "; by merge on read once rewriting its files costs too much (updates: auto)"
+    return ", by copy on write; until maintenance has folded them, it has deletion vectors" if is_marked else ""
 
 
 def unkept_columns(table: TableSchema) -> list[ColumnProblem]:

@@ -62,14 +62,14 @@ def scan(handle: DeltaTable) -> RowBatches:
 
 
 def _read(batches: RowBatches, columns: Mapping[str, pa.DataType]) -> RowBatches:
+    names = [*columns, EXACT]
+    types = [*columns.values(), pa.string()]
     for batch in batches:
-        alive = batch
-        if DELETED_AT in batch.schema.names:
-            alive = batch.filter(pc.is_null(batch.column(DELETED_AT)))
-        names = [*columns, EXACT]
-        types = [*columns.values(), pa.string()]
+        # Cast before rows are left out: queries give texts as views, of which Arrow cannot take some.
         arrays = [
-            alive.column(name).cast(kind) if name in alive.schema.names else pa.nulls(alive.num_rows, kind)
+            batch.column(name).cast(kind) if name in batch.schema.names else pa.nulls(batch.num_rows, kind)
             for name, kind in zip(names, types, strict=True)
         ]
-        yield pa.RecordBatch.from_arrays(arrays, names)
+        found = pa.RecordBatch.from_arrays(arrays, names)
+        is_marked = DELETED_AT in batch.schema.names
+        yield found.filter(pc.is_null(batch.column(DELETED_AT))) if is_marked else found
