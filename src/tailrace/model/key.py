@@ -105,6 +105,14 @@ def binary(keys: Comparable) -> pa.Array[Any]:
     return keys
 
 
+def joined(pieces: Sequence[Comparable]) -> Comparable:
+    """The keys of all pieces, of which there is at least one, after one another."""
+    found = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    if len(found) == len(pieces):
+        return np.concatenate(found)
+    return pa.concat_arrays([binary(piece) for piece in pieces])
+
+
 def parts(keys: pa.Array[Any]) -> tuple[Numbers, npt.NDArray[np.uint8]]:
     """Byte strings as offsets, one more than there are strings and the first 0, and the bytes they are offsets of."""
     _, offsets, data = keys.buffers()

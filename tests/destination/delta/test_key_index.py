@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
+from tailrace.destination import Staged
 from tailrace.destination.delta import key_index
 from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.destination import DeltaDestination
@@ -317,3 +318,35 @@ def test_a_long_name_of_a_file_has_keys_too(tmp_path: Path) -> None:
     [name] = stored_keys(destination.place(table.table))
     assert len(name) < 100
     assert len(queried(f"{destination.path}/shop/items")) == 9
+
+
+@pytest.mark.parametrize("updates", ["copy_on_write", "merge_on_read"])
+def test_copied_files_are_compared_with_the_table_at_once_and_not_one_by_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: Any
+) -> None:
+    monkeypatch.setattr(key_index, "STORED_ROWS", 1_000_000)
+    monkeypatch.setattr(key_index, "MOST_BYTES", 1)
+    destination = DeltaDestination(path=str(tmp_path), updates=updates)
+
+    def copied(count: int, *numbers: int) -> Staged:
+        rows = (read(word=f"word {number}", count=count) for number in numbers)
+        return destination.write_rows(WORDS, changes_of(WORDS, *rows))
+
+    write(destination, 0, table=WORDS, staged=[copied(1, *range(50))], begins_copy=True)
+    files = {file.path for file in snapshot_of(destination, WORDS.table).files()}
+    looked: list[str] = []
+    keys_of = key_index.keys_of
+
+    def look(place: Any, file: DataFile, *more: Any, **options: Any) -> Any:
+        looked.append(file.path)
+        return keys_of(place, file, *more, **options)
+
+    forget_everything()
+    monkeypatch.setattr(key_index, "keys_of", look)
+    write(destination, 1, table=WORDS, staged=[copied(2, 1, 2, 60), copied(3, 2, 3, 61), copied(4, 61, 62)])
+    assert len(files) == 5
+    assert sorted(path for path in looked if path in files) == sorted(files)
+    found = {row["word"]: row["count"] for row in queried(f"{destination.path}/shop/words")}
+    expected = dict.fromkeys(range(50), 1) | {1: 2, 60: 2, 2: 3, 3: 3, 61: 4, 62: 4}
+    assert found == {f"word {number}": count for number, count in expected.items()}
+    assert len(queried(f"{destination.path}/shop/words")) == len(expected)

@@ -71,12 +71,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
     staged = [] if collapsed.truncated and not layout.keeps_deleted else target.staged
     kinds = {name: delta_type(layout.table.column(name).type) for name in layout.table.key}
     finder = Finder(target, kinds)
-    for file, reading in staged:
-        entry = Candidate(file, reading, staged=True)
-        # A row may be copied twice if it moved within the table between two snapshots; the later copy counts.
-        if rivals := [one for one in candidates if one.file.may_share_keys(file)]:
-            finder.bury_all(rivals, KeyProbe(finder.keys(entry).comparable()))
-        candidates.append(entry)
+    candidates += _bury_older_copies(finder, candidates, [Candidate(*one, staged=True) for one in staged])
 
     wanted = KeyProbe(_wanted_keys(collapsed, kinds))
     upserts = collapsed.rows.num_rows
@@ -118,6 +113,19 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         outcome.deletes = int((metadata.op == Op.DELETE).sum())
         outcome.upserts -= outcome.deletes
     return outcome
+
+
+def _bury_older_copies(finder: Finder, known: list[Candidate], copied: list[Candidate]) -> list[Candidate]:
+    """A row may be copied twice if it moved within the table between two snapshots; the later copy counts.
+
+    Returns the copied ones. The keys of each known file are looked at once: they may not all fit into memory.
+    """
+    if rivals := [one for one in known if any(one.file.may_share_keys(entry.file) for entry in copied)]:
+        finder.bury_all(rivals, KeyProbe(keys.joined([finder.keys(entry).comparable() for entry in copied])))
+    for at, entry in enumerate(copied):
+        if rivals := [one for one in copied[:at] if one.file.may_share_keys(entry.file)]:
+            finder.bury_all(rivals, KeyProbe(finder.keys(entry).comparable()))
+    return copied
 
 
 def _is_marking(target: DeltaTarget, candidates: Sequence[Candidate], changed: int) -> bool:
