@@ -18,7 +18,7 @@ PARTS = ("copy", "stream", "small", "trickle", "tables", "large")
 """The parts that measure the pipeline from Postgres to Delta."""
 ALONE = ("capture", "queue", "slatedb")
 """Parts that need neither Postgres nor Spark; each is a module with a function `measure`."""
-ON_REQUEST = ("poll", "webhook", "peers")
+ON_REQUEST = ("poll", "webhook", "peers", "upkeep")
 """Modules of the same form that run only when they are named: they need extras, minutes, or the package index."""
 
 
