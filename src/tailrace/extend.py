@@ -25,7 +25,7 @@ from tailrace.destination import (
     Written,
     plan_columns,
 )
-from tailrace.destination.capability import Queued, QueueStatus, QueueView
+from tailrace.destination.capability import Maintainable, Queued, QueueStatus, QueueView
 from tailrace.errors import (
     ConfigError,
     DamagedError,
@@ -95,6 +95,7 @@ __all__ = [
     "LogSource",
     "Lookup",
     "LostError",
+    "Maintainable",
     "MismatchError",
     "Offset",
     "Op",

@@ -185,7 +185,7 @@ def environment() -> dict[str, str]:
 
 COMMANDS = [
     *("run", "check", "status", "metrics", "tables", "prepare", "resync", "pause", "resume", "retry", "skip", "reset"),
-    *("errors list", "errors show", "errors retry", "errors skip", "demo", "schema", "version"),
+    *("maintain", "errors list", "errors show", "errors retry", "errors skip", "demo", "schema", "version"),
 ]
 
 
@@ -424,6 +424,7 @@ def test_dead_letters_are_retried_and_skipped_by_their_number(file: Path) -> Non
         ("verify", "a source of `type: tap` cannot be read as a whole", "the method `read_table`"),
         ("queue status", "the destination sink has no queue", "`destination: {type: webhook}`"),
         ("queue drain", "the destination sink has no queue", "`destination: {type: webhook}`"),
+        ("maintain", "a destination of type sink has nothing to maintain", "tailrace run shop.yaml"),
         ("queue purge", "the destination sink has no queue", "`destination: {type: webhook}`"),
         ("receive", "nothing is pushed to a source of type tap", "`tailrace run shop.yaml`"),
         ("prepare", "a source of type tap needs nothing to be installed", "tailrace run shop.yaml"),

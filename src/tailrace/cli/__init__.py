@@ -12,6 +12,7 @@ import typer
 
 from tailrace.cli import dead_letter, queue, sqlite, tape
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
+from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
 from tailrace.cli.verify import verify
 
@@ -217,6 +218,7 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
     receive_only(file, as_json=as_json)
 
 
+app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintain)
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")

@@ -376,7 +376,11 @@ class Destination(TypedOptions, ABC):
         return []
 
     def maintain(self, table: TableName) -> str | None:
-        """Housekeeping between batches (compaction, vacuum). Returns what it did, None if nothing was due."""
+        """Housekeeping (compaction, vacuum) that is due. Returns what it did, None if nothing was due.
+
+        Called once in some batches, after one of the table. It runs in another thread than the next batches, of this
+        table too, and may be killed with its process at any moment; with `--once` a batch waits for it.
+        """
         return None
 
     def committer(self, pipeline: str) -> AbstractContextManager[Committer]:

@@ -85,3 +85,16 @@ class Inspectable(Protocol):
         Raises UnavailableError when the destination does not answer, TableError when the table cannot be read.
         """
         ...
+
+
+@runtime_checkable
+class Maintainable(Protocol):
+    """A destination with housekeeping to do: `tailrace maintain` works with it."""
+
+    def maintain_now(self, table: TableName) -> str | None:
+        """Do all housekeeping of a table, however little is due. Returns what it did, None if there was nothing.
+
+        Called by hand, in a process of its own, also while a pipeline writes the table. No row changes. Raises
+        UnavailableError when the destination does not answer, TableError when the table cannot be read.
+        """
+        ...

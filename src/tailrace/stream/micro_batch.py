@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import time
 import zlib
@@ -20,23 +19,22 @@ from pyspark.sql import DataFrame, Row
 from tailrace.destination import Batch, Destination, EventDestination, Stage, Staged, TableBatch, Written
 from tailrace.destination.copy import write_batch
 from tailrace.destination.event import event_stream
-from tailrace.errors import TableError, TailraceError
+from tailrace.errors import TableError
 from tailrace.model.change import Changes
 from tailrace.model.last_batch import LastBatch
-from tailrace.model.schema import TableSchema
+from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.source import Source
 from tailrace.source.split import Split, weigh
+from tailrace.stream import upkeep
 from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of, unfit_value
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory
 from tailrace.system.failpoint import reach
 
-_log = logging.getLogger(__name__)
-
 TOGETHER_BYTES = 128 * 1024 * 1024
 """How much of the log is decoded for several tables at once."""
 UPKEEP_BATCHES = 20
-"""How often a table's housekeeping is called, in batches; it is cheap when nothing is due."""
+"""How often a table's housekeeping is begun, in batches; it is cheap when nothing is due."""
 
 RESULT_SCHEMA = (
     "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
@@ -109,12 +107,17 @@ NOTHING_KNOWN = KnownTables()
 
 @dataclass(frozen=True)
 class Applier:
-    """Applies the lanes of a micro-batch. Pickled to executors."""
+    """Applies the lanes of a micro-batch. Pickled to executors.
+
+    `upkeep_in_background`: housekeeping does not hold up the batch, but ends with the worker. A run that ends after a
+    few batches would never complete any.
+    """
 
     source: Source
     destination: Destination
     lanes: int
     stage: Stage
+    upkeep_in_background: bool = False
 
     def apply(self, blocks: DataFrame, batch: Batch, known: KnownTables) -> list[TableResult]:
         """Run the batch's only job. Called by `foreachBatch`, again for the same batch after a crash."""
@@ -214,14 +217,7 @@ class Applier:
             part = work.of_batch(table, batch, known)
             written = self._write(part)
             if _due(name, batch):
-                # The batch is committed: an error now must neither stop the table nor repeat the batch.
-                try:
-                    self.destination.maintain(table.table)
-                    self.stage.discard_abandoned()
-                except TailraceError as error:
-                    _log.warning("housekeeping of %s: %s", name, error.message)
-                except pa.ArrowException as error:
-                    _log.warning("housekeeping of %s: %s", name, type(error).__name__)
+                self._keep_up(table.table)
             result = work.result(name) | {
                 "upserts": written.upserts,
                 "deletes": written.deletes,
@@ -234,6 +230,16 @@ class Applier:
             result["error"] = json.dumps(unfit_value(error, name).describe())
         give_back_memory()
         return _row({**result, "seconds": time.monotonic() - started})
+
+    def _keep_up(self, table: TableName) -> None:
+        def job() -> None:
+            self.destination.maintain(table)
+            self.stage.discard_abandoned()
+
+        if self.upkeep_in_background:
+            upkeep.BACKGROUND.submit(str(table), job)
+        else:
+            upkeep.do(str(table), job)
 
     def _write(self, batch: TableBatch) -> Written:
         reach("stream.before_write")

@@ -330,7 +330,7 @@ class Pipeline:
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
         session.dataSource.register(bound(feed, format_name))
-        applier = Applier(self.source, self.destination, lanes, stage)
+        applier = Applier(self.source, self.destination, lanes, stage, upkeep_in_background=not run.once)
 
         @portable_errors()
         def apply(blocks: DataFrame, batch_id: int) -> None:

@@ -47,6 +47,10 @@ _IMPLIED = frozenset({"appendOnly", "invariants"})
 _PLAIN: Mapping[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
 
 
+MOVES_NO_ROWS = "tailrace.movesNoRows"
+"""In the information about a commit: each row that the commit leaves alone is in the file where it was before."""
+
+
 class ConflictError(Exception):
     """Another writer changed the table during this commit; what was computed from the table must be computed again."""
 
@@ -58,6 +62,8 @@ class TableChange:
     has_vectors     the table may have deletion vectors from now on; without it, a table whose files have none any more
                     becomes one that readers without deletion vectors can read again
     changes_rows    False for a commit that only moves rows to other files: readers of changes can skip it
+    moves_rows      False for one that leaves every row it does not change in its file: a file that it removes and does
+                    not add again has no living row
     """
 
     schema: pa.Schema
@@ -67,6 +73,7 @@ class TableChange:
     replace: bool = False
     has_vectors: bool = False
     changes_rows: bool = True
+    moves_rows: bool = True
 
 
 def commit(
@@ -150,6 +157,7 @@ def _information(before: DeltaSnapshot, change: TableChange, batch: Batch | None
         "engineInfo": f"tailrace/{version_of('tailrace')}",
         "txnId": str(uuid.uuid4()),
         **({"tailrace.batch": str(batch.id)} if batch is not None else {}),
+        **({} if change.moves_rows or change.replace else {MOVES_NO_ROWS: "true"}),
     }
 
 

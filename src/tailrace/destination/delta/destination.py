@@ -22,11 +22,12 @@ from tailrace.destination.delta.data_file import DataFile, FileWriter, mean_row_
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
-from tailrace.destination.delta.option import DeltaOptions, Updates
+from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Updates
 from tailrace.destination.delta.projection import ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.table_lock import writing_batch
 from tailrace.destination.metadata import now
 from tailrace.destination.preflight import as_errors
 from tailrace.errors import Finding, SchemaChangedError, TableError, UnavailableError
@@ -132,7 +133,7 @@ class DeltaDestination(DeltaOptions, Destination):
         kept = self._layout(table).table
         if kept != table:
             changes = (Changes(kept, slim(fit(chunk, table)).batch) for chunk in changes)
-        with reaching(place, name):
+        with reaching(place, name), writing_batch(place):
             before = DeltaSnapshot.load(place, name)
             if before is not None:
                 before.sync()
@@ -219,7 +220,7 @@ class DeltaDestination(DeltaOptions, Destination):
         name = str(layout.table.table)
         at = now()
         written = Written()
-        first = True
+        first, moves = True, False
         updates = self._updates_of(layout, before)
         layout, evolution = _evolve(layout, None if begins else before)
         reading = evolution.reading
@@ -240,6 +241,7 @@ class DeltaDestination(DeltaOptions, Destination):
                 outcome = upsert.log(target, rows, work.changes)
             gone = {file.identity for file in outcome.removes}
             files = [*(file for file in files if file.identity not in gone), *outcome.adds]
+            moves |= outcome.moves
             # The parts after one that marked rows find them marked.
             updates = "merge_on_read" if outcome.marks else updates
             written += Written(work.changes, outcome.upserts, outcome.deletes)
@@ -254,6 +256,7 @@ class DeltaDestination(DeltaOptions, Destination):
             # Not all of them are among the known ones: a copy begins without looking at them.
             replace=begins,
             has_vectors=updates == "merge_on_read" or any(file.vector is not None for file in files),
+            moves_rows=moves,
         )
         committed = commit(place, name, before, change, batch.batch)
         failpoint.reach("delta.committed")
@@ -287,9 +290,16 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def maintain(self, table: TableName) -> str | None:
         """Merge small files, fold vectors and delete unneeded files if that is due; otherwise only look at the log."""
-        place = self.place(table)
+        return self._maintain(table, self.compact)
+
+    def maintain_now(self, table: TableName) -> str | None:
+        """Merge all small files, fold all vectors and delete what the retention allows (nothing with `vacuum: off`)."""
+        return self._maintain(table, self.compact or CompactOptions(), everything=True)
+
+    def _maintain(self, table: TableName, compact: CompactOptions | None, *, everything: bool = False) -> str | None:
+        place, updates = self.place(table), self.updates_of(table)
         with reaching(place, str(table)):
-            return maintenance.maintain(place, str(table), self.compact, self.vacuum, self.updates_of(table))
+            return maintenance.maintain(place, str(table), compact, self.vacuum, updates, everything=everything)
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""

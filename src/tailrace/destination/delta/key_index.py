@@ -159,6 +159,7 @@ def _ordered(numbers: npt.NDArray[_Number]) -> tuple[npt.NDArray[_Number], Index
     return ascending, order
 
 
+_last_keys: dict[str, dict[str, pa.DataType]] = {}
 _kept: OrderedDict[_Name, RowKeys] = OrderedDict()
 _kept_bytes = 0
 _lock = threading.Lock()
@@ -181,6 +182,7 @@ def keys_of(
     # A schema change may give the same file another key under the same name.
     name = (place.uri, file.path, str([*zip(names, kinds.values(), strict=True)]))
     with _lock:
+        _last_keys[place.uri] = dict(kinds)
         if name in _kept:
             _kept.move_to_end(name)
             return _kept[name]
@@ -197,6 +199,12 @@ def keys_of(
                 _, gone = _kept.popitem(last=False)
                 _kept_bytes -= gone.nbytes
     return found
+
+
+def last_key(place: TablePath) -> Mapping[str, pa.DataType] | None:
+    """The key's columns and their types, as this process last asked for the keys of a table; None if it never did."""
+    with _lock:
+        return _last_keys.get(place.uri)
 
 
 def key_folder(place: TablePath) -> Path:

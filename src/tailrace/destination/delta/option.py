@@ -14,9 +14,9 @@ Updates = Literal["auto", "copy_on_write", "merge_on_read"]
 
 
 class CompactOptions(Options):
-    """When small files are merged into large ones, between batches."""
+    """When small files are merged into large ones, next to the batches."""
 
-    files: int = Field(default=64, ge=2, description="compact a table once it has this many small files")
+    files: int = Field(default=32, ge=2, description="compact a table once it has this many small files")
     target_bytes: Size = Field(default=128_000_000, ge=1_000_000, description="how large a compacted file grows")
 
 

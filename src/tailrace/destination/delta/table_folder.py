@@ -78,6 +78,10 @@ def _open_store(uri: str, options: Mapping[str, str]) -> DeltaStorageHandler:
         ) from error
 
 
+def _written(info: arrow_fs.FileInfo) -> float:
+    return (info.mtime_ns or 0) / 1e9
+
+
 @dataclass(frozen=True)
 class TablePath:
     """A table's directory: what delta-rs opens (`uri`) and where its files are (`base` on `files`)."""
@@ -159,6 +163,24 @@ class TablePath:
         """The names of all files in a folder of the directory and in those within it."""
         selector = arrow_fs.FileSelector(self._in(folder), recursive=True)
         return [info.base_name for info in self.files.get_file_info(selector) if info.is_file]
+
+    def entries(self, folder: str = "") -> dict[str, float]:
+        """The files in the directory itself, or in a folder of it, and when each was written, in seconds since 1970."""
+        selector = arrow_fs.FileSelector(self._in(folder), allow_not_found=True)
+        return {info.base_name: _written(info) for info in self.files.get_file_info(selector) if info.is_file}
+
+    def data_files(self) -> dict[str, float]:
+        """All Parquet files of the table, by their path in the directory, and when each was written."""
+        found: dict[str, float] = {}
+        top = self.files.get_file_info(arrow_fs.FileSelector(self._in(""), allow_not_found=True))
+        for info in top:
+            # Folders with such a name hold no data, but may hold many files.
+            inner = info.base_name[:1] not in ("_", ".") and not info.is_file
+            selector = arrow_fs.FileSelector(info.path, recursive=True)
+            for one in self.files.get_file_info(selector) if inner else [info]:
+                if one.is_file and one.base_name.endswith(".parquet") and one.base_name[:1] not in ("_", "."):
+                    found[one.path.removeprefix(f"{self.base}/") if self.base else one.path] = _written(one)
+        return found
 
     def dead_bytes(self, alive: int) -> int:
         """How many bytes the table's files take beyond its current version; 0 where finding out is expensive."""

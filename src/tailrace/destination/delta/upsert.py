@@ -51,13 +51,17 @@ _R = TypeVar("_R")
 
 @dataclass
 class Outcome:
-    """Files to add and to remove, and how many rows that upserts and deletes. `marks`: some may have vectors."""
+    """Files to add and to remove, and how many rows that upserts and deletes.
+
+    `marks`: some may have vectors. `moves`: rows that do not change were written to other files.
+    """
 
     adds: list[DataFile]
     removes: list[DataFile]
     upserts: int = 0
     deletes: int = 0
     marks: bool = False
+    moves: bool = False
 
 
 def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Outcome:
@@ -262,6 +266,7 @@ def _write(
         if marks and not (wipe or entry.reading.rewrite):
             marked.append(entry)
             continue
+        outcome.moves = True
         jobs.append(lambda entry=entry, joining=joining: _rewrite(target, entry, upsert, joining, wipe, limit))  # type: ignore[misc]
     if upsert is not None and len(fresh):
         step = limit if not target.layout.partition_by else max(len(fresh), 1)

@@ -147,12 +147,19 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
 
     def maintain(self, table: TableName) -> str | None:
         """Truncate a write-ahead log that has grown large, and delete staged files that no batch will name."""
+        return self._maintain(table, LARGE_WAL_BYTES)
+
+    def maintain_now(self, table: TableName) -> str | None:
+        """The same for a write-ahead log of any size."""
+        return self._maintain(table, 1)
+
+    def _maintain(self, table: TableName, wal_bytes: int) -> str | None:
         wal = self.path.with_name(f"{self.path.name}-wal")
         done: list[str] = []
         with reaching(self.path, str(table)):
             if gone := self.stage.discard_abandoned():
                 done.append(f"deleted {gone} abandoned files")
-            if wal.exists() and (size := wal.stat().st_size) >= LARGE_WAL_BYTES:
+            if wal.exists() and (size := wal.stat().st_size) >= wal_bytes:
                 with opened(self.path, self.lock_timeout) as connection:
                     (busy, _, _) = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
                 if not busy:
