@@ -21,7 +21,6 @@ Comparable: TypeAlias = "Numbers | pa.Array[Any]"
 """int64 if the key is a single integer, date or time column; otherwise a `large_binary` array without nulls."""
 
 _NUMBER = r"^(0|-?[1-9][0-9]{0,18})$"
-_LEAST, _MOST = (pa.scalar(Decimal(bound), pa.decimal128(19, 0)) for bound in (-(2**63), 2**63 - 1))
 _COLON, _BAR = b":", b"|"
 _NULL = b"\xff\xfenull"  # not valid UTF-8, so no text equals it
 
@@ -129,7 +128,9 @@ def numbers(keys: pa.Array[Any]) -> tuple[Numbers, Numbers]:
     at = np.flatnonzero(np.asarray(is_number.to_numpy(zero_copy_only=False), bool))
     # Of 19 digits not all fit into int64, but all into this decimal.
     wide = keys.filter(is_number).cast(pa.large_string()).cast(pa.decimal128(19, 0))
-    fits = pc.and_(pc.greater_equal(wide, _LEAST), pc.less_equal(wide, _MOST))
+    # Not at import: for a decimal, pyarrow imports pandas.
+    least, most = (pa.scalar(Decimal(bound), pa.decimal128(19, 0)) for bound in (-(2**63), 2**63 - 1))
+    fits = pc.and_(pc.greater_equal(wide, least), pc.less_equal(wide, most))
     fitting = np.asarray(fits.to_numpy(zero_copy_only=False), bool)
     return np.asarray(wide.filter(fits).cast(pa.int64()).to_numpy(zero_copy_only=False), np.int64), at[fitting]
 
