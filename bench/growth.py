@@ -56,9 +56,9 @@ def _update(stage: Stage, report: Report, rows: int) -> Cost:
     with Peak(stage.runner.pid) as peak:
         committed = {key: (tick, at) for tick, key, at in _ticks(stage, rows)}
         ended = time.time()
-        last = max(committed, key=lambda key: committed[key][1])
-        wait_for(lambda: bool(first_seen(lake, {last: committed[last][0]}, "items", began)), "the last never arrived")
-        caught_up = time.time() - ended
+        last, (value, at) = max(committed.items(), key=lambda one: one[1])
+        # Only what came since then is read: the bench must not take the time that it measures.
+        wait_for(lambda: bool(first_seen(lake, {last: value}, "items", at)), "the last update never arrived")
         spent = cpu_seconds(stage.runner.pid) - used
     run = stage.runner.drain()
     seen = first_seen(lake, {key: tick for key, (tick, _) in committed.items()}, "items", began)
@@ -76,7 +76,7 @@ def _update(stage: Stage, report: Report, rows: int) -> Cost:
     report.add(
         "growth", f"{part}: commit to readable, p99", quantiles(waits, n=100)[98], "s", AIM_READABLE_SECONDS, "most"
     )
-    report.add("growth", f"{part}: until the last update is readable", caught_up, "s")
+    report.add("growth", f"{part}: until the last update is readable", seen[last] - at, "s")
     report.add("growth", f"{part}: peak memory, Python", peak.python / 1e9, "GB")
     equal = require_equal(stage.dsn, stage.lake, stage.shop.tables)
     report.note(f"growth: {equal:,} rows are equal in lake and source")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
@@ -138,6 +140,12 @@ def test_only_the_parts_that_join_others_import_spark(part: str) -> None:
 def test_importing_the_package_loads_nothing_but_the_model() -> None:
     ours = {name for name in _imports_when_loaded(PACKAGE / "__init__.py") if name.startswith("tailrace")}
     assert {_part(name) for name in ours} <= MODEL
+
+
+def test_no_process_of_a_pipeline_imports_pandas_to_start() -> None:
+    modules = ["tailrace.stream.pipeline", "tailrace.stream.data_source", "tailrace.source.postgres.source"]
+    code = f"import sys, {', '.join(modules)}; sys.exit('pandas' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_no_module_imports_itself_in_a_circle() -> None:

@@ -32,6 +32,8 @@ TABLES = [
     "CREATE TABLE parted_low PARTITION OF parted FOR VALUES FROM (0) TO (100)",
     "CREATE TABLE parted_high PARTITION OF parted DEFAULT",
     "CREATE TABLE keyless (v text)",
+    "CREATE TABLE marked (id int PRIMARY KEY, v int)",
+    "INSERT INTO marked SELECT i, 0 FROM generate_series(1, 1000) i",
     "CREATE TABLE busy (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, filler text)",
     "CREATE TABLE unfollowed (filler text)",
     "INSERT INTO long SELECT i, 'copied', repeat(md5(i::text), 400), decode(repeat(md5(i::text), 300), 'hex')"
@@ -52,6 +54,7 @@ def following(
             name="following",
             tables={"exclude": ["*.unfollowed"]},
             source={"heartbeat": "1s", "journal": {"segment_bytes": "1 MB"}},
+            destination={"updates": {"public.marked": "merge_on_read"}, "compact": {"files": 4}},
         ).prepare()
         scenario.sql(*TABLES)
         with scenario.run() as run:
@@ -156,6 +159,21 @@ def test_tables_do_not_lag_while_only_others_are_busy(following: tuple[Scenario,
 
     # A look at the catalog may find what an earlier test changed, which is a batch, once.
     assert any(needs_no_batch() for _ in range(3))
+
+
+def test_marked_rows_are_folded_by_the_workers_while_batches_go_on(
+    following: tuple[Scenario, RunningPipeline],
+) -> None:
+    scenario, run = following
+    log = scenario.lake / "public/marked/_delta_log"
+
+    def is_folded() -> bool:
+        scenario.sql("UPDATE marked SET v = v + 1 WHERE id % 5 = 0")
+        return any('"operation":"OPTIMIZE"' in entry.read_text() for entry in log.glob("*.json"))
+
+    wait_until(is_folded)
+    scenario.catch_up(run)
+    assert scenario.differences() == []
 
 
 def test_a_transaction_left_open_holds_up_neither_batches_nor_the_journal(

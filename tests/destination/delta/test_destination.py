@@ -418,7 +418,7 @@ def test_a_vacuum_keeps_files_for_the_whole_retention_also_when_it_is_not_in_who
 
 def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path) -> None:
     destination = DeltaDestination(path=str(lake))
-    count = 200_000
+    count = 120_000
     row = pa.StructArray.from_arrays(
         [pa.array(np.arange(count)), pa.array(["x"] * count), pa.array(np.zeros(count, np.int32))],
         fields=list(ITEMS.row_type),
@@ -428,7 +428,7 @@ def test_large_batches_are_spread_over_files_and_later_ones_touch_few(lake: Path
     before = set(table_at(lake).file_uris())
     write(destination, 1, update(id=5, price=1), delete(id=6), insert(id=count, name="new", price=1))
     after = set(table_at(lake).file_uris())
-    assert len(before) > 5
+    assert len(before) > 3
     assert len(before - after) <= 2
     assert table_at(lake).to_pyarrow_table().num_rows == count
 

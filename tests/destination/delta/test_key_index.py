@@ -261,7 +261,7 @@ def test_keys_of_a_table_that_is_not_marked_are_stored_under_auto_once_they_are_
         (pa.timestamp("us"), lambda number: datetime.datetime(1, 1, 1, 0, 0, number, number)),  # noqa: DTZ001
         (pa.list_(pa.int32()), lambda number: [number, number % 3]),
     ],
-    ids=str,
+    ids=lambda one: "by number" if callable(one) else str(one),
 )
 def test_stored_keys_of_any_type_are_found_by_the_next_process(
     tmp_path: Path, kind: pa.DataType, value: Callable[[int], Any]

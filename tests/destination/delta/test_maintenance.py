@@ -298,7 +298,7 @@ def file_of(path: str, rows: int, dead: int = 0, vector_bytes: int = 0, **partit
 
 
 def planned(*files: DataFile, marks: bool = True, everything: bool = False) -> list[set[str]]:
-    groups = maintenance.plan(files, CompactOptions(files=4), 1000, marks=marks, full=set(), everything=everything)
+    groups = maintenance.plan(files, CompactOptions(files=4), 500, marks=marks, full=set(), everything=everything)
     return [{file.path for file in group} for group in groups]
 
 

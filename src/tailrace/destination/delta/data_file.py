@@ -191,15 +191,20 @@ class DataFile:
 class FileWriter:
     """Writes rows to new files of one table, rolled at `rows` rows; with `partition_by`, apart for each partition.
 
+    If more than `many` rows come, files are rolled at that number instead: so many rows wait until that is known.
     Used as a context: when it ends, files are durable but not visible. After an error the open files are deleted.
     """
 
-    def __init__(self, place: TablePath, schema: pa.Schema, partition_by: Sequence[str], rows: int) -> None:
+    def __init__(
+        self, place: TablePath, schema: pa.Schema, partition_by: Sequence[str], rows: int, *, many: int = 0
+    ) -> None:
         self.place = place
         self.schema = schema
         self.partition_by = tuple(partition_by)
         self.limit = rows
+        self.many = many
         self.written: list[DataFile] = []
+        self._waiting: list[pa.Table] | None = [] if many > rows else None
         self._open: dict[tuple[str | None, ...], _OpenFile] = {}
 
     def __enter__(self) -> FileWriter:
@@ -207,6 +212,7 @@ class FileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is None:
+            self._release()
             for partition in list(self._open):
                 self._close(partition)
             return
@@ -214,6 +220,22 @@ class FileWriter:
             opened.abandon(kind, error, trace)
 
     def write(self, rows: pa.Table) -> None:
+        if self._waiting is None:
+            self._write(rows)
+            return
+        self._waiting.append(rows)
+        if sum(one.num_rows for one in self._waiting) > self.many:
+            self.limit = self.many
+            self._release()
+        elif sum(one.nbytes for one in self._waiting) > MOST_BYTES:
+            self._release()
+
+    def _release(self) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        for rows in waiting:
+            self._write(rows)
+
+    def _write(self, rows: pa.Table) -> None:
         for partition, part in split_by_partition(rows, self.partition_by):
             start = 0
             while start < part.num_rows:
@@ -232,6 +254,7 @@ class FileWriter:
 
     def widen(self, schema: pa.Schema) -> None:
         """Write further rows with these columns, in new files."""
+        self._release()
         for partition in list(self._open):
             self._close(partition)
         self.schema = schema

@@ -99,9 +99,11 @@ class DeltaDestination(DeltaOptions, Destination):
         with reaching(place, str(table.table)):
             before = DeltaSnapshot.load(place, str(table.table))
             place.make()
-            marks = self._updates_of(layout, before) == "merge_on_read"
-            limit = rows_per_file(total_rows(before.files()) if before else 0, marks=marks)
-            writer = FileWriter(place, layout.schema, layout.partition_by, limit)
+            updates, known = self._updates_of(layout, before), total_rows(before.files()) if before else 0
+            limit = rows_per_file(known, marks=updates == "merge_on_read")
+            # A table with so many rows in one chunk will be marked once they change, and wants larger files then.
+            many = rows_per_file(known, marks=True) if updates == "auto" else 0
+            writer = FileWriter(place, layout.schema, layout.partition_by, limit, many=many)
             with writer:
                 for changes in rows:
                     fitted = fit(changes, table)

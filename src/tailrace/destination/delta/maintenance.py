@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from tailrace.destination.delta import key_index, vacuum
-from tailrace.destination.delta.data_file import DataFile, rows_per_file, total_rows
+from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, DataFile, rows_per_file, total_rows
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, Updates, VacuumOptions
 from tailrace.destination.delta.projection import AS_IS
@@ -82,7 +82,9 @@ def _rewrite(
     limit = rows_per_file(total_rows(snapshot.files()), marks=marks)
     # A file that is small by its rows may still be full: the bytes of wide rows can compress well.
     full = set(json.loads(place.noted(_FULL) or "[]"))
-    groups = plan(snapshot.files(), compact, limit, marks=marks, full=full, everything=everything)
+    # A copied table is not rewritten only to have larger files: those of a copy are not small.
+    least = max(limit // 8, LEAST_MARKED_ROWS // 2) if marks else limit // 2
+    groups = plan(snapshot.files(), compact, least, marks=marks, full=full, everything=everything)
     key = _key_of(place, snapshot) if groups and marks else None
     merged = written = 0
     for some in _portions(groups):
@@ -118,17 +120,15 @@ def _rewrite(
 def plan(
     files: Sequence[DataFile],
     compact: CompactOptions,
-    limit: int,
+    least: int,
     *,
     marks: bool,
     full: set[str],
     everything: bool,
 ) -> list[_Group]:
-    """The files to rewrite, those together that are to be merged. `limit` is how many rows a file should hold. Pure."""
+    """The files to rewrite, those together that are to be merged. One with fewer rows than `least` is small. Pure."""
     small = [
-        file
-        for file in files
-        if file.alive < limit // 2 and file.size < compact.target_bytes // 2 and file.path not in full
+        file for file in files if file.alive < least and file.size < compact.target_bytes // 2 and file.path not in full
     ]
     worn = {file.path for file in files if _is_worn(file, at_all=everything or not marks)}
     many = len(small) >= (2 if everything else compact.files)

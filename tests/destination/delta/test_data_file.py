@@ -1,0 +1,41 @@
+"""How many rows the files of a copied table hold."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, LEAST_ROWS
+from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.log import DeltaSnapshot
+from tailrace.destination.delta.option import Updates
+from tailrace.model.change import Changes, Op
+from tailrace.testing.destination import ITEMS
+from tests.support.destination_writing import write
+
+
+@pytest.mark.parametrize(
+    ("updates", "rows", "largest"),
+    [
+        ("auto", LEAST_MARKED_ROWS, LEAST_ROWS),
+        ("auto", LEAST_MARKED_ROWS + 1, LEAST_MARKED_ROWS),
+        ("copy_on_write", LEAST_MARKED_ROWS + 1, LEAST_ROWS),
+        ("merge_on_read", LEAST_MARKED_ROWS, LEAST_MARKED_ROWS),
+    ],
+)
+def test_files_of_a_chunk_are_small_where_they_are_rewritten_and_larger_where_rows_are_marked(
+    tmp_path: Path, updates: Updates, rows: int, largest: int
+) -> None:
+    destination = DeltaDestination(path=str(tmp_path), updates=updates)
+    values = [np.arange(rows), np.full(rows, "x"), np.zeros(rows, np.int32)]
+    row = pa.StructArray.from_arrays([pa.array(value) for value in values], fields=list(ITEMS.row_type))
+    whole = Changes.build(ITEMS, row, op=Op.READ, commit=0)
+    parts = [Changes(ITEMS, whole.batch.slice(start, 10_000)) for start in range(0, rows, 10_000)]
+    write(destination, 0, staged=[destination.write_rows(ITEMS, parts)], begins_copy=True)
+    snapshot = DeltaSnapshot.load(destination.place(ITEMS.table), "shop.items")
+    assert snapshot is not None
+    held = [file.rows for file in snapshot.files()]
+    assert (max(held), sum(held)) == (largest, rows)
