@@ -1,4 +1,4 @@
-"""How many rows the files of a copied table hold."""
+"""How many rows the files of a copied table hold, and whether their keys are stored."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, LEAST_ROWS
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.key_index import STORED_ROWS, key_folder, key_name
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import Updates
 from tailrace.model.change import Changes, Op
@@ -39,3 +40,8 @@ def test_files_of_a_chunk_are_small_where_they_are_rewritten_and_larger_where_ro
     assert snapshot is not None
     held = [file.rows for file in snapshot.files()]
     assert (max(held), sum(held)) == (largest, rows)
+    # The keys of a table that will be marked are stored with its copy, and not by the first batch that marks rows.
+    are_stored = largest == LEAST_MARKED_ROWS
+    large = {key_name(file) for file in snapshot.files() if file.rows >= STORED_ROWS}
+    folder = key_folder(destination.place(ITEMS.table))
+    assert {path.name for path in folder.glob("*")} == (large if are_stored else set())

@@ -106,6 +106,11 @@ class DeltaLayout:
     def keyed(self) -> bool:
         return bool(self.table.key)
 
+    @property
+    def key_types(self) -> dict[str, pa.DataType]:
+        """The types of the key's columns, in their order."""
+        return {name: delta_type(self.table.column(name).type) for name in self.table.key}
+
     @cached_property
     def schema(self) -> pa.Schema:
         """All columns, the partition's included."""

@@ -15,15 +15,22 @@ import pyarrow as pa
 
 from tailrace.destination import CopyMode, Destination, Stage, Staged, TableBatch, Written, copy
 from tailrace.destination.chunking import parts
-from tailrace.destination.delta import maintenance, preflight, upsert
+from tailrace.destination.delta import key_index, maintenance, preflight, upsert
 from tailrace.destination.delta.column import DeltaLayout
 from tailrace.destination.delta.commit import ConflictError, TableChange, commit
-from tailrace.destination.delta.data_file import DataFile, FileWriter, mean_row_bytes, rows_per_file, total_rows
+from tailrace.destination.delta.data_file import (
+    LEAST_MARKED_ROWS,
+    DataFile,
+    FileWriter,
+    mean_row_bytes,
+    rows_per_file,
+    total_rows,
+)
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Updates
-from tailrace.destination.delta.projection import ColumnReading
+from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.store_error import reaching
 from tailrace.destination.delta.table_folder import TablePath
@@ -114,6 +121,10 @@ class DeltaDestination(DeltaOptions, Destination):
                     writer.write(layout.rows_of(fitted, at))
             files = writer.written
             place.sync()
+            if layout.keyed and place.is_local and writer.limit >= LEAST_MARKED_ROWS:
+                # The first batch that marks rows would have to index the whole table.
+                for file in files:
+                    key_index.keys_of(place, file, layout.key_types, AS_IS, is_stored=True)
         failpoint.reach("delta.staged")
         receipt = {
             "schema": base64.b64encode(layout.schema.serialize()).decode(),

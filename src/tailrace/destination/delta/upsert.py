@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination import Refetch
-from tailrace.destination.delta.column import DeltaLayout, delta_type, to_delta
+from tailrace.destination.delta.column import DeltaLayout, to_delta
 from tailrace.destination.delta.data_file import (
     DataFile,
     FileWriter,
@@ -73,7 +73,7 @@ def apply(target: DeltaTarget, collapsed: Collapsed, now: pa.TimestampScalar, re
         candidates = [Candidate(file, target.reading) for file in target.files]
     gone = [] if candidates or not target.files else list(target.files)
     staged = [] if collapsed.truncated and not layout.keeps_deleted else target.staged
-    kinds = {name: delta_type(layout.table.column(name).type) for name in layout.table.key}
+    kinds = layout.key_types
     finder = Finder(target, kinds)
     candidates += _bury_older_copies(finder, candidates, [Candidate(*one, staged=True) for one in staged])
 
