@@ -13,8 +13,8 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.destination import Batch, Refetch, TableBatch
-from tailrace.destination.delta import data_file, key_index, upsert
 from tailrace.destination.delta import destination as delta
+from tailrace.destination.delta import file_writer, key_index, upsert
 from tailrace.destination.delta.commit import TableChange, commit
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
@@ -117,7 +117,7 @@ def test_the_fix_in_the_error_of_a_damaged_log_repairs_it(lake: Path) -> None:
 def test_files_that_are_full_by_the_bytes_of_their_rows_are_not_merged_again(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(data_file, "MOST_BYTES", 100_000)
+    monkeypatch.setattr(file_writer, "MOST_BYTES", 100_000)
     destination = DeltaDestination(path=str(lake), compact=CompactOptions(files=4), vacuum=None)
     for number in range(10):
         rows = (read(id=number * 10 + at, name="x" * 10_000, price=1) for at in range(10))

@@ -18,15 +18,9 @@ from tailrace.destination.chunking import parts
 from tailrace.destination.delta import key_index, maintenance, preflight, upsert
 from tailrace.destination.delta.column import DeltaLayout
 from tailrace.destination.delta.commit import ConflictError, TableChange, commit
-from tailrace.destination.delta.data_file import (
-    LEAST_MARKED_ROWS,
-    DataFile,
-    FileWriter,
-    mean_row_bytes,
-    rows_per_file,
-    total_rows,
-)
+from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, DataFile, mean_row_bytes, rows_per_file, total_rows
 from tailrace.destination.delta.evolution import Evolution, evolve, reading_of, require_partition
+from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Updates

@@ -25,7 +25,8 @@ from pyroaring import BitMap
 
 from tailrace.destination.delta import deletion_vector, key_file, key_hash
 from tailrace.destination.delta.column import DeltaLayout
-from tailrace.destination.delta.data_file import DataFile, read_columns
+from tailrace.destination.delta.data_file import DataFile
+from tailrace.destination.delta.file_reader import read_columns
 from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.table_folder import OWN, TablePath

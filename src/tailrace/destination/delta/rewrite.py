@@ -19,8 +19,10 @@ import pyarrow as pa
 
 from tailrace.destination.delta import deletion_vector
 from tailrace.destination.delta.commit import MOVES_NO_ROWS, ConflictError, TableChange, commit
-from tailrace.destination.delta.data_file import DataFile, FileWriter, read_columns
+from tailrace.destination.delta.data_file import DataFile
 from tailrace.destination.delta.deletion_vector import Rows, VectorWriter
+from tailrace.destination.delta.file_reader import read_columns
+from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import LOG, TablePath

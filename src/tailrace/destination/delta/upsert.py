@@ -23,15 +23,10 @@ import pyarrow.compute as pc
 
 from tailrace.destination import Refetch
 from tailrace.destination.delta.column import DeltaLayout, to_delta
-from tailrace.destination.delta.data_file import (
-    DataFile,
-    FileWriter,
-    read_columns,
-    read_rows,
-    rows_per_file,
-    total_rows,
-)
+from tailrace.destination.delta.data_file import DataFile, rows_per_file, total_rows
 from tailrace.destination.delta.deletion_vector import VectorWriter, bitmap, numbers
+from tailrace.destination.delta.file_reader import read_columns, read_rows
+from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.key_index import Candidate, DeltaTarget, Finder, Indexes, KeyProbe, partition_kinds
 from tailrace.destination.delta.projection import AS_IS
 from tailrace.destination.delta.table_folder import TablePath
