@@ -32,8 +32,8 @@ from tailrace.source.postgres.pgoutput.message_batch import MessageBatch
 from tailrace.source.postgres.receiver import PostgresReceiver
 from tailrace.source.postgres.slot import read_slot, require
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.system import silence
-from tailrace.system.child_process import write_status
+from tailrace.system import silence, status_file
+from tailrace.system.atomic_file import replace_text
 from tailrace.testing.wait import PATIENCE_SECONDS, wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.postgres_receiving import (
@@ -75,7 +75,7 @@ def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
     monkeypatch.setattr(writer, "_write", made.guard(writer._write))
     monkeypatch.setattr(writer, "create_segment", made.guard(create_segment))
-    monkeypatch.setattr(receiver, "write_status", made.guard(write_status))
+    monkeypatch.setattr(status_file, "replace_text", made.guard(replace_text))
     return made
 
 
@@ -226,7 +226,7 @@ def test_a_receiver_that_cannot_write_its_status_waits_for_room(
         wait_until(lambda: made.mode == "streaming")
         disk.full = True
         session.execute("INSERT INTO t VALUES (1, 'x')")
-        wait_until(lambda: disk.refused["_write"] > 0 and disk.refused["write_status"] > 1)
+        wait_until(lambda: disk.refused["_write"] > 0 and disk.refused["replace_text"] > 1)
         disk.full = False
         arrived(session, source)
     assert ids(source) == [1]
