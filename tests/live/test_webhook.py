@@ -173,7 +173,10 @@ def test_a_dead_endpoint_fills_the_queue_and_does_not_hold_up_the_source(
             assert "full" in (status.source.error or "")
             # The source's side goes on: what is committed now is received, and the slot moves.
             connection.execute("INSERT INTO orders VALUES (-1, 'received', 0)")
-            is_close = "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 20000 FROM pg_replication_slots"
+            is_close = (
+                "SELECT pg_current_wal_lsn() - confirmed_flush_lsn < 20000 FROM pg_replication_slots"
+                " WHERE database = current_database()"
+            )
             wait_until(lambda: bool(connection.execute(is_close).fetchall()[0][0]))
             assert not endpoint.taken
             endpoint.rule = always(Reply())

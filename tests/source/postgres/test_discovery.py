@@ -244,7 +244,14 @@ def test_a_snapshot_outlives_the_slot_it_came_from(database: PostgresDatabase) -
     round_ = PostgresSnapshot(database.dsn)
     try:
         # The server drops it when it notices that the connection is gone.
-        wait_until(lambda: database.rows("SELECT count(*) FROM pg_replication_slots WHERE temporary") == [(0,)])
+        wait_until(
+            lambda: (
+                database.rows(
+                    "SELECT count(*) FROM pg_replication_slots WHERE temporary AND database = current_database()"
+                )
+                == [(0,)]
+            )
+        )
         with closing(database.connect(autocommit=False)) as connection:
             connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
             connection.execute(f"SET TRANSACTION SNAPSHOT '{round_.snapshot}'".encode())
