@@ -25,14 +25,12 @@ import numpy as np
 import numpy.typing as npt
 from pyroaring import BitMap
 
-from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.table_folder import VECTORS, TablePath
 from tailrace.errors import TableError
 
 Rows = BitMap
 """Physical row numbers of one data file."""
 
-FOLDER = "_dv"
-"""The folder of a table's vectors. Vacuums of delta-rs and Spark skip names that begin with an underscore."""
 FILE_BYTES = 128 << 10
 """How large a file of several vectors may be: readers built on delta-kernel read all of it for each vector in it."""
 CACHE_BYTES = 64 << 20
@@ -191,7 +189,7 @@ class VectorWriter:
         data = encode(rows)
         if self._parts and self._size + len(data) + 8 > FILE_BYTES:
             self.close()
-        found = Descriptor(_RELATIVE, FOLDER + _to_z85(self._id.bytes), self._size, len(data), len(rows))
+        found = Descriptor(_RELATIVE, VECTORS + _to_z85(self._id.bytes), self._size, len(data), len(rows))
         self._parts += [struct.pack(">I", len(data)), data, struct.pack(">I", zlib.crc32(data))]
         self._size += len(data) + 8
         return found
@@ -200,7 +198,7 @@ class VectorWriter:
         """Write what is left; nothing when there is nothing. The writer may take further vectors afterwards."""
         if not self._parts:
             return
-        name = f"{FOLDER}/{_name(self._id)}"
+        name = f"{VECTORS}/{_name(self._id)}"
         with self.place.creating(name) as file:
             file.write(b"".join([_VERSION, *self._parts]))
         self.written.append(name)
