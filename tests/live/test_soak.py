@@ -45,9 +45,12 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
         load_shop(conn, 0.05)
         create_zoo(conn)
     ZooTraffic(database.dsn, SEED).run(100)
-    # Small batches and segments, so that kills fall between many of both; a small copy of several chunks.
+    # Small batches and segments, so that kills fall between many of both; a small copy of several chunks. Rows are
+    # marked and files merged at every turn, so that some kills fall into maintenance.
     scenario.write(
-        source={"journal": {"segment_bytes": "1 MB"}, "copy": {"chunk_bytes": "1 MB"}}, batch={"max_rows": 400}
+        source={"journal": {"segment_bytes": "1 MB"}, "copy": {"chunk_bytes": "1 MB"}},
+        batch={"max_rows": 400},
+        destination={"updates": "merge_on_read", "compact": {"files": 2}},
     )
 
     with ExitStack() as writers:
@@ -58,7 +61,7 @@ def test_a_pipeline_killed_at_random_under_load_loses_and_doubles_nothing(
             with scenario.run() as run:
                 before = run.status()
                 done = before.batch if before and before.batch is not None else -1
-                run.wait_until(reached(done + chance.randint(0, 8)))
+                run.wait_until(reached(done + chance.randint(0, 24)))
                 # The moment of death is the only thing here that is not waited for.
                 threading.Event().wait(chance.random())
                 run.kill()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -59,6 +61,36 @@ def creating(file: Path) -> Iterator[BinaryIO]:
         draft.unlink(missing_ok=True)
         raise
     sync(file.parent)
+
+
+_NO_LINKS = frozenset({errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1
+
+
+def move_new(draft: Path, file: Path) -> None:
+    """Give a complete file its name. Raises FileExistsError when another has it, which then stays as it is.
+
+    By a hard link; where the file system has none (exFAT, some network file systems), by a rename that never replaces.
+    """
+    try:
+        os.link(draft, file)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _rename_new(draft, file)
+    else:
+        draft.unlink()
+
+
+def _rename_new(draft: Path, file: Path) -> None:
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    paths = _AT_FDCWD, os.fsencode(draft), _AT_FDCWD, os.fsencode(file)
+    if rename is not None and rename(*paths, _RENAME_NOREPLACE) == 0:
+        return
+    code = errno.ENOSYS if rename is None else ctypes.get_errno()
+    if code == errno.EEXIST:
+        raise FileExistsError(code, os.strerror(code), str(file))
+    raise OSError(code, "the file system has neither hard links nor renames that never replace a file", str(file))
 
 
 def make_folder(folder: Path) -> None:

@@ -344,7 +344,7 @@ def test_copied_files_are_compared_with_the_table_at_once_and_not_one_by_one(
     forget_everything()
     monkeypatch.setattr(key_index, "keys_of", look)
     write(destination, 1, table=WORDS, staged=[copied(2, 1, 2, 60), copied(3, 2, 3, 61), copied(4, 61, 62)])
-    assert len(files) == 5
+    assert len(files) == (2 if updates == "merge_on_read" else 5)
     assert sorted(path for path in looked if path in files) == sorted(files)
     found = {row["word"]: row["count"] for row in queried(f"{destination.path}/shop/words")}
     expected = dict.fromkeys(range(50), 1) | {1: 2, 60: 2, 2: 3, 3: 3, 61: 4, 62: 4}

@@ -170,6 +170,40 @@ def test_every_checkpoint_interval_the_log_begins_later_and_is_read_by_all(tmp_p
     assert prices(destination) == expected
 
 
+def test_maintenance_makes_checkpoints_so_that_batches_need_not(tmp_path: Path) -> None:
+    destination = DeltaDestination(path=str(tmp_path), updates="merge_on_read", compact=None, vacuum=None)
+    made: list[int] = []
+    with small_measures(file_rows=10, checkpoint_interval=5):
+        for number in range(30):
+            write(destination, number, *ROWS[:20] if not number else [update(id=number % 20, price=-number)])
+            if number % 4 == 3:
+                destination.maintain(ITEMS.table)
+            made = sorted(int(path.name[:20]) for path in folder_of(destination).glob("*.checkpoint.parquet"))
+    # Maintenance came at versions 3, 7, 11 and so on; the last checkpoint was five versions old at every second one.
+    assert made == [7, 15, 23]
+
+
+def test_a_checkpoint_of_another_thread_does_not_make_a_batch_read_the_log_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = DeltaDestination(path=str(tmp_path), updates="merge_on_read", compact=None, vacuum=None)
+    with small_measures(file_rows=10, checkpoint_interval=5):
+        for number in range(8):
+            write(destination, number, *ROWS[:20] if not number else [update(id=number % 20, price=-number)])
+        thread = threading.Thread(target=destination.maintain, args=[ITEMS.table])
+        thread.start()
+        thread.join()
+        assert [path.name for path in folder_of(destination).glob("*.checkpoint.parquet")]
+
+        def refuse(*_: object) -> None:
+            raise AssertionError("the whole log was read")
+
+        monkeypatch.setattr(log, "_read", refuse)
+        write(destination, 8, update(id=3, price=33))
+    monkeypatch.undo()
+    assert prices(destination)[3] == 33
+
+
 def test_of_writers_that_race_exactly_one_commits_each_version(tmp_path: Path) -> None:
     destination = DeltaDestination(path=str(tmp_path), updates="merge_on_read")
     write(destination, 0, *ROWS)

@@ -100,10 +100,23 @@ def commit(
             raise ConflictError(f"version {start.version + 1} was written by another program") from error
     committed = start.after(start.version + 1, actions)
     log.remember(committed)
-    if (committed.version and committed.version % CHECKPOINT_INTERVAL == 0) or _drops_vectors(start, change):
+    # Maintenance makes checkpoints, so that no batch waits for one, unless it has not come for too long.
+    is_late = committed.version % (2 * CHECKPOINT_INTERVAL) == 0 and _behind(committed) >= 2 * CHECKPOINT_INTERVAL
+    if is_late or _drops_vectors(start, change):
         # A reader that knows no vectors must not need the entries that have some.
         _checkpoint(committed)
     return committed
+
+
+def checkpoint_if_due(snapshot: DeltaSnapshot) -> None:
+    """Write a checkpoint if the last one is many versions old. Safe next to batches, and to others that do the same."""
+    if _behind(snapshot) >= CHECKPOINT_INTERVAL:
+        _checkpoint(snapshot)
+
+
+def _behind(snapshot: DeltaSnapshot) -> int:
+    """How many versions there are since the last checkpoint, or since the first."""
+    return snapshot.version - log.checkpoint_version(snapshot.place)
 
 
 def _require_alone(place: TablePath, table: str, before: DeltaSnapshot | None, batch: Batch | None) -> None:
@@ -244,12 +257,13 @@ def _unkept(table: str, why: str) -> TableError:
 
 def _checkpoint(snapshot: DeltaSnapshot) -> None:
     """Write a checkpoint and remove old log entries. The commit is durable: a failure only costs readers time."""
+    place = snapshot.place
     try:
-        handle = DeltaTable(snapshot.place.uri, storage_options=dict(snapshot.place.options) or None)
+        handle = DeltaTable(place.uri, storage_options=dict(place.options) or None)
         handle.create_checkpoint()
-        snapshot.sync_checkpoint()
+        log.sync_checkpoint(place, handle.version())
         handle.cleanup_metadata()
     except (DeltaError, OSError) as error:
         _log.warning("%s: no checkpoint of version %d: %s", snapshot.table, snapshot.version, str(error).split("\n")[0])
     finally:
-        log.remember(snapshot)
+        log.look_again(place)

@@ -127,7 +127,7 @@ class DataFile:
         if missing:
             # As text: numbers must keep their digits.
             rest = stats.strip()[1:] if parsed else "}"
-            stats = json_object(missing)[:-1] + (", " if parsed else "") + rest
+            stats = json_object(missing)[:-1] + ("," if parsed else "") + rest
         written = self.vector_bytes + vector.size_in_bytes
         return replace(self, vector=vector, stats=stats, vector_bytes=written)
 
@@ -167,7 +167,7 @@ class DataFile:
 
 def json_object(values: Mapping[str, str | None]) -> str:
     """A JSON object of values that are JSON already."""
-    return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in values.items()) + "}"
+    return "{" + ",".join(f"{json.dumps(name, ensure_ascii=False)}:{value}" for name, value in values.items()) + "}"
 
 
 def mean_row_bytes(files: Sequence[DataFile]) -> int:

@@ -103,7 +103,7 @@ class DeltaDestination(DeltaOptions, Destination):
             updates, known = self._updates_of(layout, before), total_rows(before.files()) if before else 0
             limit = rows_per_file(known, marks=updates == "merge_on_read")
             # A table with so many rows in one chunk will be marked once they change, and wants larger files then.
-            many = rows_per_file(known, marks=True) if updates == "auto" else 0
+            many = 0 if updates == "copy_on_write" else rows_per_file(known, marks=True)
             writer = FileWriter(place, layout.schema, layout.partition_by, limit, many=many)
             with writer:
                 for changes in rows:

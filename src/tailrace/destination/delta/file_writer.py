@@ -39,8 +39,9 @@ _LAST_CHAR = chr(sys.maxunicode)
 class FileWriter:
     """Writes rows to new files of one table, rolled at `rows` rows; with `partition_by`, apart for each partition.
 
-    If more than `many` rows come, files are rolled at that number instead: so many rows wait until that is known.
-    Used as a context: when it ends, files are durable but not visible. After an error the open files are deleted.
+    The last file takes up to half as many rows more, so that none is left with a few. If more than `many` rows come,
+    files are rolled at twice that number instead: so many rows wait until that is known. Used as a context: when it
+    ends, files are durable but not visible. After an error the open files are deleted.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class FileWriter:
         self.limit = rows
         self.many = many
         self.written: list[DataFile] = []
-        self._waiting: list[pa.Table] | None = [] if many > rows else None
+        self._waiting: list[pa.Table] = []
         self._open: dict[tuple[str | None, ...], _OpenFile] = {}
 
     def __enter__(self) -> FileWriter:
@@ -60,49 +61,61 @@ class FileWriter:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if kind is None:
-            self._release()
+            self._release(self._spare)
+            self._release(0, self.limit + self._spare)
             for partition in list(self._open):
                 self._close(partition)
             return
         for opened in self._open.values():
             opened.abandon(kind, error, trace)
 
+    @property
+    def _spare(self) -> int:
+        """How many rows the last file may hold more than the others."""
+        return self.limit // 2
+
     def write(self, rows: pa.Table) -> None:
-        if self._waiting is None:
-            self._write(rows)
-            return
         self._waiting.append(rows)
-        if sum(one.num_rows for one in self._waiting) > self.many:
-            self.limit = self.many
-            self._release()
-        elif sum(one.nbytes for one in self._waiting) > MOST_BYTES:
-            self._release()
+        waiting = sum(one.num_rows for one in self._waiting)
+        if self.many and waiting > self.many:
+            self.limit, self.many = 2 * self.many, 0
+        if waiting > max(self.many, self._spare):
+            self._release(self._spare)
+        if sum(one.nbytes for one in self._waiting) > MOST_BYTES:
+            self._release(0)
 
-    def _release(self) -> None:
-        waiting, self._waiting = self._waiting or [], None
+    def _release(self, keep: int, limit: int | None = None) -> None:
+        """Write what waits, except for the last `keep` rows."""
+        waiting, self._waiting = self._waiting, []
+        left = sum(one.num_rows for one in waiting) - keep
         for rows in waiting:
-            self._write(rows)
+            if left > 0:
+                self._write(rows.slice(0, left), limit or self.limit)
+            if rows.num_rows > left:
+                self._waiting.append(rows.slice(max(left, 0)))
+            left -= rows.num_rows
 
-    def _write(self, rows: pa.Table) -> None:
+    def _write(self, rows: pa.Table, limit: int) -> None:
         for partition, part in split_by_partition(rows, self.partition_by):
             start = 0
             while start < part.num_rows:
                 opened = self._open.get(partition)
+                if opened is not None and (opened.rows >= limit or opened.bytes >= MOST_BYTES):
+                    self._close(partition)
+                    opened = None
                 if opened is None:
                     if len(self._open) >= 64:
                         self._close(next(iter(self._open)))
                     opened = self._open[partition] = _OpenFile(
                         self.place, self.schema, dict(zip(self.partition_by, partition, strict=True))
                     )
-                piece = part.slice(start, max(self.limit - opened.rows, 1))
+                piece = part.slice(start, max(limit - opened.rows, 1))
                 opened.write(piece)
                 start += piece.num_rows
-                if opened.rows >= self.limit or opened.bytes >= MOST_BYTES:
-                    self._close(partition)
 
     def widen(self, schema: pa.Schema) -> None:
         """Write further rows with these columns, in new files."""
-        self._release()
+        self._release(0)
         for partition in list(self._open):
             self._close(partition)
         self.schema = schema

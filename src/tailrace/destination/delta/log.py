@@ -139,19 +139,13 @@ class DeltaSnapshot:
         if not self.place.is_local or _synced.get(table_id, -1) >= self.version:
             return
         # The previous process may have been killed between a commit and this call.
-        first = _synced[table_id] + 1 if table_id in _synced else _checkpoint_version(self.place)
+        first = _synced[table_id] + 1 if table_id in _synced else checkpoint_version(self.place)
         for number in range(first, self.version + 1):
             self.place.sync_file(f"{LOG}/{number:020}.json")
             self.place.sync_file(_checkpoint_file(number))
         self.place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
         self.place.sync(LOG)
         _synced[table_id] = self.version
-
-    def sync_checkpoint(self) -> None:
-        """Make the checkpoint of this version durable: the entries before it may be removed then."""
-        self.place.sync_file(_checkpoint_file(self.version))
-        self.place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
-        self.place.sync(LOG)
 
 
 _synced: dict[str, int] = {}
@@ -201,6 +195,18 @@ def remember(snapshot: DeltaSnapshot) -> None:
     with _lock:
         _known[place.uri] = _Known(snapshot, place.stamp(*_stamped(place, snapshot.version)))
     _synced[str(snapshot.metadata["id"])] = snapshot.version
+
+
+def look_again(place: TablePath) -> None:
+    """Accept a log whose folder was changed, if it still ends with the version that is kept: a checkpoint adds none."""
+    with _lock:
+        known = _known.get(place.uri)
+        if known is None or not place.is_local:
+            return
+        # Before the look: what is added meanwhile changes it.
+        stamp = place.stamp(*_stamped(place, known.snapshot.version))
+        if place.stamp(_entry_file(known.snapshot.version + 1)) is None:
+            _known[place.uri] = _Known(known.snapshot, stamp)
 
 
 def forget(place: TablePath) -> None:
@@ -320,12 +326,19 @@ def _checkpoint_file(version: int) -> str:
     return f"{LOG}/{version:020}.checkpoint.parquet"
 
 
-def _checkpoint_version(place: TablePath) -> int:
-    """The version of the last checkpoint: a reader needs nothing before it."""
+def checkpoint_version(place: TablePath) -> int:
+    """The version of the last checkpoint: a reader needs nothing before it. 0 if there is none."""
     try:
-        return int(json.loads(Path(place.base, LOG, LAST_CHECKPOINT).read_bytes())["version"])
-    except (FileNotFoundError, ValueError):
+        return int(json.loads(place.read(f"{LOG}/{LAST_CHECKPOINT}") or "{}").get("version", 0))
+    except ValueError:
         return 0
+
+
+def sync_checkpoint(place: TablePath, version: int) -> None:
+    """Make the checkpoint of a version durable: the entries before it may be removed then."""
+    place.sync_file(_checkpoint_file(version))
+    place.sync_file(f"{LOG}/{LAST_CHECKPOINT}")
+    place.sync(LOG)
 
 
 def app_id(pipeline: str) -> str:

@@ -1,4 +1,4 @@
-"""Housekeeping of a Delta table next to its batches: small files merged, vectors folded, unneeded files deleted.
+"""Housekeeping of a Delta table next to its batches: checkpoints, small files merged, vectors folded, files deleted.
 
 A table whose rows are marked (merge on read) stays fast to read by two rules. Small files are merged once there are
 `compact.files` of them; one that is larger than all smaller ones together waits for more, so that a row is rewritten
@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import pyarrow as pa
 
 from tailrace.destination.delta import key_index, vacuum
+from tailrace.destination.delta.commit import checkpoint_if_due
 from tailrace.destination.delta.data_file import LEAST_MARKED_ROWS, DataFile, rows_per_file, total_rows
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, Updates, VacuumOptions
@@ -54,8 +55,10 @@ def maintain(
     Does nothing while another process of this machine does the same; with `everything` it waits for that one, and
     raises UnavailableError when it does not end.
     """
-    if DeltaSnapshot.load(place, table) is None:
+    before = DeltaSnapshot.load(place, table)
+    if before is None:
         return None
+    checkpoint_if_due(before)
     with maintaining(place, WAIT_SECONDS if everything else 0.0) as is_held:
         if not is_held:
             if everything:
@@ -67,6 +70,7 @@ def maintain(
             return None
         done = [_rewrite(place, table, compact, updates, everything=everything) if compact is not None else None]
         if (snapshot := DeltaSnapshot.load(place, table)) is not None:
+            checkpoint_if_due(snapshot)
             done.append(vacuum.delete_unneeded(snapshot, vacuuming, at_once=everything))
     return "; ".join(filter(None, done)) or None
 
@@ -83,7 +87,7 @@ def _rewrite(
     # A file that is small by its rows may still be full: the bytes of wide rows can compress well.
     full = set(json.loads(place.noted(_FULL) or "[]"))
     # A copied table is not rewritten only to have larger files: those of a copy are not small.
-    least = max(limit // 8, LEAST_MARKED_ROWS // 2) if marks else limit // 2
+    least = LEAST_MARKED_ROWS // 2 if marks else limit // 2
     groups = plan(snapshot.files(), compact, least, marks=marks, full=full, everything=everything)
     key = _key_of(place, snapshot) if groups and marks else None
     merged = written = 0

@@ -152,8 +152,7 @@ class TablePath:
                 file.write(body)
                 file.flush()
                 os.fsync(file.fileno())
-            # A link never replaces a file.
-            os.link(draft, path)
+            atomic_file.move_new(draft, path)
             failpoint.reach("delta.before_sync")
         finally:
             draft.unlink(missing_ok=True)
