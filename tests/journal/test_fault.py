@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tailrace.errors import DamagedError, LostError, OwnedError, UnavailableError
-from tailrace.journal import Cursor, Frame, Journal, cursors, journal
+from tailrace.journal import Cursor, Frame, Journal, cursors, local_storage
 from tailrace.model.change import START, Position
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tailrace.system.file_lock import try_lock
@@ -431,7 +431,7 @@ def test_no_one_writes_a_journal_that_is_being_removed(tmp_path: Path, monkeypat
             pass
         return try_lock(file)
 
-    monkeypatch.setattr(journal, "try_lock", gone_meanwhile)
+    monkeypatch.setattr(local_storage, "try_lock", gone_meanwhile)
     with pytest.raises(UnavailableError, match="is being removed"):
         Journal.open_writer(path)
     Journal.open_writer(path).close()

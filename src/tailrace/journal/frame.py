@@ -48,9 +48,9 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameRef:
-    """Where a frame is stored, and all of its fields except the payload.
+    """Where a frame is stored, and all of its fields except the payload. `seed` is the checksum of its segment's header.
 
-    Picklable. With the journal's path it is enough to read the frame.
+    Picklable. With the journal's place it is enough to read the frame, with one request.
     """
 
     segment: str
@@ -61,6 +61,7 @@ class FrameRef:
     complete: bool
     count: int
     meta: bytes
+    seed: int
 
 
 def grouped(refs: Iterable[FrameRef], size: int) -> Iterator[list[FrameRef]]:

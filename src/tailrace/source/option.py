@@ -4,9 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
 
-from tailrace.option.value import FilePath, OptionContext, Options, Size, TypedOptions
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, model_validator
+
+from tailrace.journal import JournalPlace, ObjectPlace
+from tailrace.option.value import Location, OptionContext, Options, Secret, Size, TypedOptions
+from tailrace.system.environment import ignored
 
 
 class SourceOptions(TypedOptions):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination.delta import object_store
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
 from tailrace.errors import OwnedError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
+from tailrace.system import object_store
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tailrace.testing.destination import ITEMS, RowDict, changes_of, delete, insert, read, update
 from tests.support.delta_table import forget_everything, queried, read_back, small_measures, snapshot_of
