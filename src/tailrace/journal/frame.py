@@ -48,9 +48,10 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameRef:
-    """Where a frame is stored, and all of its fields except the payload. `seed` is the checksum of its segment's header.
+    """Where a frame is stored, and all of its fields except the payload.
 
-    Picklable. With the journal's place it is enough to read the frame, with one request.
+    Picklable. With the journal's place it is enough to read the frame, with one request: `seed` is the checksum of its
+    segment's header, from which the frame's own begins.
     """
 
     segment: str

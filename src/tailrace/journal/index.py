@@ -150,7 +150,9 @@ def _walk(file: Readable, offset: int, size: int, seed: int) -> Iterator[tuple[i
         ahead = _NEAR if header.length < _NEAR else _FAR
 
 
-def _frame_at(window: bytes, within: int, file: Readable, offset: int, size: int, seed: int) -> tuple[bytes, Header] | None:
+def _frame_at(
+    window: bytes, within: int, file: Readable, offset: int, size: int, seed: int
+) -> tuple[bytes, Header] | None:
     """The frame at `offset` of the file (`within` in the window); None if it is incomplete or fails its checksum."""
     if len(window) < within + HEADER_BYTES or window[within : within + 4] != MAGIC:
         return None

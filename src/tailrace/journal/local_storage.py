@@ -176,6 +176,8 @@ class LocalStorage(JournalStorage):
 class LocalSink:
     """The newest segment file, open for writing, and the lock."""
 
+    is_fenced = False
+
     def __init__(self, folder: Path, lock: int) -> None:
         self._folder = folder
         self._lock: int | None = lock

@@ -232,6 +232,7 @@ class ObjectSink:
     def __init__(self, storage: ObjectStorage) -> None:
         self._storage = storage
         self._token = secrets.token_hex(16)
+        self.is_fenced = False
         self._renewed_at = 0.0
         self._tried: list[bytes] = []
         """The headers of pieces of which no answer said that they are there: they may be, or may still arrive."""
@@ -289,6 +290,7 @@ class ObjectSink:
         self._hold()
 
     def _fenced(self, name: str) -> OwnedError:
+        self.is_fenced = True
         return OwnedError(
             f"another receiver has put {name} into journal {self._storage}",
             fix="stop one of the two receivers, or give this pipeline a journal of its own",

@@ -1,4 +1,4 @@
-"""What a journal needs of the place it lies in. `LocalStorage` is a folder, `ObjectStorage` a prefix in an object store.
+"""What a journal needs of the place it is in: `LocalStorage` is a folder, `ObjectStorage` a prefix in a store.
 
 A segment in a folder grows: appends are written to its end and synced. An object is put once and never changes: there
 each append is a segment of its own, a *piece*. Both have the same bytes, so that everything else is the same code.
@@ -60,6 +60,9 @@ class SegmentBytes(Protocol):
 
 class SegmentSink(Protocol):
     """The writer's way to new segments. Only the holder of the journal's lock has one."""
+
+    is_fenced: bool
+    """Whether another writer has taken over."""
 
     def create(self, name: str, content: Sequence[Buffer]) -> bool:
         """Make a segment that begins with these bytes: durable on return, there as a whole or not at all.

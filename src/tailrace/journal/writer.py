@@ -64,6 +64,11 @@ class JournalWriter:
         self._drop_void()
 
     @property
+    def is_fenced(self) -> bool:
+        """Whether another writer has taken over: this one can store nothing any more."""
+        return self._sink is not None and self._sink.is_fenced
+
+    @property
     def pace(self) -> Pace:
         """How often the storage should be asked for something; the caller paces itself."""
         return self._storage.pace

@@ -25,8 +25,6 @@ from obstore.store import from_url
 from tailrace.errors import ConfigError, Finding, UnavailableError
 from tailrace.system.store_problem import explain
 
-SCHEMES = ("s3", "gs", "az", "abfss")
-"""How the URLs of object stores begin; `file://` is a local path."""
 _PROBES = "_tailrace_probe"
 
 _CLIENT = frozenset(

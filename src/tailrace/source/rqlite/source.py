@@ -59,6 +59,7 @@ class RqliteSource(Source):
     @property
     def journal(self) -> Path:
         """The journals of all clusters, a folder for each."""
+        assert isinstance(self.options.journal.path, Path)
         return self.options.journal.path
 
     @property
