@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from tailrace.errors import DamagedError, LostError, OwnedError, PreflightError, UnavailableError
-from tailrace.journal import Cursor, Frame, FrameReader, Journal, ObjectPlace, cursors
+from tailrace.journal import Cursor, Frame, FrameReader, Journal, ObjectPlace, check_journal, cursors
 from tailrace.journal.object_storage import ObjectStorage
 from tailrace.journal.writer import KEPT_PIECES
 from tailrace.model.change import START, Position
@@ -314,3 +314,17 @@ def test_a_journal_that_starts_late_does_not_serve_readers_from_before(place: Ob
     assert (reader.origin(), reader.mark()) == (Position(5, 0), Position(5, 0))
     with pytest.raises(LostError):
         reader.frames(Position(4, 0), Position(5, 0))
+
+
+def test_a_store_that_overwrites_is_refused_before_anything_is_lost(server: BucketProcess, place: ObjectPlace) -> None:
+    (finding,) = check_journal(place)
+    assert (finding.level, finding.subject) == ("ok", "journal")
+    server.ignore_conditions(True)
+    try:
+        (finding,) = check_journal(place)
+    finally:
+        server.ignore_conditions(False)
+    assert finding.level == "error"
+    assert "If-None-Match" in finding.message
+    assert "CANARY" not in str(finding)
+    assert server.objects(place.url.removeprefix("s3://")) == {}

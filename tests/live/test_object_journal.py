@@ -1,4 +1,4 @@
-"""A pipeline whose journal is in an object store: copied, streamed, killed and cut off from the store, all is the same."""
+"""A pipeline whose journal is in an object store, killed and cut off from the store: all is the same afterwards."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from tailrace.journal.frame_reader import FrameReader
 from tailrace.journal.journal import Journal
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import Damage
-from tailrace.journal.storage import JournalPlace, ObjectPlace, open_storage
+from tailrace.journal.storage import JournalPlace, ObjectPlace, check_journal, open_storage
 from tailrace.journal.writer import JournalWriter
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "JournalReader",
     "JournalWriter",
     "ObjectPlace",
+    "check_journal",
     "cursors",
     "grouped",
     "open_storage",

@@ -105,7 +105,7 @@ class ObjectStorage(JournalStorage):
 
     def begin(self, name: str) -> OpenObject:
         """The first bytes of an object, in one request: a small one is here as a whole."""
-        with reached(f"{self.place.url}/{name}"):
+        with reached(f"{self.place.url}/{name}", may_lack=True):
             got = obstore.get(self.store, name, options={"range": (0, _FIRST_BYTES)})
             return OpenObject(self, name, bytes(got.bytes()), got.meta["size"])
 
@@ -123,7 +123,7 @@ class ObjectStorage(JournalStorage):
             return list(pool.map(begin, names))
 
     def fetch(self, name: str, offset: int, length: int) -> memoryview:
-        with reached(f"{self.place.url}/{name}"):
+        with reached(f"{self.place.url}/{name}", may_lack=True):
             return memoryview(obstore.get_range(self.store, name, start=offset, length=length))
 
     def read_range(self, name: str, offset: int, length: int) -> memoryview | None:
@@ -151,7 +151,7 @@ class ObjectStorage(JournalStorage):
         """Whatever can be read of an object is durable."""
 
     def set_aside(self, name: str, *, keeps: bool) -> None:
-        with reached(self.place.url), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), reached(self.place.url, may_lack=True):
             obstore.copy(self.store, name, f"{_QUARANTINE}/{name}")
         if not keeps:
             self.drop(name)
@@ -161,7 +161,7 @@ class ObjectStorage(JournalStorage):
 
     def load(self, name: str) -> bytes | None:
         try:
-            with reached(f"{self.place.url}/{name}"):
+            with reached(f"{self.place.url}/{name}", may_lack=True):
                 return bytes(obstore.get(self.store, name).bytes())
         except FileNotFoundError:
             return None
@@ -171,7 +171,7 @@ class ObjectStorage(JournalStorage):
             obstore.put(self.store, name, content, use_multipart=False)
 
     def drop(self, name: str) -> None:
-        with reached(f"{self.place.url}/{name}"), suppress(FileNotFoundError):
+        with suppress(FileNotFoundError), reached(f"{self.place.url}/{name}", may_lack=True):
             obstore.delete(self.store, name)
 
     def small_files(self, folder: str, suffix: str) -> list[str]:
@@ -194,7 +194,7 @@ class ObjectStorage(JournalStorage):
     def _owner(self) -> str | None:
         """The process whose lease holds. One of this machine that is dead holds none."""
         try:
-            with reached(f"{self.place.url}/{_LOCK}"):
+            with reached(f"{self.place.url}/{_LOCK}", may_lack=True):
                 got = obstore.get(self.store, _LOCK)
                 lease, renewed = json.loads(bytes(got.bytes())), got.meta["last_modified"]
         except FileNotFoundError:

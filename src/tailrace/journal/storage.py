@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from tailrace.errors import Finding
 from tailrace.journal.segment import SegmentHeader
 
 Buffer = bytes | bytearray | memoryview
@@ -170,3 +171,16 @@ def open_storage(place: JournalPlace) -> JournalStorage:
     if isinstance(place, str) and place.startswith("file://"):
         place = unquote(urlsplit(place).path)
     return LocalStorage(Path(place))
+
+
+def check_journal(place: JournalPlace) -> list[Finding]:
+    """Findings about the place of a journal: whether an object store can keep two receivers apart.
+
+    Leaves nothing there. Raises UnavailableError when the store does not answer, ConfigError when its options cannot
+    be used.
+    """
+    if not isinstance(place, ObjectPlace):
+        return []
+    from tailrace.system.object_store import probe_conditional_put
+
+    return [replace(probe_conditional_put(place.url, place.options), subject="journal")]

@@ -31,7 +31,9 @@ def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: Va
             known = ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
             raise ValueError(f"must be a folder, or a URL that begins with {known} and names a bucket")
         return value.rstrip("/")
-    return handler(place.state / "journal" if value is None and place else value)
+    if value is None and place is not None:
+        return handler(place.state / "journal")
+    return handler(Path(value) if isinstance(value, str) else value)
 
 
 class JournalOptions(Options):

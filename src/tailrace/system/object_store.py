@@ -85,20 +85,19 @@ def _open(uri: str, options: tuple[tuple[str, str], ...], retry_seconds: float |
 
 
 @contextmanager
-def reached(uri: str) -> Iterator[None]:
+def reached(uri: str, *, may_lack: bool = False) -> Iterator[None]:
     """Turn the errors of a store that cannot be used into UnavailableError, with the reason in words of people.
 
-    An object that is not there stays FileNotFoundError, one that is there already becomes FileExistsError.
+    An object that is there already becomes FileExistsError. One that is not there, where it `may_lack`, becomes
+    FileNotFoundError; elsewhere it is the bucket that is missing.
     """
     try:
         yield
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except NotFoundError as error:
-        raise FileNotFoundError(uri) from error
     except AlreadyExistsError as error:
         raise FileExistsError(uri) from error
     except (BaseError, OSError) as error:
+        if may_lack and isinstance(error, FileNotFoundError | NotFoundError):
+            raise FileNotFoundError(uri) from error
         problem = explain(str(error))
         reason = problem.reason if problem else type(error).__name__
         fix = problem.fix if problem else "check the store and storage_options; tailrace retries by itself"

@@ -150,3 +150,15 @@ def test_keys_of_the_store_may_come_from_the_environment(
     object_store.put_new(f"s3://{bucket}/lake", options, "one", b"1")
     with pytest.raises(FileExistsError):
         object_store.put_new(f"s3://{bucket}/lake", options, "one", b"2")
+
+
+def test_a_store_that_overwrites_what_is_there_is_refused_by_the_check(server: BucketProcess, bucket: str) -> None:
+    assert [finding.level for finding in lake(server, bucket).check(None)] == ["ok"]
+    server.ignore_conditions(True)
+    try:
+        (finding,) = lake(server, bucket).check(None)
+    finally:
+        server.ignore_conditions(False)
+    assert finding.level == "error"
+    assert "If-None-Match" in finding.message
+    assert server.objects(bucket) == {}
