@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace.journal.frame import HEADER_BYTES, MAGIC, FrameRef, Header, decode, is_sound, last_of
-from tailrace.journal.segment import Readable, SegmentHeader, State
+from tailrace.journal.segment import RangeReadable, SegmentHeader, State
 from tailrace.model.change import Position
 
 _NEAR = 1 << 16  # read ahead this much while frames are small,
@@ -44,12 +44,12 @@ class SegmentIndex:
         self._offsets = array("Q")
         self._records: list[bytes] = []  # header and meta as stored: a third of the memory of FrameRefs
 
-    def extend(self, file: Readable, size: int) -> None:
+    def extend(self, file: RangeReadable, size: int) -> None:
         """Index the frames between `end` and `size`; stop at the first that is incomplete or fails its checksum."""
         for offset, record, header in _walk(file, self.end, size, self.header.seed):
             self._add(offset, record, header)
 
-    def seal(self, file: Readable, size: int, limit: Position | None) -> None:
+    def seal(self, file: RangeReadable, size: int, limit: Position | None) -> None:
         """Index the rest of a segment that will not grow any more, up to the frame that ends at `limit`.
 
         Bytes that are not a frame are skipped, and the positions they held are recorded in `gaps`. Frames after
@@ -135,7 +135,7 @@ class SegmentIndex:
         self.state = State(header.last, head, max(mark, head))
 
 
-def _walk(file: Readable, offset: int, size: int, seed: int) -> Iterator[tuple[int, bytes, Header]]:
+def _walk(file: RangeReadable, offset: int, size: int, seed: int) -> Iterator[tuple[int, bytes, Header]]:
     """Offset, record and header of each frame from `offset` on, until one is incomplete or fails its checksum."""
     window, start, ahead = b"", offset, _NEAR
     while offset + HEADER_BYTES <= size:
@@ -151,7 +151,7 @@ def _walk(file: Readable, offset: int, size: int, seed: int) -> Iterator[tuple[i
 
 
 def _frame_at(
-    window: bytes, within: int, file: Readable, offset: int, size: int, seed: int
+    window: bytes, within: int, file: RangeReadable, offset: int, size: int, seed: int
 ) -> tuple[bytes, Header] | None:
     """The frame at `offset` of the file (`within` in the window); None if it is incomplete or fails its checksum."""
     if len(window) < within + HEADER_BYTES or window[within : within + 4] != MAGIC:
@@ -168,7 +168,7 @@ def _frame_at(
     return record, header
 
 
-def _search(file: Readable, offset: int, size: int, seed: int) -> int | None:
+def _search(file: RangeReadable, offset: int, size: int, seed: int) -> int | None:
     """The offset of the next intact frame at or after `offset`."""
     while offset + HEADER_BYTES <= size:
         window = file.read(_SEARCH + HEADER_BYTES, offset)

@@ -107,13 +107,13 @@ def create_segment(path: Path, name: str, content: Sequence[bytes | bytearray | 
     return opened
 
 
-class Readable(Protocol):
+class RangeReadable(Protocol):
     """Bytes that can be read from any offset."""
 
     def read(self, length: int, offset: int) -> bytes: ...
 
 
-def read_header(file: Readable, name: str) -> SegmentHeader:
+def read_header(file: RangeReadable, name: str) -> SegmentHeader:
     """The header of an open segment. Raises DamagedError when it is not valid."""
     start = file.read(_FIRST_READ, 0)
     try:

@@ -64,6 +64,10 @@ class DeltaDestination(DeltaOptions, Destination):
     def name(self) -> str:
         return f"delta {self.path}"
 
+    def local_paths(self) -> dict[str, Path]:
+        is_remote = "://" in self.path and not self.path.startswith("file://")
+        return {} if is_remote else {"lake": Path(self.path.removeprefix("file://"))}
+
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""
         known = [

@@ -76,6 +76,9 @@ class PostgresSource(Source):
     def folder(self) -> Path:
         return self.options.journal.local_folder(self.context.state_dir)
 
+    def local_paths(self) -> dict[str, Path]:
+        return {} if isinstance(self.journal, ObjectPlace) else {"journal": self.journal}
+
     @property
     def schema_file(self) -> Path:
         return self.folder / f"{quote(self.context.reader, safe='')}.versions"

@@ -66,6 +66,9 @@ class RqliteSource(Source):
     def folder(self) -> Path:
         return self.journal
 
+    def local_paths(self) -> dict[str, Path]:
+        return {"journal": self.journal}
+
     @property
     def schema_file(self) -> Path:
         return self.journal / f"{quote(self.context.reader, safe='')}.versions"
