@@ -51,6 +51,11 @@ class OpenObject:
         self._start = start
         self.size = size
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether nothing is left to fetch."""
+        return len(self._start) >= self.size
+
     def read(self, length: int, offset: int) -> bytes:
         end = min(offset + length, self.size)
         if end <= len(self._start):

@@ -49,8 +49,11 @@ class ObjectView(JournalView):
         if not self._pieces:
             self._list(None)
             return
-        while self._follow():
-            pass
+        # A reader that keeps up needs one request for a new piece and one to see that there is no other. One that is
+        # behind fetches more and more at once.
+        ahead = [1, 1, 2, 4, 8, PARALLEL]
+        while self._follow(ahead[0]):
+            ahead = ahead[1:] or ahead
         now = time.monotonic()
         if now - max(self._news_at, self._listed_at) > _IDLE_SECONDS:
             self._list(self._pieces[-1].name)
@@ -119,21 +122,19 @@ class ObjectView(JournalView):
             if piece.index is not None:
                 break
 
-    def _follow(self) -> bool:
-        """Take in the next pieces, if they are there."""
+    def _follow(self, ahead: int) -> bool:
+        """Take in the next pieces, as far as they are there; whether all were."""
         number = sequence_of(self._pieces[-1].name)
-        # A reader that is behind fetches more at once.
-        ahead = 1 if time.monotonic() - self._news_at > _SOONEST_SECONDS else 4
         pieces = [_Piece(segment_name(number + 1 + step)) for step in range(ahead)]
-        found = False
+        found = 0
         for piece, opened in zip(pieces, self._storage.begin_all([one.name for one in pieces]), strict=True):
             if opened is None:
                 break
             self._take(piece, opened)
             self._pieces.append(piece)
-            self._news_at, found = time.monotonic(), True
+            self._news_at, found = time.monotonic(), found + 1
         self._bound_indexes()
-        return found
+        return found == ahead
 
     def _take(self, piece: _Piece, opened: OpenObject) -> None:
         try:
@@ -149,10 +150,17 @@ class ObjectView(JournalView):
         wanted = {piece.name: piece for piece in pieces if piece.header is None and not piece.is_damaged}
         if not wanted:
             return
-        found = self._storage.headers(list(wanted))
-        for name, header in found.items():
-            wanted[name].header, wanted[name].is_damaged = header, header is None
-        gone = wanted.keys() - found.keys()
+        gone: set[str] = set()
+        for name, opened in zip(wanted, self._storage.begin_all(list(wanted)), strict=True):
+            if opened is None:
+                gone.add(name)
+            elif opened.is_whole:
+                self._take(wanted[name], opened)
+            else:
+                try:
+                    wanted[name].header = read_header(opened, name)
+                except DamagedError:
+                    wanted[name].is_damaged = True
         self._pieces = [piece for piece in self._pieces if piece.name not in gone]
 
     def _load_indexes(self, pieces: list[_Piece]) -> None:
