@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -13,6 +13,7 @@ from tailrace.config.registry import open_destination
 from tailrace.destination import Destination, TableBatch, Written
 from tailrace.destination.delta.option import DeltaOptions
 from tailrace.errors import ConfigError
+from tailrace.journal import ObjectPlace
 from tailrace.option.table import TableOptions
 from tailrace.option.value import Dsn, parse_duration, parse_size
 from tailrace.source.postgres.option import PostgresOptions
@@ -242,6 +243,38 @@ def test_a_file_where_the_state_should_be_is_refused_at_once(tmp_path: Path, sta
 def test_a_state_folder_that_cannot_be_accessed_is_refused(tmp_path: Path) -> None:
     text = SHOP.replace("./.tailrace/shop", "./" + "a" * 300)
     assert "state is out of reach: File name too long; choose another path" in refused(tmp_path, text)
+
+
+def test_a_journal_may_be_in_an_object_store_and_its_keys_stay_secret(tmp_path: Path) -> None:
+    journal = {"path": "s3://bucket/journal/", "storage_options": {"secret_access_key": CANARY}}
+    source: dict[str, Any] = {"type": "postgres", "dsn": "x"}
+    config = from_dict({**SMALL, "source": {**source, "journal": journal}}, folder=tmp_path)
+    assert isinstance(config.source, PostgresOptions)
+    place = config.source.journal.place
+    assert (str(place), CANARY in repr(config), CANARY in repr(place)) == ("s3://bucket/journal", False, False)
+    assert isinstance(place, ObjectPlace)
+    assert place.options == {"secret_access_key": CANARY}
+    assert config.source.journal.local_folder(config.state) == config.state / "journal"
+    for local in ((tmp_path / "my journal").as_uri(), "./my journal"):
+        config = from_dict({**SMALL, "source": {**source, "journal": {"path": local}}}, folder=tmp_path)
+        assert isinstance(config.source, PostgresOptions)
+        assert config.source.journal.place == tmp_path / "my journal"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("source: {type: postgres, dsn: x, journal: {path: ftp://b/j}}", "a URL that begins with s3://, gs://"),
+        ("source: {type: postgres, dsn: x, journal: {path: s3:///j}}", "names a bucket"),
+        ("source: {type: postgres, dsn: x, journal: {path: ./j, storage_options: {a: b}}}", "`path` is a local folder"),
+        ("source: {type: rqlite, journal: {path: s3://b/j}}", "keeps its journal in a folder"),
+        ("source: {type: postgres, dsn: x}\nstate: s3://b/state", "store: {type: postgres"),
+        ("source: {type: sqlite, path: s3://b/app.db}", "must be a local path, not a URL"),
+    ],
+)
+def test_a_url_where_a_path_is_wanted_is_refused_with_what_to_do(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in refused(tmp_path, f"name: shop\n{text}\ndestination: {{type: delta, path: ./lake}}\n")
+    assert not (tmp_path / "s3:").exists()
 
 
 def test_a_state_that_is_no_path_is_refused(tmp_path: Path) -> None:

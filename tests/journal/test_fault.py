@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tailrace.errors import DamagedError, LostError, OwnedError, UnavailableError
-from tailrace.journal import Cursor, Frame, Journal, cursors, journal
+from tailrace.errors import DamagedError, LostError, OwnedError, PreflightError, UnavailableError
+from tailrace.journal import Cursor, Frame, FrameReader, Journal, cursors, local_storage
 from tailrace.model.change import START, Position
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tailrace.system.file_lock import try_lock
@@ -415,6 +415,17 @@ def test_a_frame_removed_after_it_was_planned_is_lost_not_empty(tmp_path: Path) 
             reader.frames(START, end(1))
 
 
+def test_a_journal_that_this_machine_does_not_see_is_not_called_lost(tmp_path: Path) -> None:
+    with Journal.open_writer(tmp_path / "journal") as writer:
+        writer.append([frame(1)])
+    (ref,) = Journal.open_reader(tmp_path / "journal").frames(START, end(1))
+    (tmp_path / "journal").rename(tmp_path / "away")
+    with pytest.raises(PreflightError, match="does not see the journal") as caught:
+        FrameReader(tmp_path / "journal").read(ref)
+    assert f"mount {tmp_path / 'journal'}" in (caught.value.fix or "")
+    assert "s3://" in (caught.value.fix or "")
+
+
 def test_no_one_writes_a_journal_that_is_being_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "journal"
     Journal.open_writer(path).close()
@@ -431,7 +442,7 @@ def test_no_one_writes_a_journal_that_is_being_removed(tmp_path: Path, monkeypat
             pass
         return try_lock(file)
 
-    monkeypatch.setattr(journal, "try_lock", gone_meanwhile)
+    monkeypatch.setattr(local_storage, "try_lock", gone_meanwhile)
     with pytest.raises(UnavailableError, match="is being removed"):
         Journal.open_writer(path)
     Journal.open_writer(path).close()

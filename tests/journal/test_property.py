@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+import uuid
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
-from tailrace.journal import Cursor, Frame, Journal
+from tailrace.journal import Cursor, Frame, Journal, JournalPlace, ObjectPlace
 from tailrace.model.change import START, Position
+from tests.support.slatedb_bucket import BucketProcess, serving
 
 _GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), min_size=1, max_size=5)
 
@@ -19,9 +29,11 @@ _GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), min_size=1, ma
 class JournalMachine(RuleBasedStateMachine):
     """`kept` is what must be in the journal, `floor` and `cursor` what retention may have passed."""
 
+    path: JournalPlace
+
     @initialize(segment_bytes=st.sampled_from([300, 1000, 5000]))
     def begin(self, segment_bytes: int) -> None:
-        self.path = Path(tempfile.mkdtemp(prefix="journal-"))
+        self.path = self.make_place()
         self.segment_bytes = segment_bytes
         self.writer = Journal.open_writer(self.path, segment_bytes=segment_bytes)
         self.reader = Journal.open_reader(self.path)
@@ -34,7 +46,18 @@ class JournalMachine(RuleBasedStateMachine):
         if hasattr(self, "path"):
             self.writer.close()
             self.reader.close()
-            shutil.rmtree(self.path)
+            self.remove_place()
+
+    def make_place(self) -> JournalPlace:
+        return Path(tempfile.mkdtemp(prefix="journal-"))
+
+    def remove_place(self) -> None:
+        assert isinstance(self.path, Path)
+        shutil.rmtree(self.path)
+
+    def stored_bytes(self) -> int:
+        assert isinstance(self.path, Path)
+        return sum(file.stat().st_size for file in self.path.glob("*.seg"))
 
     def make(self, group: list[tuple[bool, int]]) -> list[Frame]:
         frames = []
@@ -75,8 +98,10 @@ class JournalMachine(RuleBasedStateMachine):
         assert self.writer.damage == []
         self.finish_at_head()
 
+    @precondition(lambda self: isinstance(self.path, Path))
     @rule(group=_GROUPS, part=st.floats(0, 1, exclude_max=True), garbage=st.booleans())
     def crash_inside_an_append(self, group: list[tuple[bool, int]], part: float, garbage: bool) -> None:
+        assert isinstance(self.path, Path)
         sizes = {file: file.stat().st_size for file in self.path.glob("*.seg")}
         frames = self.make(group)
         self.writer.append(frames)
@@ -120,7 +145,7 @@ class JournalMachine(RuleBasedStateMachine):
         if not hasattr(self, "path"):
             return
         assert (self.writer.head, self.writer.mark) == (self.head(), self.mark)
-        assert self.writer.size() == sum(file.stat().st_size for file in self.path.glob("*.seg"))
+        assert self.writer.size() == self.stored_bytes()
         self.reader.refresh()
         fresh = Journal.open_reader(self.path)
         after = self.cursor.position
@@ -135,3 +160,35 @@ JournalMachine.TestCase.settings = settings(
     max_examples=60, stateful_step_count=25, suppress_health_check=list(HealthCheck)
 )
 TestJournalAgainstAList = JournalMachine.TestCase
+
+
+class ObjectJournalMachine(JournalMachine):
+    """The same in an object store, where an append is there as a whole or not at all."""
+
+    server: BucketProcess
+
+    def make_place(self) -> JournalPlace:
+        return ObjectPlace(f"s3://{uuid.uuid4().hex}/journal", self.server.options)
+
+    def remove_place(self) -> None:
+        with Journal.removing(self.path):
+            pass
+
+    def stored_bytes(self) -> int:
+        found = self.server.objects(str(self.path).removeprefix("s3://"))
+        return sum(size for name, size in found.items() if name.endswith(".seg"))
+
+    @precondition(lambda self: isinstance(self.path, ObjectPlace))
+    @rule(group=_GROUPS)
+    def lose_an_answer(self, group: list[tuple[bool, int]]) -> None:
+        self.server.lose_answer(".seg")
+        self.append(group)
+
+
+def test_a_journal_in_an_object_store_holds_what_a_plain_list_would(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as server:
+        monkeypatch.setattr(ObjectJournalMachine, "server", server, raising=False)
+        run_state_machine_as_test(
+            ObjectJournalMachine,
+            settings=settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
+        )

@@ -118,7 +118,7 @@ def ids(source: PostgresSource, after: Position | None = None) -> list[int]:
 
 def origin(source: PostgresSource) -> Position:
     """Where the journal stood when it was first asked for."""
-    return _ORIGINS.setdefault(source.journal, mark(source))
+    return _ORIGINS.setdefault(source.folder, mark(source))
 
 
 _ORIGINS: dict[Path, Position] = {}

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import uuid
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape, unescape
 
@@ -43,17 +44,36 @@ class Stored(NamedTuple):
 class Buckets:
     """The server. While it is `down` it answers everything with 503.
 
-    A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
+    A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each. With
+    `ignores_conditions` a PUT overwrites whatever it is told, as some stores do. `requests` counts by kind.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
         self.down = False
+        self.ignores_conditions = False
+        self.requests: Counter[str] = Counter()
         self.unanswered: list[str] = []
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (_Request,), {"buckets": self}))
+        self._port = 0
+        self._listen()
+
+    def _listen(self) -> None:
+        kind = type("Bound", (_Request,), {"buckets": self})
+        self._server = ThreadingHTTPServer(("127.0.0.1", self._port), kind)
+        self._port = self._server.server_port
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True)
+
+    def stop(self) -> None:
+        """An outage: no one listens, and who is connected already gets 503."""
+        self.down = True
+        self.__exit__()
+
+    def start(self) -> None:
+        self.down = False
+        self._listen()
+        self._thread.start()
 
     def store(self, bucket: str) -> ObjectStore:
         return ObjectStore("s3", bucket, self.options)
@@ -61,7 +81,7 @@ class Buckets:
     @property
     def options(self) -> dict[str, str]:
         return {
-            "endpoint": f"http://127.0.0.1:{self._server.server_port}",
+            "endpoint": f"http://127.0.0.1:{self._port}",
             "region": "eu-west-1",
             "access_key_id": "nobody",
             "secret_access_key": "CANARY",
@@ -87,8 +107,9 @@ class _Request(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def do_PUT(self) -> None:
-        body = self.rfile.read(int(self.headers["Content-Length"]))
+        body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         name, objects = self._name(), self.buckets.objects
+        self.buckets.requests["PUT"] += 1
         if self.buckets.down:
             return self._answer(503)
         query = self._query()
@@ -97,11 +118,18 @@ class _Request(BaseHTTPRequestHandler):
             return self._answer(200, tag=f'"{query["partNumber"]}"')
         with self.buckets.lock:
             there = objects.get(name)
-            if self.headers["If-None-Match"] == "*" and there is not None:
+            if self.headers["If-None-Match"] == "*" and there is not None and not self.buckets.ignores_conditions:
                 return self._answer(412)
             expected = self.headers["If-Match"]
             if expected is not None and (there is None or expected != there.tag):
                 return self._answer(412)
+            if (copied := self.headers["x-amz-copy-source"]) is not None:
+                origin = objects.get(unquote(copied).removeprefix("/"))
+                if origin is None:
+                    return self._answer(404)
+                objects[name] = origin
+                answer = f"<CopyObjectResult><ETag>{escape(origin.tag)}</ETag></CopyObjectResult>"
+                return self._answer(200, answer.encode())
             stored = objects[name] = Stored(body, datetime.datetime.now(datetime.UTC))
             if lost := [end for end in self.buckets.unanswered if name.endswith(end)]:
                 self.buckets.unanswered.remove(lost[0])
@@ -135,16 +163,20 @@ class _Request(BaseHTTPRequestHandler):
             answer = f"<CompleteMultipartUploadResult><ETag>{escape(whole.tag)}</ETag></CompleteMultipartUploadResult>"
             return self._answer(200, answer.encode())
         bucket = self._name().rstrip("/")
+        self.buckets.requests["DELETE"] += 1
+        keys = re.findall("<Key>(.*?)</Key>", body)
         with self.buckets.lock:
-            for key in re.findall("<Key>(.*?)</Key>", body):
+            for key in keys:
                 self.buckets.objects.pop(f"{bucket}/{unescape(key)}", None)
-        return self._answer(200, b"<DeleteResult></DeleteResult>")
+        done = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        return self._answer(200, f"<DeleteResult>{done}</DeleteResult>".encode())
 
     def do_HEAD(self) -> None:
         self.do_GET()
 
     def do_GET(self) -> None:
         query = self._query()
+        self.buckets.requests["LIST" if "list-type" in query else "GET"] += 1
         if self.buckets.down:
             return self._answer(503)
         if "list-type" in query:
@@ -209,9 +241,39 @@ class BucketProcess:
 
     def lose_answer(self, end: str) -> None:
         """The next PUT of an object whose name ends like this is done, but its answer is lost."""
+        self._ask(lose=end)
+
+    def stop(self) -> None:
+        """An outage, until `start`. The objects stay."""
+        self._ask(down=True)
+
+    def start(self) -> None:
+        self._ask(down=False)
+
+    def ignore_conditions(self, ignores: bool) -> None:
+        """Whether a PUT overwrites an object that is there, whatever the request says."""
+        self._ask(ignores=ignores)
+
+    def requests(self) -> dict[str, int]:
+        """How many requests there were, by kind."""
+        return dict(self._ask())
+
+    def objects(self, prefix: str = "") -> dict[str, int]:
+        """The objects whose name, with its bucket, begins like this, and their sizes."""
+        return dict(self._ask(objects=prefix))
+
+    def damage(self, name: str, at: int) -> None:
+        """Flip a bit of an object."""
+        self._ask(damage=name, at=at)
+
+    def remove(self, name: str) -> None:
+        self._ask(remove=name)
+
+    def _ask(self, **what: object) -> dict[str, int]:
         assert self._process.stdin is not None
-        print(end, file=self._process.stdin, flush=True)
-        assert self._said() == end
+        print(json.dumps(what), file=self._process.stdin, flush=True)
+        answer: dict[str, int] = json.loads(self._said())
+        return answer
 
     def _said(self) -> str:
         assert self._process.stdout is not None
@@ -232,8 +294,28 @@ def _serve() -> None:
     with Buckets() as buckets:
         print(json.dumps(buckets.options), flush=True)
         for line in sys.stdin:
-            buckets.unanswered.append(line.strip())
-            print(line.strip(), flush=True)
+            print(json.dumps(_do(buckets, json.loads(line))), flush=True)
+
+
+def _do(buckets: Buckets, what: dict[str, Any]) -> dict[str, int]:
+    if "lose" in what:
+        buckets.unanswered.append(what["lose"])
+    if "down" in what:
+        buckets.stop() if what["down"] else buckets.start()
+    if "ignores" in what:
+        buckets.ignores_conditions = what["ignores"]
+    with buckets.lock:
+        if "remove" in what:
+            del buckets.objects[what["remove"]]
+        if "damage" in what:
+            stored = buckets.objects[what["damage"]]
+            body = bytearray(stored.body)
+            body[what["at"]] ^= 1
+            buckets.objects[what["damage"]] = stored._replace(body=bytes(body))
+        if "objects" in what:
+            found = buckets.objects.items()
+            return {name: len(stored.body) for name, stored in found if name.startswith(what["objects"])}
+    return dict(buckets.requests)
 
 
 if __name__ == "__main__":

@@ -86,6 +86,11 @@ class PostgresStoreOptions(StateStoreOptions):
 
 
 def _state(value: object, info: ValidationInfo) -> object:
+    if isinstance(value, str) and "://" in value:
+        raise ValueError(
+            "must be a local folder, not a URL; to keep the state on no machine's disk, write store: {type: postgres,"
+            " dsn: …} and leave `state` out"
+        )
     return OptionContext.of(info).state if value is None else value
 
 

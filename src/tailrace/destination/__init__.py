@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pyarrow as pa
@@ -343,6 +344,10 @@ class Destination(TypedOptions, ABC):
     def name(self) -> str:
         """Its name in logs and status, e.g. `delta ./lake`. The checkpoint stores it, to notice a new destination."""
         return self.type
+
+    def local_paths(self) -> dict[str, Path]:
+        """Local paths that executors use, by what is kept there. On a cluster every machine must see them."""
+        return {}
 
     @abstractmethod
     def write_changes(self, batch: TableBatch) -> Written:

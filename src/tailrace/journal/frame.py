@@ -50,7 +50,8 @@ class Frame:
 class FrameRef:
     """Where a frame is stored, and all of its fields except the payload.
 
-    Picklable. With the journal's path it is enough to read the frame.
+    Picklable. With the journal's place it is enough to read the frame, with one request: `seed` is the checksum of its
+    segment's header, from which the frame's own begins.
     """
 
     segment: str
@@ -61,6 +62,7 @@ class FrameRef:
     complete: bool
     count: int
     meta: bytes
+    seed: int
 
 
 def grouped(refs: Iterable[FrameRef], size: int) -> Iterator[list[FrameRef]]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tailrace.journal.frame import HEADER_BYTES, MAGIC, FrameRef, Header, decode, is_sound, last_of
-from tailrace.journal.segment import SegmentHeader, State
+from tailrace.journal.segment import RangeReadable, SegmentHeader, State
 from tailrace.model.change import Position
 
 _NEAR = 1 << 16  # read ahead this much while frames are small,
@@ -45,12 +44,12 @@ class SegmentIndex:
         self._offsets = array("Q")
         self._records: list[bytes] = []  # header and meta as stored: a third of the memory of FrameRefs
 
-    def extend(self, file: int, size: int) -> None:
+    def extend(self, file: RangeReadable, size: int) -> None:
         """Index the frames between `end` and `size`; stop at the first that is incomplete or fails its checksum."""
         for offset, record, header in _walk(file, self.end, size, self.header.seed):
             self._add(offset, record, header)
 
-    def seal(self, file: int, size: int, limit: Position | None) -> None:
+    def seal(self, file: RangeReadable, size: int, limit: Position | None) -> None:
         """Index the rest of a segment that will not grow any more, up to the frame that ends at `limit`.
 
         Bytes that are not a frame are skipped, and the positions they held are recorded in `gaps`. Frames after
@@ -67,11 +66,19 @@ class SegmentIndex:
             else:
                 at = _search(file, self.end + 8, size, self.header.seed)
         if limit is not None:
-            if self.state.tail < limit:
-                self.gaps.append(Gap(self.state.tail, limit, self.end))
-            void = bisect_right(self._records, limit, key=last_of)
-            del self._records[void:], self._offsets[void:]
+            self.limit(limit)
         self.sealed = True
+
+    def limit(self, limit: Position) -> None:
+        """Drop the frames after `limit`, which are void; a limit after the last frame shows that some are missing.
+
+        A later call may give an earlier limit.
+        """
+        self.gaps = [gap for gap in self.gaps if gap.after < limit]
+        if self.state.tail < limit and (not self.gaps or self.gaps[-1].last < limit):
+            self.gaps.append(Gap(self.state.tail, limit, self.end))
+        void = bisect_right(self._records, limit, key=last_of)
+        del self._records[void:], self._offsets[void:]
 
     def refs(self, after: Position, upto: Position) -> Iterator[FrameRef]:
         """The frames with `last` in (after, upto], in order, and the frame that contains `upto`."""
@@ -94,6 +101,7 @@ class SegmentIndex:
             header.complete,
             header.changes,
             meta,
+            self.header.seed,
         )
 
     def stored(self) -> Iterator[tuple[int, Header]]:
@@ -127,12 +135,12 @@ class SegmentIndex:
         self.state = State(header.last, head, max(mark, head))
 
 
-def _walk(file: int, offset: int, size: int, seed: int) -> Iterator[tuple[int, bytes, Header]]:
+def _walk(file: RangeReadable, offset: int, size: int, seed: int) -> Iterator[tuple[int, bytes, Header]]:
     """Offset, record and header of each frame from `offset` on, until one is incomplete or fails its checksum."""
     window, start, ahead = b"", offset, _NEAR
     while offset + HEADER_BYTES <= size:
         if offset + HEADER_BYTES > start + len(window):
-            window, start = os.pread(file, ahead, offset), offset
+            window, start = file.read(ahead, offset), offset
         found = _frame_at(window, offset - start, file, offset, size, seed)
         if found is None:
             return
@@ -142,7 +150,9 @@ def _walk(file: int, offset: int, size: int, seed: int) -> Iterator[tuple[int, b
         ahead = _NEAR if header.length < _NEAR else _FAR
 
 
-def _frame_at(window: bytes, within: int, file: int, offset: int, size: int, seed: int) -> tuple[bytes, Header] | None:
+def _frame_at(
+    window: bytes, within: int, file: RangeReadable, offset: int, size: int, seed: int
+) -> tuple[bytes, Header] | None:
     """The frame at `offset` of the file (`within` in the window); None if it is incomplete or fails its checksum."""
     if len(window) < within + HEADER_BYTES or window[within : within + 4] != MAGIC:
         return None
@@ -152,16 +162,16 @@ def _frame_at(window: bytes, within: int, file: int, offset: int, size: int, see
     length = HEADER_BYTES + header.meta_length
     record = window[within : within + length]
     if len(record) < length:
-        record = os.pread(file, length, offset)
+        record = file.read(length, offset)
     if len(record) < length or not is_sound(record, header.meta_length, seed):
         return None
     return record, header
 
 
-def _search(file: int, offset: int, size: int, seed: int) -> int | None:
+def _search(file: RangeReadable, offset: int, size: int, seed: int) -> int | None:
     """The offset of the next intact frame at or after `offset`."""
     while offset + HEADER_BYTES <= size:
-        window = os.pread(file, _SEARCH + HEADER_BYTES, offset)
+        window = file.read(_SEARCH + HEADER_BYTES, offset)
         at = window.find(MAGIC)
         while 0 <= at < _SEARCH:
             if at % 8 == 0 and _frame_at(window, at, file, offset + at, size, seed) is not None:

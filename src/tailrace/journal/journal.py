@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 
-from tailrace.errors import OwnedError, UnavailableError
+from tailrace.errors import UnavailableError
 from tailrace.journal.reader import JournalReader
 from tailrace.journal.recovery import recover
+from tailrace.journal.storage import JournalPlace, JournalStorage, open_storage
 from tailrace.journal.writer import JournalWriter
 from tailrace.model.change import START, Position
-from tailrace.system.atomic_file import make_private_folder, remove, sync
-from tailrace.system.file_lock import is_current, is_locked, try_lock
 
 SEGMENT_BYTES = 64 << 20
 MAX_BYTES = 16 << 30
 
-_LOCK = "lock"
-
 
 class Journal:
-    """A directory of segments: the durable log between a receiver and its readers."""
+    """The durable log between a receiver and its readers: segments in a folder, or pieces in an object store."""
 
     @classmethod
     def open_writer(
         cls,
-        path: str | Path,
+        path: JournalPlace,
         *,
         segment_bytes: int = SEGMENT_BYTES,
         max_bytes: int = MAX_BYTES,
@@ -42,75 +36,53 @@ class Journal:
 
         Raises OwnedError while another process writes, UnavailableError when the disk does not answer.
         """
-        folder = Path(path)
-        lock: int | None = None
+        storage = open_storage(path)
         try:
-            make_private_folder(folder)
-            lock = _lock(folder)
-            sync(folder.parent)
-            found = recover(folder, origin)
+            sink = storage.acquire()
+        except OSError as error:
+            raise _cannot_open(storage, error) from error
+        try:
+            found = recover(storage, origin)
             # A full journal needs several segments, because retention removes whole segments only.
             segment_bytes = min(segment_bytes, max(max_bytes // 4, 1))
-            return JournalWriter(folder, lock, found, segment_bytes=segment_bytes, max_bytes=max_bytes)
+            return JournalWriter(storage, sink, found, segment_bytes=segment_bytes, max_bytes=max_bytes)
         except BaseException as error:
-            if lock is not None:
-                os.close(lock)
+            sink.close()
             if isinstance(error, OSError):
-                raise _cannot_open(folder, error) from error
+                raise _cannot_open(storage, error) from error
             raise
 
     @classmethod
     @contextmanager
-    def removing(cls, path: str | Path) -> Iterator[None]:
+    def removing(cls, path: JournalPlace) -> Iterator[None]:
         """Hold the writer's lock during the block, then remove the journal. If the block fails, the journal stays.
 
         A missing journal is no error. After an interruption a repeat removes the rest. Raises OwnedError while another
         process writes, UnavailableError when the disk does not answer or something cannot be removed.
         """
-        folder = Path(path)
-        if not folder.exists():
-            yield
-            return
+        storage = open_storage(path)
         try:
-            lock = _lock(folder)
+            removing = storage.removing()
+            removing.__enter__()
         except OSError as error:
-            raise _cannot_open(folder, error) from error
-        try:
+            raise _cannot_open(storage, error) from error
+        with ExitStack() as stack:
+            stack.push(removing)
             yield
-            remove(folder, last=_LOCK)  # the lock goes last, so that no writer opens a journal that is being removed
-        finally:
-            os.close(lock)
 
     @staticmethod
-    def is_written(path: str | Path) -> bool:
+    def is_written(path: JournalPlace) -> bool:
         """Whether a process is writing the journal now."""
-        return is_locked(Path(path) / _LOCK)
+        return open_storage(path).is_written()
 
     @classmethod
-    def open_reader(cls, path: str | Path) -> JournalReader:
+    def open_reader(cls, path: JournalPlace) -> JournalReader:
         """A reader for this process. There may be any number of them, even before the journal exists."""
         return JournalReader(path)
 
 
-def _cannot_open(folder: Path, error: OSError) -> UnavailableError:
+def _cannot_open(storage: JournalStorage, error: OSError) -> UnavailableError:
     return UnavailableError(
-        f"journal {folder} cannot be opened: {error.strerror}",
+        f"journal {storage} cannot be opened: {error.strerror}",
         fix="check that its disk is mounted, writable and not full",
     )
-
-
-def _lock(folder: Path) -> int:
-    file = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-    if not try_lock(file):
-        owner = os.pread(file, 200, 0).decode(errors="replace").strip()
-        os.close(file)
-        raise OwnedError(
-            f"journal {folder} is written by {owner or 'another process'}",
-            fix="stop that receiver first, or give this pipeline a journal of its own",
-        )
-    if not is_current(file, folder / _LOCK):
-        os.close(file)
-        raise UnavailableError(f"journal {folder} is being removed", fix="none needed: tailrace retries")
-    os.ftruncate(file, 0)
-    os.pwrite(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
-    return file

@@ -8,28 +8,14 @@ offset before which everything was durable when it was written.
 
 from __future__ import annotations
 
-import os
-import shutil
 import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from tailrace.errors import DamagedError
 from tailrace.journal.index import Gap, SegmentIndex
-from tailrace.journal.segment import (
-    SegmentHeader,
-    State,
-    list_segments,
-    read_header,
-    remove_segment,
-    sequence_of,
-)
+from tailrace.journal.segment import SegmentHeader, State, segment_name, sequence_of
+from tailrace.journal.storage import JournalStorage, SegmentBytes
 from tailrace.model.change import Position
-from tailrace.system.atomic_file import sync
-
-_QUARANTINE = "quarantine"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,38 +42,48 @@ class Recovered:
     next_sequence: int = 1
 
 
-def recover(path: Path, origin: Position) -> Recovered:
-    """Check the headers of every segment and the payloads of the last one. The caller must hold the writer's lock.
+def recover(storage: JournalStorage, origin: Position) -> Recovered:
+    """Check the segments and find the end of the journal. The caller must hold the writer's lock.
 
-    Removes files that an interrupted cut left; changes nothing else. `origin` is where an empty journal starts.
+    Local files are checked frame by frame, except for the payloads of all but the last. Objects are not: a store keeps
+    them as they were put, and each frame is checked when it is read. There only a missing piece is looked for. Removes
+    files that an interrupted cut left; changes nothing else. `origin` is where an empty journal starts.
     """
-    for left in path.glob("*.new"):
-        left.unlink()
     found = Recovered(state=State(origin, origin, origin))
-    names = [name for name, _ in list_segments(path)]
-    aside = [file.name for file in (path / _QUARANTINE).glob("*.seg")]
-    found.next_sequence = 1 + max((sequence_of(name) for name in names + aside), default=0)
-    headers = _read_headers(path, names)
+    sizes = storage.sizes()
+    names = list(sizes)
+    found.next_sequence = 1 + max((sequence_of(name) for name in names + storage.names_aside()), default=0)
+    headers = _sound_headers(storage, names)
     limits = void_limits(list(headers.values()))
     for (name, header), limit in zip(headers.items(), limits, strict=True):
-        if limit is not None and header.state.tail >= limit:
-            remove_segment(path, name)
+        is_void = limit is not None and header.state.tail >= limit
+        if is_void and storage.grows:
+            storage.remove(name)
             continue
         found.segments[name] = header
-        with open_segment(path, name) as (file, size):
-            found.sizes[name] = size
+        found.sizes[name] = sizes[name]
+        if is_void or not (storage.grows or limit is None or _next_is_missing(name, headers)):
+            continue
+        with storage.open(name) as file:
             index = SegmentIndex(name, header)
-            index.seal(file, size, limit)
+            index.seal(file, file.size, limit)
             if limit is None:
-                _examine_last(file, size, index, found)
+                # A killed writer may leave intact frames that are only in the page cache: from now on they are durable.
+                storage.sync(name)
+                _examine_last(file, index, found)
         found.damage += [Damage(name, gap.offset, gap.after, gap.last) for gap in index.gaps]
     if names and names[-1] not in headers:
         # In any other place the loss would show as a gap between two segments. After the last one there is no
         # neighbour to compare with, so the end of the lost range is unknown.
         found.damage.append(Damage(names[-1], 0, found.state.tail, found.state.tail))
     for name in {damage.segment for damage in found.damage} & found.segments.keys():
-        _quarantine(path, name)
+        # A copy, because retention will remove the original.
+        storage.set_aside(name, keeps=True)
     return found
+
+
+def _next_is_missing(name: str, headers: Mapping[str, SegmentHeader]) -> bool:
+    return segment_name(sequence_of(name) + 1) not in headers
 
 
 def void_limits(headers: list[SegmentHeader]) -> list[Position | None]:
@@ -103,38 +99,22 @@ def void_limits(headers: list[SegmentHeader]) -> list[Position | None]:
     return limits[::-1]
 
 
-@contextmanager
-def open_segment(path: Path, name: str) -> Iterator[tuple[int, int]]:
-    """A segment's file descriptor, for reading, and its size."""
-    file = os.open(path / name, os.O_RDONLY)
-    try:
-        yield file, os.fstat(file).st_size
-    finally:
-        os.close(file)
+def _sound_headers(storage: JournalStorage, names: list[str]) -> dict[str, SegmentHeader]:
+    found: dict[str, SegmentHeader] = {}
+    for name, header in storage.headers(names).items():
+        if header is None:
+            storage.set_aside(name, keeps=False)
+        else:
+            found[name] = header
+    return found
 
 
-def _read_headers(path: Path, names: list[str]) -> dict[str, SegmentHeader]:
-    headers: dict[str, SegmentHeader] = {}
-    for name in names:
-        try:
-            with open_segment(path, name) as (file, _):
-                headers[name] = read_header(file, name)
-        except DamagedError:
-            (path / _QUARANTINE).mkdir(exist_ok=True)
-            (path / name).rename(path / _QUARANTINE / name)
-            sync(path / _QUARANTINE)
-            sync(path)
-    return headers
-
-
-def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -> None:
+def _examine_last(file: SegmentBytes, index: SegmentIndex, found: Recovered) -> None:
     """Find the end of the journal from the payloads of the last segment and the bytes after its last frame."""
-    # A killed writer may leave intact frames that are only in the page cache. Sync them: from now on they are durable.
-    os.fsync(file)
     bad: list[Gap] = []
-    torn = size
+    torn = size = file.size
     for offset, header in index.stored():
-        payload = os.pread(file, header.payload_length, offset + header.payload_at)
+        payload = file.read(header.payload_length, offset + header.payload_at)
         if len(payload) != header.payload_length or zlib.crc32(payload) != header.payload_crc:
             if offset >= index.durable:
                 torn = min(torn, offset)
@@ -143,17 +123,3 @@ def _examine_last(file: int, size: int, index: SegmentIndex, found: Recovered) -
     torn = min([torn, *(gap.offset for gap in index.gaps if gap.offset >= index.durable)])
     index.gaps = [gap for gap in index.gaps if gap.offset < torn] + bad
     found.state = index.state if torn == size else index.state_before(torn)
-
-
-def _quarantine(path: Path, name: str) -> None:
-    """Copy the damaged file to quarantine, because retention will remove the original."""
-    folder = path / _QUARANTINE
-    folder.mkdir(exist_ok=True)
-    if (folder / name).exists():
-        return
-    new = folder / f"{name}.new"
-    shutil.copyfile(path / name, new)
-    with new.open("rb") as file:
-        os.fsync(file.fileno())
-    new.rename(folder / name)
-    sync(folder)

@@ -14,10 +14,10 @@ import secrets
 import struct
 import time
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from tailrace.errors import DamagedError
 from tailrace.journal.frame import padded
@@ -66,8 +66,8 @@ def list_segments(path: Path) -> Iterator[tuple[str, int]]:
     return iter(sorted((name, inode) for name, inode in found if name.removesuffix(SUFFIX).isdecimal()))
 
 
-def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, int]:
-    """Create an empty segment, durable on return, and open it for writing. It appears atomically or not at all."""
+def new_header(state: State) -> tuple[bytes, SegmentHeader]:
+    """The first bytes of a new segment, and what they say."""
     text = json.dumps(
         {
             "version": _VERSION,
@@ -80,10 +80,21 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
         }
     ).encode()
     stored = _PREFIX.pack(_MAGIC, len(text), zlib.crc32(text)) + text + bytes(-len(text) % 8)
+    return stored, SegmentHeader(state, zlib.crc32(text), len(stored))
+
+
+def header_bytes(segment: bytes) -> bytes:
+    """The bytes of a segment's header. No other segment has the same."""
+    _, length, _ = _PREFIX.unpack_from(segment)
+    return segment[: _PREFIX.size + length]
+
+
+def create_segment(path: Path, name: str, content: Sequence[bytes | bytearray | memoryview]) -> int:
+    """Create a segment file, durable on return, and open it for writing. It appears atomically or not at all."""
     new = path / f"{name}.new"
     try:
         with new.open("xb", buffering=0) as file:
-            file.write(stored)
+            file.write(b"".join(content))
             os.fsync(file.fileno())
             opened = os.dup(file.fileno())
         new.rename(path / name)
@@ -93,12 +104,18 @@ def create_segment(path: Path, name: str, state: State) -> tuple[SegmentHeader, 
         new.unlink(missing_ok=True)
         (path / name).unlink(missing_ok=True)
         raise
-    return SegmentHeader(state, zlib.crc32(text), len(stored)), opened
+    return opened
 
 
-def read_header(file: int, name: str) -> SegmentHeader:
+class RangeReadable(Protocol):
+    """Bytes that can be read from any offset."""
+
+    def read(self, length: int, offset: int) -> bytes: ...
+
+
+def read_header(file: RangeReadable, name: str) -> SegmentHeader:
     """The header of an open segment. Raises DamagedError when it is not valid."""
-    start = os.pread(file, _FIRST_READ, 0)
+    start = file.read(_FIRST_READ, 0)
     try:
         magic, length, crc = _PREFIX.unpack_from(start)
         text = start[_PREFIX.size : _PREFIX.size + length]
@@ -114,9 +131,3 @@ def read_header(file: int, name: str) -> SegmentHeader:
             fix="restart the receiver: it moves the segment to quarantine and reports what is lost",
         ) from error
     return SegmentHeader(state, crc, padded(_PREFIX.size + length))
-
-
-def remove_segment(path: Path, name: str) -> None:
-    """Delete one segment durably, before the next one is deleted, so that a crash never leaves a gap."""
-    (path / name).unlink(missing_ok=True)
-    sync(path)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import pairwise
-from pathlib import Path
+from itertools import islice, pairwise
 from types import TracebackType
 
 from tailrace.errors import RESYNC, LostError, UnavailableError
 from tailrace.journal.cursor import cursors
 from tailrace.journal.frame import Frame, encode, frame_bytes
 from tailrace.journal.index import SegmentIndex
-from tailrace.journal.recovery import Damage, Recovered, open_segment
-from tailrace.journal.segment import SegmentHeader, State, create_segment, remove_segment, segment_name
+from tailrace.journal.recovery import Damage, Recovered
+from tailrace.journal.segment import SegmentHeader, State, new_header, segment_name
+from tailrace.journal.storage import Buffer, JournalStorage, Pace, SegmentSink
 from tailrace.model.change import START, Position
 from tailrace.system.failpoint import reach
 
@@ -25,7 +25,8 @@ _NOTE_BYTES = 256 << 10  # the most that notes may take in one segment
 _JOINED_BYTES = (
     64 << 10
 )  # payloads below this size are copied into one buffer, which is cheaper than one vector entry each
-_VECTOR = 512  # below the operating system's limit on buffers per write
+KEPT_PIECES = 16
+"""Objects that retention leaves, so that a reader finds the next one by its number even if it is a little late."""
 _WARNING_LEVEL = 0.8
 
 
@@ -37,19 +38,21 @@ class JournalWriter:
     already passed does no harm.
     """
 
-    def __init__(self, path: Path, lock: int, found: Recovered, *, segment_bytes: int, max_bytes: int) -> None:
-        self.path = path
+    def __init__(
+        self, storage: JournalStorage, sink: SegmentSink, found: Recovered, *, segment_bytes: int, max_bytes: int
+    ) -> None:
+        self._storage = storage
         self.damage: list[Damage] = found.damage
         self.max_bytes = max_bytes
         self.segment_bytes = segment_bytes
-        self._lock: int | None = lock
+        self._sink: SegmentSink | None = sink
         self._segments = found.segments
         self._sizes = found.sizes
         self._sequence = found.next_sequence
-        self._file: int | None = None
         self._name = ""
         self._noted_bytes = 0
         self._dataless = True
+        self._dataless_pieces: deque[str] = deque()
         self._suspect = False
         self._warned = False
         self._state: State = found.state
@@ -59,6 +62,16 @@ class JournalWriter:
         # readers have it open.
         self._roll(State(head, head, mark))
         self._drop_void()
+
+    @property
+    def is_fenced(self) -> bool:
+        """Whether another writer has taken over: this one can store nothing any more."""
+        return self._sink is not None and self._sink.is_fenced
+
+    @property
+    def pace(self) -> Pace:
+        """How often the storage should be asked for something; the caller paces itself."""
+        return self._storage.pace
 
     @property
     def head(self) -> Position:
@@ -131,9 +144,9 @@ class JournalWriter:
             self._warned = True
             _log.warning(
                 "journal %s is %d%% full; the slowest of its readers is %s",
-                self.path,
+                self._storage,
                 usage * 100,
-                min(cursors(self.path).items(), key=lambda item: item[1], default=("none", None))[0],
+                min(cursors(self._storage).items(), key=lambda item: item[1], default=("none", None))[0],
             )
         return usage < 1
 
@@ -144,15 +157,18 @@ class JournalWriter:
         because a journal at its size limit gets no append that would start one. Safe to interrupt and to repeat.
         Raises UnavailableError when the disk fails, DamagedError when a cursor cannot be read.
         """
-        positions = cursors(self.path).values()
+        if self._sink is not None:
+            self._sink.renew()
+        positions = cursors(self._storage).values()
         if not positions:
             return []
         slowest = min(positions)
-        if self._sizes[self._name] >= self.segment_bytes and slowest >= self._state.tail:
+        if self._storage.grows and self._sizes[self._name] >= self.segment_bytes and slowest >= self._state.tail:
             self._guarded_roll()
         removed: list[str] = []
         names = list(self._segments)
-        for name, following in pairwise(names):
+        kept = 0 if self._storage.grows else KEPT_PIECES
+        for name, following in islice(pairwise(names), max(len(names) - 1 - kept, 0)):
             if self._segments[following].state.tail > slowest:
                 break
             reach("journal.before_retain")
@@ -185,10 +201,9 @@ class JournalWriter:
 
     def close(self) -> None:
         """Release the journal, so that another writer can open it. A repeat does nothing."""
-        for file in (self._file, self._lock):
-            if file is not None:
-                os.close(file)
-        self._file = self._lock = None
+        if self._sink is not None:
+            self._sink.close()
+        self._sink = None
 
     def __enter__(self) -> JournalWriter:
         return self
@@ -208,32 +223,29 @@ class JournalWriter:
             before = frame.last
 
     def _store(self, frames: Sequence[Frame], length: int, *, note: bool) -> None:
-        if self._lock is None:
-            raise ValueError(f"the writer of journal {self.path} is closed")
+        if self._sink is None:
+            raise ValueError(f"the writer of journal {self._storage} is closed")
+        if not self._storage.grows:
+            self._roll(self._state, frames, note=note)
+            return
         size = self._sizes[self._name]
         if self._suspect or (size + length > self.segment_bytes and not self._is_bare()):
             self._guarded_roll()
             size = self._sizes[self._name]
-        assert self._file is not None
         # An interruption here leaves bytes that readers may see but must not trust; only a new segment makes them void.
         self._suspect = True
         try:
-            _write(self._file, self._pieces(frames, size, note=note), size)
-            reach("journal.before_fsync")
-            os.fdatasync(self._file)
+            self._sink.append(self._pieces(frames, size, self._segments[self._name].seed, note=note), size)
         except OSError as error:
-            # This only frees space; it does not matter if it fails.
-            with suppress(OSError):
-                os.ftruncate(self._file, size)
             raise self._unavailable("cannot append", error) from error
         self._suspect = False
         self._sizes[self._name] = size + length
 
-    def _pieces(self, frames: Sequence[Frame], offset: int, *, note: bool) -> list[bytes | bytearray | memoryview]:
+    def _pieces(self, frames: Sequence[Frame], offset: int, seed: int, *, note: bool) -> list[Buffer]:
         """The frames as few buffers: big payloads without a copy, everything else copied together."""
-        pieces: list[bytes | bytearray | memoryview] = []
+        pieces: list[Buffer] = []
         joined = bytearray()
-        previous, seed = self._state.tail, self._segments[self._name].seed
+        previous = self._state.tail
         for frame in frames:
             record, payload = encode(frame, previous=previous, group=offset, seed=seed, note=note)
             joined += record
@@ -255,30 +267,59 @@ class JournalWriter:
         except OSError as error:
             raise self._unavailable("cannot start a new segment", error) from error
 
-    def _roll(self, state: State) -> None:
-        """Continue in a new segment, whose header holds `state`. If the old one holds no changes, drop it."""
-        name, old, file = segment_name(self._sequence), self._name, self._file
-        self._suspect = True
-        self._sequence += 1
-        header, self._file = create_segment(self.path, name, state)
-        if file is not None:
-            os.close(file)
+    def _roll(self, state: State, frames: Sequence[Frame] = (), *, note: bool = False) -> None:
+        """Continue in a new segment, whose header holds `state`. If the old one holds no changes, drop it.
+
+        A segment that cannot grow holds the `frames` of one append. An append that failed may be there all the same;
+        the next segment begins where the failed one did, which makes it void.
+        """
+        assert self._sink is not None
+        self._suspect, old, was_dataless = True, self._name, self._dataless
+        while True:
+            name = segment_name(self._sequence)
+            stored, header = new_header(state)
+            content = [stored, *self._pieces(frames, header.end, header.seed, note=note)]
+            if self._storage.grows:
+                self._sequence += 1
+            if self._sink.create(name, content):
+                break
+            self._segments[name], self._sizes[name] = header, 0
+            self._sequence += 1
+        if not self._storage.grows:
+            self._sequence += 1
         self._name, self._state = name, state
-        self._segments[name], self._sizes[name] = header, header.end
+        self._segments[name], self._sizes[name] = header, sum(memoryview(each).nbytes for each in content)
         self._noted_bytes, self._suspect = 0, False
-        if old and self._dataless:
-            self._forget(old)
-        self._dataless = True
+        self._dataless = note or not frames
+        if self._storage.grows:
+            if old and was_dataless:
+                self._forget(old)
+        else:
+            self._drop_dataless()
         reach("journal.rolled")
+
+    def _drop_dataless(self) -> None:
+        """Bound the number of pieces that hold no changes: notes come all day long while a reader is stopped."""
+        if self._dataless:
+            self._dataless_pieces.append(self._name)
+        while len(self._dataless_pieces) > KEPT_PIECES:
+            name = self._dataless_pieces.popleft()
+            if name in self._segments:
+                self._forget(name)
 
     def _forget(self, name: str) -> None:
         # Forget it before the file is removed: should that fail, the file is void or has been passed by all cursors,
         # so it does no harm; the next recovery removes it if it is void.
         del self._segments[name], self._sizes[name]
-        remove_segment(self.path, name)
+        self._storage.remove(name)
 
     def _drop_void(self) -> None:
-        """Remove the segments that a cut made void, newest first, so that an interruption leaves no gap."""
+        """Remove the segments that a cut made void, newest first, so that an interruption leaves no gap.
+
+        Objects stay until retention comes to them: their numbers have no gaps.
+        """
+        if not self._storage.grows:
+            return
         tail = self._segments[self._name].state.tail
         for name in reversed([name for name in self._segments if name != self._name]):
             if self._segments[name].state.tail < tail:
@@ -291,15 +332,15 @@ class JournalWriter:
             if header.state.head <= position:
                 return self._boundary_in(name, header, position)
         raise LostError(
-            f"journal {self.path} cannot be cut back: it begins after that position",
+            f"journal {self._storage} cannot be cut back: it begins after that position",
             position=str(position),
             fix=RESYNC,
         )
 
     def _boundary_in(self, name: str, header: SegmentHeader, position: Position) -> Position:
         index = SegmentIndex(name, header)
-        with open_segment(self.path, name) as (file, size):
-            index.seal(file, size, min(position, self._state.tail))
+        with self._storage.open(name) as file:
+            index.seal(file, file.size, min(position, self._state.tail))
         complete = [
             ref.last for ref in index.refs(header.state.tail, position) if ref.complete and ref.last <= position
         ]
@@ -307,26 +348,7 @@ class JournalWriter:
 
     def _unavailable(self, what: str, error: OSError) -> UnavailableError:
         return UnavailableError(
-            f"journal {self.path}: {what}: {error.strerror}",
+            f"journal {self._storage}: {what}: {error.strerror}",
             position=str(self.head),
             fix="free space on the journal's disk, or move the journal to another path",
         )
-
-
-def _write(file: int, pieces: list[bytes | bytearray | memoryview], offset: int) -> None:
-    at = 0
-    while at < len(pieces):
-        batch = pieces[at : at + _VECTOR]
-        at += len(batch)
-        written = os.pwritev(file, batch, offset)
-        offset += written
-        # A short write is rare (a signal, a nearly full disk). Write the rest; if the disk is full, this raises.
-        for piece in batch:
-            if written >= len(piece):
-                written -= len(piece)
-                continue
-            rest = memoryview(piece)[written:]
-            written = 0
-            while rest:
-                done = os.pwrite(file, rest, offset)
-                offset, rest = offset + done, rest[done:]

@@ -193,6 +193,13 @@ def resolve_path(path: Path, info: ValidationInfo) -> Path:
     return path if path.is_absolute() else Path(os.path.normpath(_folder(info) / path))
 
 
+def refuse_url(value: object) -> object:
+    """A URL is no local path: as one, it would silently become a folder such as `./s3:/bucket`."""
+    if isinstance(value, str) and "://" in value:
+        raise ValueError("must be a local path, not a URL")
+    return value
+
+
 def nearest(path: Path) -> Path:
     """The path itself if it is there, else the first of the folders above it that is."""
     return next(place for place in (path, *path.parents) if place.exists())
@@ -223,8 +230,11 @@ DurationOrOff = Annotated[
 ]
 """A number of seconds, or None for `off`."""
 
-FilePath = Annotated[Path, AfterValidator(resolve_path)]
+FilePath = Annotated[Path, BeforeValidator(refuse_url, json_schema_input_type=str), AfterValidator(resolve_path)]
 """A local path, relative to the pipeline's file."""
+
+OBJECT_SCHEMES = ("s3", "gs", "az", "abfss")
+"""How the URLs of object stores begin."""
 
 Location = Annotated[str, AfterValidator(_resolve_location)]
 """A local path, relative to the pipeline's file, or a URL such as s3://bucket/folder."""

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, model_validator
 
-from tailrace.option.value import FilePath, OptionContext, Options, Size, TypedOptions
+from tailrace.option.value import OBJECT_SCHEMES, FilePath, OptionContext, Options, Secret, Size, TypedOptions
+
+if TYPE_CHECKING:
+    from tailrace.journal import ObjectPlace
 
 
 class SourceOptions(TypedOptions):
@@ -18,18 +23,51 @@ class SourceOptions(TypedOptions):
 def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
     if value is None and (place := OptionContext.find(info)) is None:
         return None  # set once the source is bound to a pipeline
-    return handler(place.state / "journal" if value is None and place else value)
+    if isinstance(value, str) and "://" in value:
+        url = urlsplit(value)
+        if url.scheme == "file":
+            return handler(Path(unquote(url.path)))
+        if url.scheme not in OBJECT_SCHEMES or not url.netloc:
+            known = ", ".join(f"{scheme}://" for scheme in OBJECT_SCHEMES)
+            raise ValueError(f"must be a folder, or a URL that begins with {known} and names a bucket")
+        return value.rstrip("/")
+    if value is None and place is not None:
+        return handler(place.state / "journal")
+    return handler(Path(value) if isinstance(value, str) else value)
 
 
 class JournalOptions(Options):
-    """Changes that were received and are not applied yet, on disk."""
+    """Changes that were received and are not applied yet."""
 
-    path: Annotated[FilePath, WrapValidator(_journal_path, json_schema_input_type=str)] = Field(
+    path: Annotated[FilePath | str, WrapValidator(_journal_path, json_schema_input_type=str)] = Field(
         default=None,
         validate_default=True,
-        description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees",
+        description="default: the folder `journal` in `state`; on a cluster a folder that every executor sees, or a"
+        " prefix in an object store, such as s3://bucket/journal",
+    )
+    storage_options: dict[str, Secret] = Field(
+        default={}, description="credentials and settings of the object store; default: from the environment"
     )
     max_bytes: Size = Field(
         default=20_000_000_000, description="above this the receiver pauses, and the upstream keeps the rest"
     )
     segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")
+
+    @model_validator(mode="after")
+    def _fitting(self) -> Self:
+        if self.storage_options and not isinstance(self.path, str) and self.path is not None:
+            raise ValueError("has storage_options, but its `path` is a local folder")
+        return self
+
+    @property
+    def place(self) -> Path | ObjectPlace:
+        """Where the journal is, for those who open it."""
+        if not isinstance(self.path, str):
+            return self.path
+        from tailrace.journal import ObjectPlace
+
+        return ObjectPlace(self.path, {name: value.reveal() for name, value in self.storage_options.items()})
+
+    def local_folder(self, state: Path) -> Path:
+        """Where the processes of one machine leave what only they need: in a local journal, next to its segments."""
+        return state / "journal" if isinstance(self.path, str) else self.path

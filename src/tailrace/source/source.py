@@ -98,6 +98,10 @@ class Source(ABC):
         """Where a reader that has no state store keeps the versions of its tables."""
         return self.folder / "versions.json"
 
+    def local_paths(self) -> dict[str, Path]:
+        """Local paths that executors use, by what is kept there. On a cluster every machine must see them."""
+        return {}
+
     # -- every source implements these --------------------------------------------------------------------
 
     @abstractmethod

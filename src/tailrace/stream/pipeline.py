@@ -37,6 +37,7 @@ from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
 from tailrace.stream.run_record import record_refusal, recorded
+from tailrace.stream.shared_path import shared_path_findings
 from tailrace.stream.spark_error import passed_on, portable_errors, recognise
 from tailrace.stream.spark_session import build_session
 from tailrace.stream.supervisor import Supervisor
@@ -149,7 +150,8 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Everything that would prevent a run. Changes nothing."""
-        return check(self.source, self.destination)
+        shared = shared_path_findings(self.source, self.destination, self.config.spark.master)
+        return [*check(self.source, self.destination), *shared]
 
     def status(self) -> PipelineStatus:
         """The status in the state store; needs neither Spark nor the upstream."""

@@ -332,7 +332,7 @@ def test_an_object_store_that_does_not_answer_is_unavailable_already_at_the_chec
         "region": "nowhere",
         "max_retries": "0",
     }
-    with pytest.raises(UnavailableError, match="s3://bucket/lake/shop/items") as caught:
+    with pytest.raises(UnavailableError, match="s3://bucket/lake") as caught:
         DeltaDestination(
             path="s3://bucket/lake", storage_options={name: Secret(value) for name, value in options.items()}
         ).check([ITEMS])

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination.delta import object_store
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
 from tailrace.errors import OwnedError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
+from tailrace.system import object_store
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tailrace.testing.destination import ITEMS, RowDict, changes_of, delete, insert, read, update
 from tests.support.delta_table import forget_everything, queried, read_back, small_measures, snapshot_of
@@ -150,3 +150,15 @@ def test_keys_of_the_store_may_come_from_the_environment(
     object_store.put_new(f"s3://{bucket}/lake", options, "one", b"1")
     with pytest.raises(FileExistsError):
         object_store.put_new(f"s3://{bucket}/lake", options, "one", b"2")
+
+
+def test_a_store_that_overwrites_what_is_there_is_refused_by_the_check(server: BucketProcess, bucket: str) -> None:
+    assert [finding.level for finding in lake(server, bucket).check(None)] == ["ok"]
+    server.ignore_conditions(True)
+    try:
+        (finding,) = lake(server, bucket).check(None)
+    finally:
+        server.ignore_conditions(False)
+    assert finding.level == "error"
+    assert "If-None-Match" in finding.message
+    assert server.objects(bucket) == {}

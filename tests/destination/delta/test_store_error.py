@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.store_error import explain
 from tailrace.errors import UnavailableError
 from tailrace.option.value import Secret
+from tailrace.system.store_problem import explain
 from tailrace.testing.destination import ITEMS, insert
 from tests.support.destination_writing import write
 from tests.support.refusing_store import refusing

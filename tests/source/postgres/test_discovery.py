@@ -227,7 +227,7 @@ def test_a_source_that_is_prepared_and_was_followed_leaves_no_file_of_its_journa
     source.prepare()
     with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
         replay.catch_up()
-    assert open_below(Path(source.journal)) == []
+    assert open_below(Path(source.folder)) == []
 
 
 def test_a_copy_in_progress_holds_no_lock_on_its_tables(database: PostgresDatabase, source: PostgresSource) -> None:

@@ -429,9 +429,9 @@ def test_a_follower_that_was_stopped_and_a_source_that_was_prepared_leave_no_fil
 ) -> None:
     for _ in range(2):
         source.prepare()
-    assert open_files(source.journal) == []
+    assert open_files(source.folder) == []
     stopped = source.follow(SchemaFile(tmp_path / "versions"))
-    assert open_files(source.journal) != []
+    assert open_files(source.folder) != []
     for _ in range(2):
         stopped.stop()
-    assert open_files(source.journal) == []
+    assert open_files(source.folder) == []

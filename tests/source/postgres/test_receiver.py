@@ -121,8 +121,8 @@ def test_applied_acknowledgement_holds_the_slot_until_the_cursor_moves(
         session.execute("INSERT INTO t VALUES (1, 'x')")
         goal = server_lsn(session)
         arrived(session, source)
-        status = read_status(source.journal, STATUS)
-        wait_until(lambda: read_status(source.journal, STATUS)["at"] > status["at"] + 1)
+        status = read_status(source.folder, STATUS)
+        wait_until(lambda: read_status(source.folder, STATUS)["at"] > status["at"] + 1)
         assert confirmed(session, source) < goal
         Cursor(source.journal, source.context.reader).advance(JournalReader(source.journal).head())
         wait_until(lambda: confirmed(session, source) >= goal)
@@ -259,7 +259,7 @@ def test_a_journal_that_was_lost_is_noticed(session: Session, source: PostgresSo
         goal = server_lsn(session)
         wait_until(lambda: confirmed(session, source) >= goal)
     old = origin(source)
-    shutil.rmtree(source.journal)
+    shutil.rmtree(source.folder)
     Journal.open_writer(source.journal, origin=old).close()
     failing = receiving(source.receiver_options(), fails=True)
     with pytest.raises(LostError, match="journal ends at") as caught, failing:

@@ -19,7 +19,7 @@ import pytest
 
 from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import LostError, UnavailableError
-from tailrace.journal import Cursor, FrameRef, JournalReader, writer
+from tailrace.journal import Cursor, FrameRef, JournalReader, local_storage
 from tailrace.journal.segment import create_segment
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
@@ -73,8 +73,8 @@ class Disk:
 @pytest.fixture
 def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
     made = Disk()
-    monkeypatch.setattr(writer, "_write", made.guard(writer._write))
-    monkeypatch.setattr(writer, "create_segment", made.guard(create_segment))
+    monkeypatch.setattr(local_storage, "_write", made.guard(local_storage._write))
+    monkeypatch.setattr(local_storage, "create_segment", made.guard(create_segment))
     monkeypatch.setattr(status_file, "replace_text", made.guard(replace_text))
     return made
 
@@ -86,7 +86,7 @@ def frames(source: PostgresSource) -> list[FrameRef]:
 
 def damage(source: PostgresSource, ref: FrameRef, at: int) -> None:
     """Change one bit of a frame in the journal."""
-    with (source.journal / ref.segment).open("r+b") as file:
+    with (source.folder / ref.segment).open("r+b") as file:
         file.seek(ref.offset + at)
         (byte,) = file.read(1)
         file.seek(ref.offset + at)
@@ -312,7 +312,7 @@ def test_the_length_of_a_small_frame_is_read_a_few_times_however_many_there_are(
     table = TableSchema(TableName("public", "t"), (Column("id", pa.int32()),), ("id",))
     meta = FrameMeta({1: 1}, {}, None).to_bytes()
     refs = [
-        FrameRef("s", 1000 * i, Length(1000), Position(i, 0), Position(i, 5), True, 1, meta) for i in range(1, 1001)
+        FrameRef("s", 1000 * i, Length(1000), Position(i, 0), Position(i, 5), True, 1, meta, 0) for i in range(1, 1001)
     ]
     (split,) = log_splits(refs, {1: PgRange(START, refs[-1].last, only(table))}, 1)
     assert split.weights == {"public.t": 1_000_000}

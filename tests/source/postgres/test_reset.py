@@ -22,12 +22,12 @@ def test_a_reset_is_refused_while_a_process_writes_the_journal(source: PostgresS
         assert Journal.is_written(source.journal)
     source.reset()
     assert read_slot(session, source.options.slot) is None
-    assert not source.journal.exists()
+    assert not source.folder.exists()
 
 
 def test_a_journal_that_lies_elsewhere_is_emptied_by_a_reset(source: PostgresSource, tmp_path: Path) -> None:
-    elsewhere = source.journal.rename(tmp_path / "elsewhere")
-    source.journal.symlink_to(elsewhere)
+    elsewhere = source.folder.rename(tmp_path / "elsewhere")
+    source.folder.symlink_to(elsewhere)
     source.reset()
     source.prepare()
     assert JournalReader(source.journal).mark() > JournalReader(tmp_path / "empty").mark()

@@ -64,6 +64,10 @@ class DeltaDestination(DeltaOptions, Destination):
     def name(self) -> str:
         return f"delta {self.path}"
 
+    def local_paths(self) -> dict[str, Path]:
+        is_remote = "://" in self.path and not self.path.startswith("file://")
+        return {} if is_remote else {"lake": Path(self.path.removeprefix("file://"))}
+
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""
         known = [
@@ -72,7 +76,7 @@ class DeltaDestination(DeltaOptions, Destination):
         ]
         patterns = {"history": self.history, "updates": [] if isinstance(self.updates, str) else list(self.updates)}
         return [
-            *preflight.check(self.path, known),
+            *preflight.check(self.path, self._store_options, known),
             *(
                 Finding("warning", self.path, f"{option} names {pattern}, but no table matches it", "correct it")
                 for option, given in patterns.items()
@@ -310,7 +314,11 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""
-        return TablePath.of(self.path, table, {name: value.reveal() for name, value in self.storage_options.items()})
+        return TablePath.of(self.path, table, self._store_options)
+
+    @property
+    def _store_options(self) -> dict[str, str]:
+        return {name: value.reveal() for name, value in self.storage_options.items()}
 
     def _layout(self, table: TableSchema, *, exact: bool = False) -> DeltaLayout:
         partition_by = tuple(self.partition_by.get(str(table.table), ()))

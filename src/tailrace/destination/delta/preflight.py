@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -15,13 +15,17 @@ from tailrace.destination.delta.table_folder import TablePath
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
 from tailrace.errors import Finding, TableError
 from tailrace.model.schema import TableSchema
+from tailrace.system.object_store import probe_conditional_put
 
 _PARTITION_TYPES = (pa.types.is_string, pa.types.is_integer, pa.types.is_date, pa.types.is_boolean)
 
 
-def check(root: str, tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout, Updates]]) -> list[Finding]:
-    """Findings about the path and each table. Creates nothing."""
-    findings = [] if "://" in root and not root.startswith("file://") else _look_at_path(root)
+def check(
+    root: str, options: Mapping[str, str], tables: Sequence[tuple[TableSchema, TablePath, DeltaLayout, Updates]]
+) -> list[Finding]:
+    """Findings about the path and each table. Leaves nothing there."""
+    is_remote = "://" in root and not root.startswith("file://")
+    findings = [probe_conditional_put(root, options)] if is_remote else _look_at_path(root)
     if any(finding.level == "error" for finding in findings):
         return findings
     seen: dict[str, TableSchema] = {}

@@ -22,10 +22,9 @@ from deltalake.exceptions import DeltaError
 from deltalake.fs import DeltaStorageHandler
 from pyarrow import fs as arrow_fs
 
-from tailrace.destination.delta import object_store
 from tailrace.errors import PreflightError
 from tailrace.model.schema import TableName
-from tailrace.system import atomic_file, failpoint
+from tailrace.system import atomic_file, failpoint, object_store
 
 LOG = "_delta_log"
 OWN = "_tailrace"

@@ -66,6 +66,9 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
         """The folder of staged rows is next to the file, on the disk they will be written to."""
         return Stage(self.path.with_name(f"{self.path.name}-staged"))
 
+    def local_paths(self) -> dict[str, Path]:
+        return {"replica": self.path}
+
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""
         return preflight.check(self.path, tables or ())

@@ -65,6 +65,9 @@ class WebhookDestination(WebhookOptions, Destination):
     def _event_stage(self) -> EventStage:
         return EventStage(self.queue.path)
 
+    def local_paths(self) -> dict[str, Path]:
+        return {"staged events and queue": self.queue.path}
+
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether requests to the endpoint are allowed. Sends nothing."""
         subject = self.url.masked

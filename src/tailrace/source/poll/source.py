@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import pyarrow as pa
 
@@ -63,6 +64,9 @@ class PollSource(Source):
         """Whether all keys of a table are recorded, which its full diffs need."""
         deletes = self.context.tables.settings_of(table.name).deletes
         return deletes is not None and deletes.full_diff is not None
+
+    def local_paths(self) -> dict[str, Path]:
+        return {"key snapshots": self.folder}
 
     def check(self) -> list[Finding]:
         findings = self.connector().check()

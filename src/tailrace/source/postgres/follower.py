@@ -97,7 +97,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
 
     @contextmanager
     def opened(self, at: PostgresOffset) -> Iterator[None]:
-        self._journal.refresh()
+        self._journal.poll()
         is_first = self._discovery.followed is None
         self._discovery.followed = frozenset(at.tables)
         if is_first and self.source.extends_publication:
@@ -118,7 +118,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if not self.source.is_pipeline or (after, upto) == self._passed or since < PASS_SECONDS:
             return
         self._passed, self._passed_at = (after, upto), time.monotonic()
-        write_status(self.source.journal, FOLLOWER, {"passed": [str(after), str(upto)]})
+        write_status(self.source.folder, FOLLOWER, {"passed": [str(after), str(upto)]})
 
     def _require_sent_again(self, applied: Position) -> None:
         """The journal ends before what was applied: a crash lost frames that were read there but not durable yet.
@@ -245,7 +245,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     def _gathers(self, now: PostgresOffset, end: PostgresOffset) -> bool:
         """Whether to wait for more of a backlog. What comes while a batch is applied is the next one."""
         is_rest = end.log > now.log and end.log >= self._journal.head()
-        if is_rest and read_status(self.source.journal, STATUS).get("gear") == "backlog":
+        if is_rest and read_status(self.source.folder, STATUS).get("gear") == "backlog":
             self._gathers_since = self._gathers_since or time.monotonic()
             if time.monotonic() - self._gathers_since < GATHER_SECONDS:
                 return True

@@ -6,12 +6,11 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from tailrace.journal import FrameRef, JournalReader
+from tailrace.journal import FrameReader, FrameRef, JournalPlace
 from tailrace.model.change import Changes, Op
 from tailrace.model.collapse import fit
 from tailrace.source.journal_log import FrameSplit, split_frames
@@ -54,13 +53,12 @@ def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, PgRange], parallel
     return split_frames(PostgresLogSplit, refs, wanted, share)
 
 
-def read_log(journal: Path, split: PostgresLogSplit) -> Iterator[Changes]:
+def read_log(journal: JournalPlace, split: PostgresLogSplit) -> Iterator[Changes]:
     """The changes of a split, in stream order per table. Raises TableError for a table that cannot be read."""
     for wanted in split.ranges.values():
         wanted.require_allowed()
-    with closing(JournalReader(journal)) as reader:
-        for ref in split.frames:
-            frame = reader.read(ref)
+    with closing(FrameReader(journal)) as reader:
+        for ref, frame in zip(split.frames, reader.read_all(split.frames), strict=True):
             meta = FrameMeta.from_bytes(ref.meta)
             here = {oid: split.ranges[oid] for oid in split.concerned(ref)}
             decoded = decode(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from psycopg import sql
 
 from tailrace.errors import Finding, PreflightError
-from tailrace.journal import JournalReader
+from tailrace.journal import JournalReader, check_journal
 from tailrace.model.change import START
 from tailrace.model.schema import TableName
 from tailrace.source.postgres import event_trigger
@@ -124,11 +124,12 @@ def declined(
 def check(source: PostgresSource) -> list[Finding]:
     """Everything that would stop the pipeline or surprise its user. A refused login is a finding like any other.
 
-    Raises UnavailableError when the server does not answer.
+    Raises UnavailableError when the server, or the store that the journal is in, does not answer.
     """
     try:
         with session(source.dsn, "checking the source") as connection:
             return [
+                *check_journal(source.journal),
                 *_server(connection),
                 *_role(connection),
                 *_publication(connection, source),

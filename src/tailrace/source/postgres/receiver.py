@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 from psycopg import sql
 
 from tailrace.errors import DamagedError, LostError, OwnedError, TailraceError, UnavailableError
-from tailrace.journal import Frame, Journal, cursors
+from tailrace.journal import Frame, Journal, JournalPlace, ObjectPlace, cursors
 from tailrace.model.change import LAST_ORDINAL, START
 from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.connection import (
@@ -82,6 +82,14 @@ class PostgresReceiverOptions:
     max_bytes: int
     acknowledge: str
     heartbeat_seconds: float | None
+    folder: str = ""
+    """Where status and log are; the journal's own folder, if it has one."""
+    storage_options: dict[str, str] | None = field(default=None, repr=False)
+    """The options of the object store that the journal is in; None if it is in a folder."""
+
+    @property
+    def place(self) -> JournalPlace:
+        return Path(self.journal) if self.storage_options is None else ObjectPlace(self.journal, self.storage_options)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -94,8 +102,9 @@ class PostgresReceiver:
         self.options = options
         self.stopping = stopping
         self.writer = Journal.open_writer(
-            Path(options.journal), segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
+            options.place, segment_bytes=options.segment_bytes, max_bytes=options.max_bytes
         )
+        self._pace = self.writer.pace
         # The log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
         self.framer = FrameBuilder(self.durable)
@@ -107,6 +116,10 @@ class PostgresReceiver:
         self._failures = 0
         self._is_checked = False
         self._walsender: int | None = None
+        self._gathered: list[Frame] = []
+        self._gathered_bytes = 0
+        self._stored_at = self._noted_at = self._kept_at = self._slowest_read_at = 0.0
+        self._slowest = START
 
     def run(self) -> None:
         """Run until stopped. UnavailableError is retried, every other error is raised."""
@@ -132,6 +145,8 @@ class PostgresReceiver:
                     self._stream()
                 self._failures = 0
             except OwnedError as error:
+                if self.writer.is_fenced:
+                    raise
                 taken_since = taken_since or time.monotonic()
                 if time.monotonic() - taken_since > PATIENCE_SECONDS:
                     raise
@@ -161,6 +176,7 @@ class PostgresReceiver:
         self._is_checked = False
         # The server sends what the journal did not store again, with its relations.
         self.framer = FrameBuilder(self.durable)
+        self._gathered, self._gathered_bytes = [], 0
         self.mode = "waiting"
         self.publish(error)
         self._failures += 1
@@ -176,12 +192,12 @@ class PostgresReceiver:
         """After each loss of the connection: it may be another server that answers now."""
         if not self._is_checked:
             options = self.options
-            require_same_history(options.dsn, options.slot, options.publication, Path(options.journal), status)
+            require_same_history(options.dsn, options.slot, options.publication, options.place, status)
             self._is_checked = True
 
     def _repair_slot(self, status: SlotStatus) -> None:
         """Receive damaged frames again if Postgres still has them."""
-        slowest = min(cursors(Path(self.options.journal)).values(), default=START)
+        slowest = min(cursors(self.options.place).values(), default=START)
         holes = [hole for hole in self.writer.damage if hole.last > slowest or hole.last == hole.after]
         if not holes:
             return  # every reader has read past it
@@ -265,19 +281,21 @@ class PostgresReceiver:
             self._walsender = replication.pgconn.backend_pid
             stream = ReplicationStream(replication, self.options.slot, self.options.publication, self.durable)
             while not self.stopping():
-                arrived = stream.receive(WAIT_SECONDS)
+                arrived = stream.receive(self._wait_seconds())
                 if arrived is not None:
                     self.receive(arrived)
-                elif stream.position > self.durable and self.framer.idle:
+                elif stream.position > self.durable and self.framer.idle and not self._gathered and self._may_note():
                     # No change of a published table up to here: the slot may still advance.
                     self.writer.note(before(stream.position))
                     self.durable = stream.position
+                self._store_gathered()
                 stream.acknowledge(self._acknowledged())
                 status = self._read_slot()
                 self._heartbeat()
                 waited = self._make_room(lambda: stream.acknowledge(self._acknowledged(), force=True))
                 if not waited or (self.framer.idle and self._lags(status)):
-                    return
+                    break
+            self._store_gathered(at_once=True)
 
     def _lags(self, status: SlotStatus) -> bool:
         # Twice the bound, so that the gears do not alternate.
@@ -288,7 +306,39 @@ class PostgresReceiver:
     def receive(self, messages: pa.Array[Any]) -> None:
         """Write messages to the journal: whole transactions if they fit, very large ones in pieces."""
         frames = self.framer.feed(messages)
-        self._store(frames, self.framer.durable_end)
+        if not self._pace.append_seconds:
+            self._store(frames, self.framer.durable_end)
+            return
+        # An object store takes few large objects rather than many small ones; nothing is acknowledged until then.
+        self._gathered += frames
+        self._gathered_bytes += sum(memoryview(frame.payload).nbytes for frame in frames)
+        self._store_gathered()
+
+    def _store_gathered(self, *, at_once: bool = False) -> None:
+        """Store what was gathered once it is large, or once the last append is long enough ago."""
+        is_due = at_once or time.monotonic() - self._stored_at >= self._pace.append_seconds
+        is_large = self._gathered_bytes >= self._pace.append_bytes
+        if self._pace.append_seconds and (is_large or (is_due and self._has_unstored())):
+            frames, self._gathered, self._gathered_bytes = self._gathered, [], 0
+            self._stored_at = time.monotonic()
+            self._store(frames, self.framer.durable_end)
+
+    def _has_unstored(self) -> bool:
+        return bool(self._gathered) or (self.framer.durable_end > self.durable and self._may_note())
+
+    def _wait_seconds(self) -> float:
+        """How long to wait for messages: no longer than what was gathered may wait."""
+        if not self._gathered:
+            return WAIT_SECONDS
+        return min(max(self._stored_at + self._pace.append_seconds - time.monotonic(), 0.001), WAIT_SECONDS)
+
+    def _may_note(self) -> bool:
+        """Whether the last note is long enough ago. From now on it is not."""
+        now = time.monotonic()
+        if now - self._noted_at < self._pace.note_seconds:
+            return False
+        self._noted_at = now
+        return True
 
     def _store(self, frames: Sequence[Frame], end: int) -> None:
         """Make frames durable; `end` is the LSN up to which they are complete."""
@@ -304,7 +354,11 @@ class PostgresReceiver:
     def _acknowledged(self) -> int:
         if self.options.acknowledge == "journal":
             return self.durable
-        slowest = min(cursors(Path(self.options.journal)).values(), default=START)
+        now = time.monotonic()
+        if now - self._slowest_read_at >= self._pace.upkeep_seconds:
+            self._slowest = min(cursors(self.options.place).values(), default=START)
+            self._slowest_read_at = now
+        slowest = self._slowest
         # When every reader has reached the journal's head, the log after it holds no change of a published table.
         return self.durable if slowest >= self.writer.head else slowest.commit + 1
 
@@ -318,7 +372,7 @@ class PostgresReceiver:
             if self.stopping():
                 return False
             self.mode = "full"
-            self.writer.retain()
+            self._retain()
             self._read_slot()
             while_waiting()
             time.sleep(0.1)
@@ -346,9 +400,15 @@ class PostgresReceiver:
                 self._close_session()
                 raise translate(error, "reading the slot") from error
             self._slot_read_at = now
-            self.writer.retain()
+            self._retain()
             self.publish(None)
         return self._slot
+
+    def _retain(self) -> None:
+        now = time.monotonic()
+        if now - self._kept_at >= self._pace.upkeep_seconds:
+            self._kept_at = now
+            self.writer.retain()
 
     def _heartbeat(self) -> None:
         pause = self.options.heartbeat_seconds
@@ -364,7 +424,7 @@ class PostgresReceiver:
         """Leave a status file for the follower and `tailrace status`."""
         slot = self._slot
         write_status(
-            Path(self.options.journal),
+            Path(self.options.folder or self.options.journal),
             STATUS,
             {
                 "at": time.time(),
@@ -391,7 +451,7 @@ def _run(options: str, stopping: Callable[[], bool]) -> int:
     except OwnedError:
         return BUSY
     except TailraceError as error:
-        write_status(Path(parsed.journal), STATUS, {"at": time.time(), "error": error.describe()})
+        write_status(Path(parsed.folder or parsed.journal), STATUS, {"at": time.time(), "error": error.describe()})
         return error.exit_code
     try:
         receiver.run()

@@ -13,16 +13,14 @@ import re
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from psycopg import sql
 
 from tailrace.errors import RESYNC, DamagedError, LostError, UnavailableError
-from tailrace.journal import Frame, JournalReader
+from tailrace.journal import Frame, JournalPlace, JournalReader, open_storage
 from tailrace.source.postgres.connection import PgConnection, Replication, session
 from tailrace.source.postgres.offset import before, format_lsn, parse_lsn
 from tailrace.source.postgres.slot import SlotStatus
-from tailrace.system.atomic_file import replace_durably
 
 COMPARED_BYTES = 16 << 20
 """How much log is compared: decoding more would delay the start."""
@@ -42,7 +40,7 @@ class ServerIdentity:
         return cls(system or "", int(timeline or 0))
 
 
-def require_same_history(dsn: str, slot: str, publication: str, journal: Path, status: SlotStatus) -> None:
+def require_same_history(dsn: str, slot: str, publication: str, journal: JournalPlace, status: SlotStatus) -> None:
     """Raise LostError when the server, whose slot no one reads now, does not have the log that the journal holds."""
     with closing(JournalReader(journal)) as reader:
         durable = reader.mark().commit + 1
@@ -66,7 +64,7 @@ def require_sent(status: SlotStatus, durable: int) -> None:
     )
 
 
-def require_same_server(replication: Replication, journal: Path, *, durable: int, confirmed: int) -> None:
+def require_same_server(replication: Replication, journal: JournalPlace, *, durable: int, confirmed: int) -> None:
     """Raise LostError when the journal, which ends before `durable`, holds log that this server does not have.
 
     Keeps the server's identity next to the journal. A slot that was moved to another data folder, as `pg_upgrade` does,
@@ -88,10 +86,12 @@ def require_same_server(replication: Replication, journal: Path, *, durable: int
                 " standby that lagged took over",
                 fix=RESYNC,
             )
-    replace_durably(journal / _FILE, json.dumps(asdict(now)).encode())
+    open_storage(journal).replace(_FILE, json.dumps(asdict(now)).encode())
 
 
-def require_same_log(connection: PgConnection, slot: str, publication: str, journal: Path, status: SlotStatus) -> None:
+def require_same_log(
+    connection: PgConnection, slot: str, publication: str, journal: JournalPlace, status: SlotStatus
+) -> None:
     """Raise LostError when the commits that the slot would send again are not those that the journal has of them.
 
     A slot goes back a little when its server crashes: it is stored with the server's checkpoints.
@@ -129,10 +129,11 @@ def _commits(frame: Frame) -> Iterator[tuple[int, bytes]]:
             yield commit, content[at + len(begin) :][:8]
 
 
-def _load(journal: Path) -> ServerIdentity | None:
+def _load(journal: JournalPlace) -> ServerIdentity | None:
     try:
-        return ServerIdentity(**json.loads((journal / _FILE).read_bytes()))
-    except (FileNotFoundError, ValueError, TypeError):
+        stored = open_storage(journal).load(_FILE)
+        return ServerIdentity(**json.loads(stored)) if stored is not None else None
+    except (ValueError, TypeError):
         return None
 
 

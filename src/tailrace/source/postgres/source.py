@@ -16,7 +16,7 @@ from psycopg import sql
 
 from tailrace import errors
 from tailrace.errors import Finding, LostError, TailraceError, UnavailableError
-from tailrace.journal import Cursor, Journal, JournalReader
+from tailrace.journal import Cursor, Journal, JournalReader, ObjectPlace
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
 from tailrace.model.source_status import SourceStatus
@@ -46,6 +46,7 @@ from tailrace.source.postgres.slot import (
 )
 from tailrace.source.source import PIPELINE, RESYNC, Source
 from tailrace.source.split import Split
+from tailrace.system.atomic_file import remove
 from tailrace.system.child_process import Child, read_status
 from tailrace.system.failpoint import reach
 
@@ -68,16 +69,19 @@ class PostgresSource(Source):
         return self.options.dsn.reveal()
 
     @property
-    def journal(self) -> Path:
-        return self.options.journal.path
+    def journal(self) -> Path | ObjectPlace:
+        return self.options.journal.place
 
     @property
     def folder(self) -> Path:
-        return self.journal
+        return self.options.journal.local_folder(self.context.state_dir)
+
+    def local_paths(self) -> dict[str, Path]:
+        return {} if isinstance(self.journal, ObjectPlace) else {"journal": self.journal}
 
     @property
     def schema_file(self) -> Path:
-        return self.journal / f"{quote(self.context.reader, safe='')}.versions"
+        return self.folder / f"{quote(self.context.reader, safe='')}.versions"
 
     @property
     def parallel(self) -> int:
@@ -178,6 +182,8 @@ class PostgresSource(Source):
         """
         with Journal.removing(self.journal), session(self.dsn, "dropping the slot") as connection:
             drop_slot(connection, self.options.slot)
+        if isinstance(self.journal, ObjectPlace):
+            remove(self.folder)
 
     def receive(self) -> Child:
         return self.receiver()
@@ -208,7 +214,7 @@ class PostgresSource(Source):
         return PostgresOffset.from_json(offset).progress()
 
     def status(self) -> SourceStatus:
-        raw = read_status(self.journal, STATUS)
+        raw = read_status(self.folder, STATUS)
         error = raw.get("error") or {}
 
         def position(name: str) -> str | None:
@@ -226,7 +232,7 @@ class PostgresSource(Source):
         )
 
     def idle_until(self) -> tuple[str, str] | None:
-        passed = read_status(self.journal, FOLLOWER).get("passed")
+        passed = read_status(self.folder, FOLLOWER).get("passed")
         return (passed[0], passed[1]) if passed else None
 
     def receiver(self, *, patience_seconds: float = 0.0) -> Child:
@@ -234,7 +240,7 @@ class PostgresSource(Source):
         return Child(
             "tailrace.source.postgres",
             self.receiver_options().to_json(),
-            self.journal,
+            self.folder,
             STATUS,
             is_busy=partial(Journal.is_written, self.journal),
             patience_seconds=patience_seconds,
@@ -246,6 +252,8 @@ class PostgresSource(Source):
             slot=self.options.slot,
             publication=self.options.publication,
             journal=str(self.journal),
+            storage_options=dict(self.journal.options) if isinstance(self.journal, ObjectPlace) else None,
+            folder=str(self.folder),
             segment_bytes=self.options.journal.segment_bytes,
             max_bytes=self.options.journal.max_bytes,
             acknowledge=self.options.acknowledge,

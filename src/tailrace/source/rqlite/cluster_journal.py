@@ -12,14 +12,14 @@ import json
 import logging
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from tailrace.errors import DamagedError, LostError, TailraceError, UnavailableError, revive
 from tailrace.journal import Frame, Journal, JournalReader, JournalWriter, cursors
-from tailrace.journal.segment import list_segments, read_header
+from tailrace.journal.segment import list_segments
 from tailrace.model.change import START, Position
 from tailrace.source.rqlite.deduplication import WINDOW_EVENTS, DeduplicationWindow, Placed
 from tailrace.source.rqlite.frame_builder import build, remember
@@ -238,9 +238,8 @@ class Cluster:
         return after
 
     def _beginning(self) -> Position:
-        name, _ = next(list_segments(self._folder))
-        with (self._folder / name).open("rb") as file:
-            return read_header(file.fileno(), name).state.tail
+        with closing(Journal.open_reader(self._folder)) as reader:
+            return reader.origin()
 
     def _read_acknowledged(self) -> Position:
         try:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from tailrace.errors import revive
-from tailrace.journal import FrameRef, JournalReader, grouped
+from tailrace.journal import FrameReader, FrameRef, grouped
 from tailrace.model.change import Changes, Position
 from tailrace.model.collapse import fit
 from tailrace.model.schema import TableSchema
@@ -90,7 +90,7 @@ def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bo
         if wanted.failure is not None:
             raise revive(wanted.failure)
         wanted.require_allowed()
-    with closing(JournalReader(journal)) as reader:
+    with closing(FrameReader(journal)) as reader:
         for group in grouped(split.frames, DECODE_BYTES):
             for name, events in _gather(reader, group, split).items():
                 wanted = split.ranges[name]
@@ -101,7 +101,7 @@ def read_log(journal: str, split: RqliteLogSplit, api: Api | None, *, passes: bo
                         yield changes if wanted.shown is None else fit(changes, wanted.shown)
 
 
-def _gather(reader: JournalReader, group: Sequence[FrameRef], split: RqliteLogSplit) -> dict[str, Events]:
+def _gather(reader: FrameReader, group: Sequence[FrameRef], split: RqliteLogSplit) -> dict[str, Events]:
     """The wanted events of some frames, by table."""
     found: dict[str, Events] = {}
     wanted = split.ranges

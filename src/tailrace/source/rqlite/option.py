@@ -124,6 +124,11 @@ class RqliteOptions(SourceOptions):
 
     @model_validator(mode="after")
     def _guarded(self) -> Self:
+        if isinstance(self.journal.path, str):
+            raise ValueError(  # noqa: TRY004 - what pydantic reports
+                "keeps its journal in a folder: rqlite sends nothing again that was acknowledged, and what recognises"
+                " its repeats lies next to the journal; set journal.path to a folder that every executor sees"
+            )
         host, _ = split_listen(self.listen)
         if not is_loopback(host) and self.auth is None and (self.tls is None or self.tls.client_ca is None):
             raise ValueError(

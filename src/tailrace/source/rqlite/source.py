@@ -59,11 +59,15 @@ class RqliteSource(Source):
     @property
     def journal(self) -> Path:
         """The journals of all clusters, a folder for each."""
+        assert isinstance(self.options.journal.path, Path)
         return self.options.journal.path
 
     @property
     def folder(self) -> Path:
         return self.journal
+
+    def local_paths(self) -> dict[str, Path]:
+        return {"journal": self.journal}
 
     @property
     def schema_file(self) -> Path:

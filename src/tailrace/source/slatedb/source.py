@@ -92,6 +92,11 @@ class SlateDbSource(Source):
         kept = self.options.keep_wal
         return None if kept is None else str(kept / quote(self.context.reader, safe=""))
 
+    def local_paths(self) -> dict[str, Path]:
+        return {"expiry notes": Path(self.expiry_folder)} | (
+            {"WAL archive": Path(self.keep_wal)} if self.keep_wal else {}
+        )
+
     @property
     def checkpoint_name(self) -> str:
         part = self.options.partition

@@ -58,6 +58,9 @@ class SqliteSource(Source):
     def schema_file(self) -> Path:
         return self.folder / f"{quote(self.context.reader, safe='')}.versions"
 
+    def local_paths(self) -> dict[str, Path]:
+        return {"database": self.options.path}
+
     def check(self) -> list[Finding]:
         return preflight.check(self)
 
