@@ -261,7 +261,7 @@ class Pipeline:
         """Warn about a new destination, and return whether it is: a table that is missing there stops with its next
         change."""
         name = self.destination.name
-        before = self._checkpoint.note_destination(name)
+        before = self._checkpoint.note_destination(name, store)
         if before is not None and store.last_batch() is not None:
             _log.warning(
                 "earlier batches were written to %s; from now on they are written to %s. Unless you moved the tables,"
@@ -340,6 +340,9 @@ class Pipeline:
                 # The state must not know of this batch while a power cut could still undo the commit of the one before.
                 self._checkpoint.sync("commits", batch_id - 1)
                 self._checkpoint.sync("offsets", batch_id)
+                if run.store.shared:
+                    reach("pipeline.before_planned")
+                    run.store.record_planned(self._checkpoint.entries(batch_id))
                 reach("pipeline.before_apply")
                 end = self._checkpoint.end_of(batch_id)
                 known = recorder.known_tables()
