@@ -214,7 +214,15 @@ def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_f
 ) -> None:
     with address.open() as store:
         store.claim_run()
-    lacking = ("sender_lease", "sender_watermark", "sender_queue", "applied_batch", "held_batch", "report", "planned_batch")
+    lacking = (
+        "sender_lease",
+        "sender_watermark",
+        "sender_queue",
+        "applied_batch",
+        "held_batch",
+        "report",
+        "planned_batch",
+    )
     database.run(*(f"DROP TABLE tailrace.{table}" for table in lacking), "UPDATE tailrace.format SET version = 2")
     with address.open_reading() as reader:
         assert reader.pipeline().run == 1

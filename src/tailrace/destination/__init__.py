@@ -18,10 +18,11 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import pyarrow as pa
@@ -374,6 +375,11 @@ class Destination(TypedOptions, ABC):
         Called before every write to the table: an error stops the table instead.
         """
         return []
+
+    def shared_folders(self) -> Mapping[str, Path]:
+        """The local folders that it writes to, by the key of the file that names them. On a cluster every executor must
+        see them, which is checked before the first batch."""
+        return {}
 
     def maintain(self, table: TableName) -> str | None:
         """Housekeeping (compaction, vacuum) that is due. Returns what it did, None if nothing was due.

@@ -33,6 +33,6 @@ class PlannedStore:
             )
 
     def planned_batches(self) -> dict[int, str]:
-        """The entries that are stored, by batch; empty before the first, and in a store that an older tailrace wrote."""
+        """The entries that are stored, by batch; none before the first, and none of an older tailrace."""
         rows = self._session.read("SELECT batch_id, entry FROM planned_batch WHERE pipeline = :pipeline")
         return {row["batch_id"]: row["entry"] for row in rows}

@@ -33,6 +33,7 @@ from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file
 from tailrace.stream.destination_check import DestinationCheck
+from tailrace.stream.executor_check import require_executors, shared_folders
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
@@ -224,6 +225,8 @@ class Pipeline:
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
+            folders = shared_folders(self.source, self.destination, self._stage.folder)
+            require_executors(session, self.config.spark.master, folders)
             run = PipelineRun(
                 session, store, number, recorder, supervisor, listener, committer, check, once, on_progress
             )
@@ -256,6 +259,10 @@ class Pipeline:
     @property
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
+
+    @property
+    def _stage(self) -> Stage:
+        return Stage(Path(self.config.state) / "staged", self.config.name)
 
     def _note_destination(self, store: StateStore) -> bool:
         """Warn about a new destination, and return whether it is: a table that is missing there stops with its next
@@ -324,7 +331,7 @@ class Pipeline:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
         lanes = self.destination.lanes or max(2, session.sparkContext.defaultParallelism)
-        stage = Stage(Path(config.state) / "staged", config.name)
+        stage = self._stage
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be registered in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"

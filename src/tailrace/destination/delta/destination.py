@@ -64,6 +64,10 @@ class DeltaDestination(DeltaOptions, Destination):
     def name(self) -> str:
         return f"delta {self.path}"
 
+    def shared_folders(self) -> dict[str, Path]:
+        root = self.path.removeprefix("file://")
+        return {} if "://" in root else {"destination.path": Path(root)}
+
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""
         known = [

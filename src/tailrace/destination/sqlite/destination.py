@@ -61,6 +61,9 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
     def name(self) -> str:
         return f"sqlite {self.path}"
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"destination.path (SQLite)": self.path.parent}
+
     @property
     def stage(self) -> Stage:
         """The folder of staged rows is next to the file, on the disk they will be written to."""

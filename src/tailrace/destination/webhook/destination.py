@@ -53,6 +53,9 @@ class WebhookDestination(WebhookOptions, Destination):
     type: Literal["webhook"] = "webhook"
     copy_mode: ClassVar[CopyMode] = "stream"
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"destination.queue.path": self.queue.path}
+
     @property
     def name(self) -> str:
         return f"webhook {self.url.masked}"

@@ -65,6 +65,9 @@ class RqliteSource(Source):
     def folder(self) -> Path:
         return self.journal
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"source.journal.path": self.journal}
+
     @property
     def schema_file(self) -> Path:
         return self.journal / f"{quote(self.context.reader, safe='')}.versions"
