@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tailrace.demo.server import EmbeddedPostgres
-from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
 from tests.support.invocation import invoke
 from tests.support.runner import RunningPipeline
@@ -82,13 +81,13 @@ def test_a_pipeline_runs_on_executors_that_do_not_see_the_driver_and_survives_th
         ZooTraffic(followed.dsn, seed=1).run(50)
         with scenario.run() as run:
             # In the middle of the copy.
-            wait_until(lambda: any("/wide/" in name and name.endswith(".parquet") for name in list(server.objects)))
+            run.wait_until(lambda _: any("/wide/" in name for name in list(server.objects)))
             cluster.workers[0].kill_executors()
             scenario.catch_up(run)
             # In the middle of a batch.
             before = batches(server)
             scenario.sql("UPDATE wide SET filler = 'short' WHERE id % 3 = 0", "DELETE FROM wide WHERE id % 5 = 0")
-            wait_until(lambda: batches(server) > before)
+            run.wait_until(lambda _: batches(server) > before)
             cluster.workers[1].kill_executors()
             ZooTraffic(followed.dsn, seed=2).run(50)
             scenario.catch_up(run)

@@ -1,7 +1,6 @@
 """A Spark standalone cluster of one master and two workers, which do not see the disk of the driver.
 
-Each worker runs in a mount namespace of its own, where an empty file system lies over the hidden folder; folders that
-are shared are mounted into it again. Where the machine allows no namespaces, `hides` is false.
+Each worker runs in a mount namespace of its own, where an empty file system lies over the hidden folder.
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ class Worker:
 
 @dataclass
 class SparkCluster:
-    """`url` is the master's. `hidden` is the folder that the workers see empty, but for `shared` in it."""
+    """`url` is the master's. The workers see the folder `hidden` empty, if the machine `hides` it, and `shared` as it is."""
 
     url: str
     hidden: Path
@@ -85,11 +84,10 @@ class SparkCluster:
 
 @contextmanager
 def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
-    """A running cluster. What the driver keeps in `folder/driver` is hidden from its workers, but for `…/shared`."""
+    """A running cluster. What the driver keeps in `folder/driver` is hidden from its workers."""
     home, port = Path(pyspark.__file__).parent, free_port()
-    hidden, logs = folder / "driver", folder / "cluster"
-    shared = hidden / "shared"
-    for made in (shared, logs):
+    hidden, shared, logs = (folder / name for name in ("driver", "shared", "cluster"))
+    for made in (hidden, shared, logs):
         made.mkdir(parents=True)
     cluster = SparkCluster(f"spark://127.0.0.1:{port}", hidden, shared, can_hide())
     environment = {
@@ -125,12 +123,7 @@ def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
 
 
 def _hiding(cluster: SparkCluster, command: Sequence[str]) -> list[str]:
-    hidden, shared = shlex.quote(str(cluster.hidden)), shlex.quote(str(cluster.shared))
-    # The shared folder is under the hidden one, so it is kept open while an empty file system is put over it.
-    script = (
-        f"exec 9<{shared} && mount -t tmpfs none {hidden} && mkdir {shared}"
-        f" && mount --bind /proc/self/fd/9 {shared} && exec 9<&- && exec {shlex.join(command)}"
-    )
+    script = f"mount -t tmpfs none {shlex.quote(str(cluster.hidden))} && exec {shlex.join(command)}"
     return ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
 
 

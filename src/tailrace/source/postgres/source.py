@@ -76,7 +76,7 @@ class PostgresSource(Source):
         return self.journal
 
     def shared_folders(self) -> dict[str, Path]:
-        return {"source.journal.path": self.journal}
+        return {"source.journal.path": self.journal} if isinstance(self.journal, Path) else {}
 
     @property
     def schema_file(self) -> Path:

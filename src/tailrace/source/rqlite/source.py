@@ -66,7 +66,7 @@ class RqliteSource(Source):
         return self.journal
 
     def shared_folders(self) -> dict[str, Path]:
-        return {"source.journal.path": self.journal}
+        return {"source.journal.path": self.journal} if isinstance(self.journal, Path) else {}
 
     @property
     def schema_file(self) -> Path:
