@@ -70,7 +70,7 @@ class Worker:
 
 @dataclass
 class SparkCluster:
-    """`url` is the master's. The workers see the folder `hidden` empty, if the machine `hides` it, and `shared` as it is."""
+    """`url` is the master's. Workers see `hidden` empty, if the machine `hides` it, and `shared` as it is."""
 
     url: str
     hidden: Path

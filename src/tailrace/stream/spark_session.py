@@ -60,7 +60,7 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     `conf` says otherwise. The settings of other sessions do not change.
 
     Raises PreflightError for executors on other machines that could not reach the driver."""
-    host = _driver_host(master, conf)
+    host = driver_host(master, conf)
     if home := java_home():
         os.environ["JAVA_HOME"] = home
     # YARN sends Spark's zipped Python modules to its machines, so it needs the original home, which has them.
@@ -94,7 +94,7 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
         return session
 
 
-def _driver_host(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+def driver_host(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     """Where the driver listens: on loopback, where that is enough, else where `conf` says."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:
         return {}  # spark-submit has started the JVM, and said where
