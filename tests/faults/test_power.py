@@ -87,7 +87,7 @@ def begin_checkpoint(folder: Path) -> None:
     with SqliteStore("p", folder.parent.with_name("state")).open() as store, RunnerLock(folder):
         checkpoint = Checkpoint(folder / "checkpoint")
         checkpoint.require(store)
-        checkpoint.note_destination("delta /lake")
+        checkpoint.note_destination("delta /lake", store)
         for log in ("offsets", "commits"):
             (checkpoint.folder / log).mkdir()
             (checkpoint.folder / log / "0").write_text("v1")

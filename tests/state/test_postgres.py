@@ -205,7 +205,7 @@ def test_another_format_is_refused(address: StoreAddress, database: PostgresData
     address.open().close()
     database.run("UPDATE tailrace.format SET version = 99")
     for attempt in (address.open, address.open_reading):
-        with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 4"):
+        with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 5"):
             attempt()
 
 
@@ -214,7 +214,15 @@ def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_f
 ) -> None:
     with address.open() as store:
         store.claim_run()
-    lacking = ("sender_lease", "sender_watermark", "sender_queue", "applied_batch", "held_batch", "report")
+    lacking = (
+        "sender_lease",
+        "sender_watermark",
+        "sender_queue",
+        "applied_batch",
+        "held_batch",
+        "report",
+        "planned_batch",
+    )
     database.run(*(f"DROP TABLE tailrace.{table}" for table in lacking), "UPDATE tailrace.format SET version = 2")
     with address.open_reading() as reader:
         assert reader.pipeline().run == 1
@@ -223,7 +231,7 @@ def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_f
     with address.open() as store:
         assert store.claim_run() == 2
         store.forget_pipeline()
-    assert database.rows("SELECT version FROM tailrace.format") == [(4,)]
+    assert database.rows("SELECT version FROM tailrace.format") == [(5,)]
 
 
 def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase) -> None:

@@ -109,9 +109,9 @@ def test_the_last_committed_batch_is_returned_with_its_offset(checkpoint: Checkp
     assert checkpoint.last_commit() == (9, {"at": 9})
 
 
-def test_a_changed_destination_is_reported_once_and_the_first_one_never(tmp_path: Path) -> None:
+def test_a_changed_destination_is_reported_once_and_the_first_one_never(store: StateStore, tmp_path: Path) -> None:
     checkpoint = Checkpoint(tmp_path)
-    reported = [checkpoint.note_destination(f"delta {at}") for at in ("a", "a", "\udcff", "\udcff", "a")]
+    reported = [checkpoint.note_destination(f"delta {at}", store) for at in ("a", "a", "\udcff", "\udcff", "a")]
     assert reported == [None, None, "delta a", None, "delta \udcff"]
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import datetime
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -345,10 +345,6 @@ class Destination(TypedOptions, ABC):
         """Its name in logs and status, e.g. `delta ./lake`. The checkpoint stores it, to notice a new destination."""
         return self.type
 
-    def local_paths(self) -> dict[str, Path]:
-        """Local paths that executors use, by what is kept there. On a cluster every machine must see them."""
-        return {}
-
     @abstractmethod
     def write_changes(self, batch: TableBatch) -> Written:
         """Make the batch visible in one commit: the staged rows, then the changes in order.
@@ -379,6 +375,11 @@ class Destination(TypedOptions, ABC):
         Called before every write to the table: an error stops the table instead.
         """
         return []
+
+    def shared_folders(self) -> Mapping[str, Path]:
+        """The local folders that it writes to, by the key of the file that names them. On a cluster every executor must
+        see them, which is checked before the first batch."""
+        return {}
 
     def maintain(self, table: TableName) -> str | None:
         """Housekeeping (compaction, vacuum) that is due. Returns what it did, None if nothing was due.

@@ -10,7 +10,7 @@ Derive your own class from `Source` or, if the upstream keeps its changes in ord
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -98,9 +98,10 @@ class Source(ABC):
         """Where a reader that has no state store keeps the versions of its tables."""
         return self.folder / "versions.json"
 
-    def local_paths(self) -> dict[str, Path]:
-        """Local paths that executors use, by what is kept there. On a cluster every machine must see them."""
-        return {}
+    def shared_folders(self) -> Mapping[str, Path]:
+        """The local folders that tasks read or write, by the key of the file that names them. On a cluster every
+        executor must see them, which is checked before the first batch. By default `folder`."""
+        return {"state": self.folder}
 
     # -- every source implements these --------------------------------------------------------------------
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 4
+FORMAT = 5
 """The version of the layout; a store of a newer one is refused, an older one is upgraded by its first writer."""
 
 
@@ -31,6 +31,7 @@ OF_PIPELINE = (
     "applied_batch",
     "held_batch",
     "report",
+    "planned_batch",
 )
 """What is kept for each pipeline. Not `sender_lease`: its epochs are counted on through every life of a pipeline."""
 
@@ -108,12 +109,19 @@ CREATE TABLE report (
 ){ending};
 """
 
-_ADDED = {2: _SINCE_3 + _SINCE_4, 3: _SINCE_4}
+_SINCE_5 = """
+CREATE TABLE planned_batch (
+    pipeline {text} NOT NULL, batch_id {integer} NOT NULL, entry {text} NOT NULL,
+    PRIMARY KEY (pipeline, batch_id)
+){ending};
+"""
+
+_ADDED = {2: _SINCE_3 + _SINCE_4 + _SINCE_5, 3: _SINCE_4 + _SINCE_5, 4: _SINCE_5}
 """By format, the tables that a store of it lacks. A store of the first format is made again from nothing."""
 
 
 def statements(types: ColumnTypes, found: int = 0) -> list[str]:
     """What makes the tables that a store of format `found` (0: an empty one) lacks, one statement each."""
-    tables = _ADDED.get(found, _TABLES + _SINCE_3 + _SINCE_4)
+    tables = _ADDED.get(found, _TABLES + _SINCE_3 + _SINCE_4 + _SINCE_5)
     made = tables.format(**vars(types)).strip()
     return [statement.rstrip(";") for statement in made.split(";\n")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
@@ -16,7 +17,7 @@ from tailrace.state.transaction import StateSession
 _FIRST_FORMAT = 4
 """Older stores lack the table, and have no report."""
 
-ReportSubject = Literal["run", "notices", "delivery"]
+ReportSubject = Literal["run", "notices", "delivery", "destination"]
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,15 @@ class ReportStore:
     def delivery(self) -> DeliveryStatus | None:
         found = self._report("delivery")
         return DeliveryStatus(**found) if found else None
+
+    def put_destination(self, name: str) -> None:
+        """Store where batches are written. A path may contain bytes that are not valid text."""
+        self._put_report("destination", os.fsencode(name).hex())
+
+    def destination(self) -> str | None:
+        """Where earlier batches were written; None before the first run, and in a store of an older tailrace."""
+        found = self._report("destination")
+        return os.fsdecode(bytes.fromhex(found)) if found else None
 
     def _put_report(self, subject: ReportSubject, value: object) -> None:
         text = storable(json.dumps(value, ensure_ascii=False))

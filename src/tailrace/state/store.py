@@ -18,6 +18,7 @@ from tailrace.errors import ConfigError
 from tailrace.state import layout
 from tailrace.state.applied import AppliedStore
 from tailrace.state.database import StateDatabase, closed_on_error
+from tailrace.state.planned import PlannedStore
 from tailrace.state.progress import DeadLetterStore, ProgressStore, RequestStore
 from tailrace.state.record import Owner, now, text_of
 from tailrace.state.report import ReportStore
@@ -26,7 +27,16 @@ from tailrace.state.schema_version import VersionStore
 from tailrace.state.transaction import StateSession
 
 
-class StateStore(LeaseStore, ProgressStore, AppliedStore, VersionStore, RequestStore, DeadLetterStore, ReportStore):
+class StateStore(
+    LeaseStore,
+    ProgressStore,
+    PlannedStore,
+    AppliedStore,
+    VersionStore,
+    RequestStore,
+    DeadLetterStore,
+    ReportStore,
+):
     """Everything a pipeline remembers; opened by a `StoreAddress`.
 
     The runner writes, fenced: once a later run has begun, each of its writes raises OwnedError. Other processes read at

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import shutil
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,19 +18,30 @@ from tailrace.errors import DamagedError, LostError
 from tailrace.model.last_batch import LastBatch
 from tailrace.source.follower import Offset
 from tailrace.state import StateStore
+from tailrace.state.planned import START_OF_STREAM
 from tailrace.system import atomic_file, crc_file
 
 _MARK = "epoch"
 _DESTINATION = "destination"
 _OWN = "metadata"
 """A file of Spark's own, with the query's id."""
+_UNFINISHED = "offsets.new"
+_COMMITTED = 'v1\n{"nextBatchWatermarkMs":0}'
+"""What Spark logs of a batch that is committed."""
 _RESET = "tailrace reset FILE, then tailrace run FILE"
 _AGAIN = f"restore the `state` folder as a whole from a backup, or start again: {_RESET}"
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True)
 class Checkpoint:
-    """Spark's checkpoint folder. Spark logs a batch's range in `offsets` before it runs, and in `commits` after it."""
+    """Spark's checkpoint folder. Spark logs a batch's range in `offsets` before it runs, and in `commits` after it.
+
+    A store that several machines share also has what Spark planned, from before each batch is applied: there the folder
+    is a copy, which a driver with an empty disk builds again.
+    """
 
     folder: Path
 
@@ -37,12 +51,15 @@ class Checkpoint:
         If one of them was lost, or the folder is an older copy, batch ids would start again from an earlier number.
         The destination would then take new batches for repeats, or repeats for new batches. Raises DamagedError for
         a folder whose entries are not those that Spark wrote.
+
+        A folder that is missing, or older than a store that has what was planned, is built again from the store.
         """
         mark, epoch = self.folder / _MARK, store.pipeline().epoch
         self._remove_empty()
         self._require_sound()
+        rebuilt = self._rebuild(store) if store.shared else False
         fix = f"restore the one that belongs to the state, or start again: {_RESET}"
-        belongs_to = os.fsdecode(mark.read_bytes()) if mark.exists() else None
+        belongs_to = self._belongs_to() if not rebuilt else None
         if not (self.folder / "offsets").is_dir():
             if store.last_batch() is not None:
                 raise LostError(f"batches were applied, but their checkpoint {self.folder} is missing", fix=fix)
@@ -61,6 +78,53 @@ class Checkpoint:
             atomic_file.make_private_folder(self.folder)
             atomic_file.replace_durably(mark, epoch.encode())
 
+    def _belongs_to(self) -> str | None:
+        mark = self.folder / _MARK
+        return os.fsdecode(mark.read_bytes()) if mark.exists() else None
+
+    def _rebuild(self, store: StateStore) -> bool:
+        """Write the entries that the store has, unless the folder has them; return whether that was done.
+
+        A batch is planned after the one before it was committed, so the last planned batch is the only one that may
+        have to be repeated. A folder that is newer than the store, or of another life of the pipeline, is left alone.
+        """
+        planned, last = _entries(store), store.last_batch()
+        if not planned:
+            return False
+        newest, known = max(planned), self._newest("offsets")
+        committed = newest if last is not None and last.id >= newest else newest - 1
+        if known is not None:
+            commits = self._newest("commits")
+            done = -1 if commits is None else commits
+            if done > newest or self._belongs_to() not in (store.pipeline().epoch, None):
+                return False
+            entry = self.folder / "offsets" / str(newest)
+            if entry.is_file() and _line(entry) == _line_of(planned[newest], entry) and done >= committed:
+                return False
+            _log.warning("the checkpoint %s is older than the state, and is built again from it", self.folder)
+        if committed >= 0 and committed not in planned:
+            return False
+        # Without `offsets` the folder counts as missing, so after a crash all of this is done again.
+        for log in ("offsets", "commits", _UNFINISHED):
+            shutil.rmtree(self.folder / log, ignore_errors=True)
+        (self.folder / _MARK).unlink(missing_ok=True)
+        for folder in (self.folder, self.folder / "commits", self.folder / _UNFINISHED):
+            atomic_file.make_private_folder(folder)
+        if not (self.folder / _OWN).exists():
+            _put(self.folder / _OWN, json.dumps({"id": str(uuid.uuid4())}))
+        if committed >= 0:
+            _put(self.folder / "commits" / str(committed), _COMMITTED)
+        for batch_id, text in planned.items():
+            _put(self.folder / _UNFINISHED / str(batch_id), text)
+        (self.folder / _UNFINISHED).rename(self.folder / "offsets")
+        atomic_file.sync(self.folder)
+        return True
+
+    def entries(self, batch_id: int) -> dict[int, str]:
+        """What Spark logged of the batch and of the one before it, for the store."""
+        found = {number: self.folder / "offsets" / str(number) for number in (batch_id - 1, batch_id)}
+        return {number: entry.read_text("utf-8") for number, entry in found.items() if entry.is_file()}
+
     def _require_applied(self, applied: LastBatch | None, done: int, fix: str) -> None:
         """The state records a batch as applied before Spark logs its commit, and Spark repeats only the last one."""
         if applied is None:
@@ -77,15 +141,17 @@ class Checkpoint:
                 f"the checkpoint {self.folder} is older than the state: it lacks batch {applied.id}", fix=fix
             )
 
-    def note_destination(self, name: str) -> str | None:
+    def note_destination(self, name: str, store: StateStore) -> str | None:
         """Store the destination's name; return the previous one if it differs. Called after `require`."""
         mark = self.folder / _DESTINATION
         # A path may contain bytes that are not valid text.
         before = os.fsdecode(mark.read_bytes()) if mark.exists() else None
-        if before == name:
-            return None
-        atomic_file.replace_durably(mark, os.fsencode(name))
-        return before
+        if store.shared:
+            before = store.destination() or before
+            store.put_destination(name)
+        if not mark.exists() or before != name:
+            atomic_file.replace_durably(mark, os.fsencode(name))
+        return before if before != name else None
 
     def _remove_empty(self) -> None:
         # After a power cut an entry may exist without its bytes, which Spark cannot read. Its batch was not started or
@@ -159,10 +225,24 @@ def _damaged(entry: Path, why: str) -> DamagedError:
     return DamagedError(f"the checkpoint is damaged: {entry} {why}", fix=_AGAIN)
 
 
+def _entries(store: StateStore) -> dict[int, str]:
+    return {batch_id: text for batch_id, text in store.planned_batches().items() if batch_id != START_OF_STREAM}
+
+
+def _put(entry: Path, text: str) -> None:
+    # A checksum of an entry that was there before would not match.
+    entry.with_name(f".{entry.name}.crc").unlink(missing_ok=True)
+    atomic_file.replace_durably(entry, text.encode())
+
+
 def _line(entry: Path) -> str:
+    return _line_of(entry.read_text("utf-8"), entry)
+
+
+def _line_of(text: str, entry: Path) -> str:
     """The offset in an entry: a version, metadata of the batch, then one line per source; there is one source."""
     try:
-        version, _, line = entry.read_text("utf-8").rstrip("\n").split("\n")
+        version, _, line = text.rstrip("\n").split("\n")
     except ValueError:
         raise _damaged(entry, "holds no offset") from None
     if not version.startswith("v"):

@@ -6,6 +6,7 @@ long-lived Python process on the driver, where the follower lives; `read` runs o
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from tailrace.source.schema_file import follow_alone
 from tailrace.source.source import Source
 from tailrace.source.split import ScanSplit, Split, weigh
 from tailrace.state import StateStore, StoreAddress, TableState
+from tailrace.state.planned import START_OF_STREAM
 from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row, unfit_value
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory, leave_quietly
@@ -127,7 +129,16 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @portable_errors()
     def initialOffset(self) -> Offset:
-        return self.follower.start()
+        start, store = self.follower.start(), self._open_store()
+        if store is None or not store.shared:
+            return start
+        # Spark calls this again when it repeats batch 0, which must begin at the same offset on any machine.
+        planned = store.planned_batches()
+        if 0 in planned and START_OF_STREAM in planned:
+            known: Offset = json.loads(planned[START_OF_STREAM])
+            return known
+        store.record_planned({START_OF_STREAM: json.dumps(start)})
+        return start
 
     def getDefaultReadLimit(self) -> ReadLimit:
         # The limits count bytes and rows of the log, which Spark's own kinds of limit cannot express.

@@ -33,11 +33,12 @@ from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
 from tailrace.stream.data_source import Feed, bound, drain_file
 from tailrace.stream.destination_check import DestinationCheck
+from tailrace.stream.executor_check import require_executors
 from tailrace.stream.inspection import Inspection
 from tailrace.stream.micro_batch import Applier, KnownTables
 from tailrace.stream.progress import EVENT_SECONDS, ProgressRecorder
 from tailrace.stream.run_record import record_refusal, recorded
-from tailrace.stream.shared_path import shared_path_findings
+from tailrace.stream.shared_folder import shared_folder_findings, shared_folders
 from tailrace.stream.spark_error import passed_on, portable_errors, recognise
 from tailrace.stream.spark_session import build_session
 from tailrace.stream.supervisor import Supervisor
@@ -150,7 +151,7 @@ class Pipeline:
 
     def check(self) -> list[Finding]:
         """Everything that would prevent a run. Changes nothing."""
-        shared = shared_path_findings(self.source, self.destination, self.config.spark.master)
+        shared = shared_folder_findings(self._shared_folders, self.config.spark.master)
         return [*check(self.source, self.destination), *shared]
 
     def status(self) -> PipelineStatus:
@@ -226,6 +227,7 @@ class Pipeline:
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
             stack.callback(self.destination.shutdown)
+            require_executors(session, self.config.spark.master, self._shared_folders)
             run = PipelineRun(
                 session, store, number, recorder, supervisor, listener, committer, check, once, on_progress
             )
@@ -259,11 +261,19 @@ class Pipeline:
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
 
+    @property
+    def _stage(self) -> Stage:
+        return Stage(Path(self.config.state) / "staged", self.config.name)
+
+    @property
+    def _shared_folders(self) -> dict[str, Path]:
+        return shared_folders(self.source, self.destination, self._stage.folder)
+
     def _note_destination(self, store: StateStore) -> bool:
         """Warn about a new destination, and return whether it is: a table that is missing there stops with its next
         change."""
         name = self.destination.name
-        before = self._checkpoint.note_destination(name)
+        before = self._checkpoint.note_destination(name, store)
         if before is not None and store.last_batch() is not None:
             _log.warning(
                 "earlier batches were written to %s; from now on they are written to %s. Unless you moved the tables,"
@@ -326,7 +336,7 @@ class Pipeline:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
         lanes = self.destination.lanes or max(2, session.sparkContext.defaultParallelism)
-        stage = Stage(Path(config.state) / "staged", config.name)
+        stage = self._stage
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be registered in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
@@ -342,6 +352,9 @@ class Pipeline:
                 # The state must not know of this batch while a power cut could still undo the commit of the one before.
                 self._checkpoint.sync("commits", batch_id - 1)
                 self._checkpoint.sync("offsets", batch_id)
+                if run.store.shared:
+                    reach("pipeline.before_planned")
+                    run.store.record_planned(self._checkpoint.entries(batch_id))
                 reach("pipeline.before_apply")
                 end = self._checkpoint.end_of(batch_id)
                 known = recorder.known_tables()

@@ -12,10 +12,12 @@ from pathlib import Path
 
 from pyspark.sql import SparkSession
 
+from tailrace.errors import PreflightError
 from tailrace.stream import jvm
 from tailrace.stream.class_archive import Archive
 from tailrace.stream.java import java_home
 from tailrace.stream.spark_home import spark_home
+from tailrace.stream.spark_master import is_local, reaches_loopback
 
 LOGGING = Path(__file__).with_name("log4j2.properties")
 
@@ -55,7 +57,10 @@ def java_options(more: str) -> str:
 
 def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSession:
     """A session of its own for the pipeline, in the running Spark or in a new one, which binds to loopback unless
-    `conf` says otherwise. The settings of other sessions do not change."""
+    `conf` says otherwise. The settings of other sessions do not change.
+
+    Raises PreflightError for executors on other machines that could not reach the driver."""
+    host = driver_host(master, conf)
     if home := java_home():
         os.environ["JAVA_HOME"] = home
     # YARN sends Spark's zipped Python modules to its machines, so it needs the original home, which has them.
@@ -70,21 +75,38 @@ def build_session(name: str, master: str, conf: Mapping[str, str]) -> SparkSessi
     builder = SparkSession.builder.appName(f"tailrace {name}").master(master)
     settings = {
         **SETTINGS,
-        "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1",
+        **host,
         "spark.driver.extraJavaOptions": java_options(archive.options if archive else ""),
         **conf,
     }
-    if master.startswith("local") and not master.startswith("local-cluster"):
+    if is_local(master):
         # Spark makes up a secret itself. Elsewhere executors on other machines would need it, too.
         settings.setdefault("spark.authenticate", "true")
         settings.setdefault("spark.python.daemon.module", "tailrace.stream.worker_daemon")
+    else:
+        # An executor's JVM passes bytes on as the driver's does: without these, a copy costs it twice the time.
+        settings.setdefault("spark.executor.extraJavaOptions", JAVA_OPTIONS)
     for key, value in settings.items():
         builder = builder.config(key, value)
     with _keep_interrupt_handler(), jvm.started_as_child():
         session = builder.create()
         jvm.require_token()
         return session
+
+
+def driver_host(master: str, conf: Mapping[str, str]) -> dict[str, str]:
+    """Where the driver listens: on loopback, where that is enough, else where `conf` says."""
+    if "PYSPARK_GATEWAY_PORT" in os.environ:
+        return {}  # spark-submit has started the JVM, and said where
+    if is_local(master) or (reaches_loopback(master) and "spark.driver.host" not in conf):
+        return {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
+    if "spark.driver.host" not in conf:
+        raise PreflightError(
+            f"executors of {master} run on other machines, which cannot reach a driver on 127.0.0.1",
+            fix="set `spark.driver.host` in `spark.conf` to the address by which they reach this machine",
+        )
+    # Spark listens there, too, unless `conf` has another `spark.driver.bindAddress`.
+    return {}
 
 
 @contextmanager

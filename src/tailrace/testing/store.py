@@ -54,6 +54,18 @@ class ProgressContract(Stores):
         with pytest.raises(LostError, match="batch 0 comes again"):
             store.apply_batch(BatchRecord(0, {"lsn": 1}))
 
+    def test_the_last_two_batches_that_were_planned_are_kept_to_the_letter(self, store: StateStore) -> None:
+        assert store.planned_batches() == {}
+        store.record_planned({-1: '{"at": 0}'})
+        store.record_planned({0: "v1\n{}\nzero"})
+        assert store.planned_batches() == {-1: '{"at": 0}', 0: "v1\n{}\nzero"}
+        store.record_planned({0: "v1\n{}\nzero", 1: "v1\n{}\none"})
+        store.record_planned({1: "v1\n{}\none", 2: "v1\n{}\nt\u00e4\u20ac"})
+        store.record_planned({2: "v1\n{}\nt\u00e4\u20ac"})
+        assert store.planned_batches() == {1: "v1\n{}\none", 2: "v1\n{}\nt\u00e4\u20ac"}
+        store.forget_pipeline()
+        assert store.planned_batches() == {}
+
     def test_what_the_destination_holds_is_recorded_and_the_last_word_counts(self, store: StateStore) -> None:
         assert (store.applied_batch(), store.held_batches()) == (None, {})
         store.record_applied(LastBatch(0, 2**63 - 1), {"1": LastBatch(0, 2**63 - 1, version=4)})

@@ -64,9 +64,9 @@ class DeltaDestination(DeltaOptions, Destination):
     def name(self) -> str:
         return f"delta {self.path}"
 
-    def local_paths(self) -> dict[str, Path]:
-        is_remote = "://" in self.path and not self.path.startswith("file://")
-        return {} if is_remote else {"lake": Path(self.path.removeprefix("file://"))}
+    def shared_folders(self) -> dict[str, Path]:
+        root = self.path.removeprefix("file://")
+        return {} if "://" in root else {"destination.path": Path(root)}
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""

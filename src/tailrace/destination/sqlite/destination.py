@@ -61,13 +61,13 @@ class SqliteDestination(SqliteDestinationOptions, Destination):
     def name(self) -> str:
         return f"sqlite {self.path}"
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"destination.path (SQLite)": self.path.parent}
+
     @property
     def stage(self) -> Stage:
         """The folder of staged rows is next to the file, on the disk they will be written to."""
         return Stage(self.path.with_name(f"{self.path.name}-staged"))
-
-    def local_paths(self) -> dict[str, Path]:
-        return {"replica": self.path}
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether these tables can be kept here. Creates nothing."""

@@ -53,6 +53,9 @@ class WebhookDestination(WebhookOptions, Destination):
     type: Literal["webhook"] = "webhook"
     copy_mode: ClassVar[CopyMode] = "stream"
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"destination.queue.path": self.queue.path}
+
     @property
     def name(self) -> str:
         return f"webhook {self.url.masked}"
@@ -64,9 +67,6 @@ class WebhookDestination(WebhookOptions, Destination):
     @property
     def _event_stage(self) -> EventStage:
         return EventStage(self.queue.path)
-
-    def local_paths(self) -> dict[str, Path]:
-        return {"staged events and queue": self.queue.path}
 
     def check(self, tables: Sequence[TableSchema] | None) -> list[Finding]:
         """Check whether requests to the endpoint are allowed. Sends nothing."""

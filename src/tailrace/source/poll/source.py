@@ -65,9 +65,6 @@ class PollSource(Source):
         deletes = self.context.tables.settings_of(table.name).deletes
         return deletes is not None and deletes.full_diff is not None
 
-    def local_paths(self) -> dict[str, Path]:
-        return {"key snapshots": self.folder}
-
     def check(self) -> list[Finding]:
         findings = self.connector().check()
         if any(finding.level == "error" for finding in findings):

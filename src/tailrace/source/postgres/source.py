@@ -76,8 +76,8 @@ class PostgresSource(Source):
     def folder(self) -> Path:
         return self.options.journal.local_folder(self.context.state_dir)
 
-    def local_paths(self) -> dict[str, Path]:
-        return {} if isinstance(self.journal, ObjectPlace) else {"journal": self.journal}
+    def shared_folders(self) -> dict[str, Path]:
+        return {"source.journal.path": self.journal} if isinstance(self.journal, Path) else {}
 
     @property
     def schema_file(self) -> Path:

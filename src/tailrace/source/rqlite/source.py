@@ -66,8 +66,8 @@ class RqliteSource(Source):
     def folder(self) -> Path:
         return self.journal
 
-    def local_paths(self) -> dict[str, Path]:
-        return {"journal": self.journal}
+    def shared_folders(self) -> dict[str, Path]:
+        return {"source.journal.path": self.journal} if isinstance(self.journal, Path) else {}
 
     @property
     def schema_file(self) -> Path:

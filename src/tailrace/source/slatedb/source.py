@@ -92,10 +92,9 @@ class SlateDbSource(Source):
         kept = self.options.keep_wal
         return None if kept is None else str(kept / quote(self.context.reader, safe=""))
 
-    def local_paths(self) -> dict[str, Path]:
-        return {"expiry notes": Path(self.expiry_folder)} | (
-            {"WAL archive": Path(self.keep_wal)} if self.keep_wal else {}
-        )
+    def shared_folders(self) -> dict[str, Path]:
+        kept = {"source.keep_wal": Path(self.keep_wal)} if self.keep_wal else {}
+        return {"state": Path(self.expiry_folder)} | kept
 
     @property
     def checkpoint_name(self) -> str:

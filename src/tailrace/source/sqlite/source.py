@@ -54,12 +54,12 @@ class SqliteSource(Source):
         """The cursors of all readers: changes that every reader has may be purged."""
         return self.context.state_dir / "tape"
 
+    def shared_folders(self) -> dict[str, Path]:
+        return {"source.path": Path(self.options.path).parent}
+
     @property
     def schema_file(self) -> Path:
         return self.folder / f"{quote(self.context.reader, safe='')}.versions"
-
-    def local_paths(self) -> dict[str, Path]:
-        return {"database": self.options.path}
 
     def check(self) -> list[Finding]:
         return preflight.check(self)
