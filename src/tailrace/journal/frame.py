@@ -50,7 +50,8 @@ class Frame:
 class FrameRef:
     """Where a frame is stored, and all of its fields except the payload.
 
-    Picklable. With the journal's path it is enough to read the frame.
+    Picklable. With the journal's path it is enough to read the frame. A ref that goes to one task may have a shorter
+    `meta`; the frame that is read has the stored one.
     """
 
     segment: str
