@@ -9,6 +9,8 @@ from tailrace.errors import UnavailableError
 
 DISCOVERY_SECONDS = 2.0
 """How long a result is used before the upstream is asked again."""
+DISCOVERY_TIMES = 50
+"""And at least so many times the CPU time that the last result took: with thousands of tables that is long."""
 
 
 class Discovery(ABC):
@@ -16,6 +18,7 @@ class Discovery(ABC):
 
     def __init__(self) -> None:
         self._refreshed_at: float | None = None
+        self._lasts_seconds = DISCOVERY_SECONDS
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Ask the upstream again, at most every few seconds. If it does not answer, the last result stays.
@@ -24,13 +27,19 @@ class Discovery(ABC):
         answer raises UnavailableError.
         """
         at_once = at_once or self._refreshed_at is None
-        if not at_once and self._refreshed_at is not None and time.monotonic() - self._refreshed_at < DISCOVERY_SECONDS:
+        if (
+            not at_once
+            and self._refreshed_at is not None
+            and time.monotonic() - self._refreshed_at < self._lasts_seconds
+        ):
             return
+        began = time.thread_time()
         try:
             self._look(at_once=at_once)
         except UnavailableError:
             if at_once:
                 raise
+        self._lasts_seconds = max(DISCOVERY_SECONDS, (time.thread_time() - began) * DISCOVERY_TIMES)
         self._refreshed_at = time.monotonic()
 
     @abstractmethod

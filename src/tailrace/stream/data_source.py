@@ -38,7 +38,7 @@ POLL_SECONDS = 0.02
 IDLE_SECONDS = 0.25
 """How often an idle stream reads directives: Spark asks a hundred times a second, and the store may be a server."""
 IDLE_TIMES = 50
-"""And not before so many times as long as the last reading took: with many tables that is long."""
+"""And not before so many times the CPU time that the last reading took: with many tables that is long."""
 LONG_SECONDS = 0.002
 """What takes less than this is not worth saving."""
 TABLE_SECONDS = 20e-6
@@ -201,9 +201,9 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         idle = self._idle
         if idle is not None and idle.offset == start and time.monotonic() < idle.read_again_at:
             return idle.directives, idle.read_again_at
-        began = time.monotonic()
+        began, used = time.monotonic(), time.thread_time()
         directives = self._read_directives()
-        took = time.monotonic() - began
+        took = time.thread_time() - used
         return directives, began + (IDLE_SECONDS if took < LONG_SECONDS else max(IDLE_SECONDS, took * IDLE_TIMES))
 
     def _read_directives(self) -> TableDirectives:
