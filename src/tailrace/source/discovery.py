@@ -10,7 +10,8 @@ from tailrace.errors import UnavailableError
 DISCOVERY_SECONDS = 2.0
 """How long a result is used before the upstream is asked again."""
 DISCOVERY_TIMES = 50
-"""And at least so many times the CPU time that the last result took: with thousands of tables that is long."""
+"""And at least so many times the CPU time that the last result took, if that was long: there are many tables."""
+LONG_SECONDS = 0.02
 
 
 class Discovery(ABC):
@@ -18,7 +19,7 @@ class Discovery(ABC):
 
     def __init__(self) -> None:
         self._refreshed_at: float | None = None
-        self._lasts_seconds = DISCOVERY_SECONDS
+        self._took_seconds = 0.0
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Ask the upstream again, at most every few seconds. If it does not answer, the last result stays.
@@ -27,11 +28,9 @@ class Discovery(ABC):
         answer raises UnavailableError.
         """
         at_once = at_once or self._refreshed_at is None
-        if (
-            not at_once
-            and self._refreshed_at is not None
-            and time.monotonic() - self._refreshed_at < self._lasts_seconds
-        ):
+        long = self._took_seconds if self._took_seconds > LONG_SECONDS else 0.0
+        lasts = max(DISCOVERY_SECONDS, long * DISCOVERY_TIMES)
+        if not at_once and self._refreshed_at is not None and time.monotonic() - self._refreshed_at < lasts:
             return
         began = time.thread_time()
         try:
@@ -39,7 +38,7 @@ class Discovery(ABC):
         except UnavailableError:
             if at_once:
                 raise
-        self._lasts_seconds = max(DISCOVERY_SECONDS, (time.thread_time() - began) * DISCOVERY_TIMES)
+        self._took_seconds = time.thread_time() - began
         self._refreshed_at = time.monotonic()
 
     @abstractmethod
