@@ -28,7 +28,7 @@ def test_two_heavy_tables_go_to_different_lanes() -> None:
 
 
 @given(st.sets(st.text(min_size=1), min_size=1, max_size=12), st.sets(st.text(min_size=1), max_size=12))
-def test_a_light_table_keeps_its_lane_whatever_other_tables_change(tables: set[str], others: set[str]) -> None:
+def test_heavy_tables_keep_their_lanes_whatever_light_ones_come_and_go(tables: set[str], others: set[str]) -> None:
     heavy = {f"heavy {number}": 10**6 for number in range(40)}
     one = spread([Split(weights=heavy | dict.fromkeys(tables, 1))], 4)
     two = spread([Split(weights=heavy | dict.fromkeys(others, 1) | dict.fromkeys(tables, 1))], 4)
