@@ -66,21 +66,17 @@ class FrameReader:
         return stored
 
     def _frame(self, ref: FrameRef, stored: memoryview) -> Frame:
-        meta_end = HEADER_BYTES + len(ref.meta)
-        record = bytes(stored[:meta_end])
-        header = decode(record)
-        if (
-            header.meta_length != len(ref.meta)
-            or header.length != ref.length
-            or not is_sound(record, len(ref.meta), ref.seed)
-        ):
+        header = decode(bytes(stored[:HEADER_BYTES]))
+        record = bytes(stored[: HEADER_BYTES + header.meta_length])
+        # The ref's meta may be a part of the stored one, which has its own checksum.
+        if header.length != ref.length or not is_sound(record, header.meta_length, ref.seed):
             raise self._damaged(ref, "header")
         payload = stored[header.payload_at : header.payload_at + header.payload_length]
         if zlib.crc32(payload) != header.payload_crc:
             raise self._damaged(ref, "payload")
         if (header.first, header.last) != (ref.first, ref.last):
             raise self._cut(ref)
-        return Frame(ref.first, ref.last, ref.complete, ref.count, ref.meta, payload)
+        return Frame(ref.first, ref.last, ref.complete, ref.count, record[HEADER_BYTES:], payload)
 
     def _missing(self, segment: str, position: Position) -> TailraceError:
         """Why a segment is not there. Retention removes the oldest first, and never the newest."""

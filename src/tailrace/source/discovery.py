@@ -9,6 +9,9 @@ from tailrace.errors import UnavailableError
 
 DISCOVERY_SECONDS = 2.0
 """How long a result is used before the upstream is asked again."""
+DISCOVERY_TIMES = 50
+"""And at least so many times the CPU time that the last result took, if that was long: there are many tables."""
+LONG_SECONDS = 0.02
 
 
 class Discovery(ABC):
@@ -16,6 +19,7 @@ class Discovery(ABC):
 
     def __init__(self) -> None:
         self._refreshed_at: float | None = None
+        self._took_seconds = 0.0
 
     def refresh(self, *, at_once: bool = False) -> None:
         """Ask the upstream again, at most every few seconds. If it does not answer, the last result stays.
@@ -24,13 +28,17 @@ class Discovery(ABC):
         answer raises UnavailableError.
         """
         at_once = at_once or self._refreshed_at is None
-        if not at_once and self._refreshed_at is not None and time.monotonic() - self._refreshed_at < DISCOVERY_SECONDS:
+        long = self._took_seconds if self._took_seconds > LONG_SECONDS else 0.0
+        lasts = max(DISCOVERY_SECONDS, long * DISCOVERY_TIMES)
+        if not at_once and self._refreshed_at is not None and time.monotonic() - self._refreshed_at < lasts:
             return
+        began = time.thread_time()
         try:
             self._look(at_once=at_once)
         except UnavailableError:
             if at_once:
                 raise
+        self._took_seconds = time.thread_time() - began
         self._refreshed_at = time.monotonic()
 
     @abstractmethod

@@ -19,12 +19,28 @@ Offset = dict[str, Any]
 """How far a stream has read: JSON of strings, integers and dicts, opaque outside its source. Spark stores it."""
 
 
+CORES_PER_LIMIT = 4
+
+
 @dataclass(frozen=True)
 class Limit:
-    """How much one micro-batch may read. A source ends the batch at the first commit boundary past either bound."""
+    """How much one micro-batch may read. A source ends the batch at the first commit boundary past either bound.
+
+    `cores`: those of the cluster now. Copied rows do not pass through the memory of one task, so a batch copies `bytes`
+    (or `rows`) for every four cores.
+    """
 
     rows: int
     bytes: int
+    cores: int = 0
+
+    @property
+    def copied_rows(self) -> int:
+        return self.rows * max(1, self.cores // CORES_PER_LIMIT)
+
+    @property
+    def copied_bytes(self) -> int:
+        return self.bytes * max(1, self.cores // CORES_PER_LIMIT)
 
 
 Phase = Literal["init", "copy", "catchup", "ready", "stopped"]

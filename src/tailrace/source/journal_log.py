@@ -50,9 +50,14 @@ class FrameSplit(Split, ABC):
     def weigh(ref: FrameRef) -> Mapping[Any, int]:
         """The tables that a frame holds changes of, each with the bytes of its changes."""
 
+    @staticmethod
+    def trim(ref: FrameRef, names: Collection[Any]) -> FrameRef:
+        """The reference with no more meta than `weigh` needs for these tables. Sources with large metas override it."""
+        return ref
+
     def only(self, tables: Collection[str]) -> Self:
         kept = {name: wanted for name, wanted in self.ranges.items() if str(wanted.schema.table) in tables}
-        frames = tuple(ref for ref in self.frames if not kept.keys().isdisjoint(self.weigh(ref)))
+        frames = tuple(self.trim(ref, kept) for ref in self.frames if not kept.keys().isdisjoint(self.weigh(ref)))
         return replace(super().only(tables), ranges=kept, frames=frames)
 
     def concerned(self, ref: FrameRef) -> list[Any]:

@@ -43,6 +43,7 @@ class LogFollower(Follower, Generic[At]):
         self._versions = versions
         self.goal: Any = None
         """A run with `--once` reads no further than this, or than the position at which a table was copied."""
+        self._idle: tuple[Offset, TableDirectives, object] | None = None
 
     # -- every source implements these --------------------------------------------------------------------
 
@@ -149,6 +150,13 @@ class LogFollower(Follower, Generic[At]):
         """Whether the log up to the goal holds no change of a table, although it was not read that far."""
         return False
 
+    def idle_sign(self) -> object | None:
+        """Changes with everything that the next offset depends on, except the last one and the directives.
+
+        While it stays the same, an idle poll costs no work per table. None: that cannot be said now.
+        """
+        return None
+
     def sealed(self, end: At) -> At:
         """The offset as it is handed to Spark."""
         return end
@@ -180,6 +188,14 @@ class LogFollower(Follower, Generic[At]):
         return self.is_settled(now) and bool(now.log >= goal or self.is_idle_until(now, goal))
 
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
+        sign = self.idle_sign()
+        if sign is not None and self._idle is not None and self._idle == (start, directives, sign):
+            return start
+        end = self._latest(start, limit, directives)
+        self._idle = (start, directives, sign) if end is start and sign is not None else None
+        return end
+
+    def _latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         given = self._offset(start)
         with self.opened(given):
             self.discover()
@@ -413,7 +429,7 @@ class SourceLogFollower(LogFollower[SourceOffset]):
 
     def copy(self, now: SourceOffset, end: SourceOffset, limit: Limit, directives: TableDirectives) -> SourceOffset:
         begun = {name: self._begin(self._found.tables[name], entry) for name, entry in end.due(directives).items()}
-        return end.copy_on(begun, limit.rows, max(1, limit.rows))
+        return end.copy_on(begun, limit.copied_rows, max(1, limit.rows))
 
     def _begin(self, table: TableSchema, entry: ChunkedTableOffset) -> ChunkedTableOffset:
         at = self.head()  # first: what is committed later may be in the chunks, and is in the log

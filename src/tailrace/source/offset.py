@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Generic, Protocol, Self, TypeVar
 
 from tailrace.model.change import START, Position
+from tailrace.source.copy_share import CopyNeed, share_chunks
 from tailrace.source.follower import Limit, Phase, TableDirectives, TableProgress
 
 Id = TypeVar("Id", int, str)
@@ -195,13 +196,13 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
     def copy_on(self, begun: Mapping[Id, Table], budget: int, chunk: int) -> Self:
         """Advance the copying tables, those just begun included, by as many chunks as the budget allows.
 
-        The first table gets a chunk even if it exceeds the budget. A table whose copy is complete then catches up.
+        They share it (see `share_chunks`). A table whose copy is complete then catches up.
         """
         moved: dict[Id, Table] = {}
-        for name, entry in sorted({**self.within("copy"), **begun}.items()):
-            take = min(entry.chunks - entry.next, max(1, budget // chunk)) if budget > 0 else 0
-            budget -= take * chunk
-            entry = replace(entry, next=entry.next + take)
+        copying = {**self.within("copy"), **begun}
+        taken = share_chunks({name: CopyNeed(one.chunks - one.next, chunk) for name, one in copying.items()}, budget)
+        for name, entry in sorted(copying.items()):
+            entry = replace(entry, next=entry.next + taken[name])
             moved[name] = (
                 replace(entry, phase="catchup", at=entry.snapshot_position) if entry.next == entry.chunks else entry
             )

@@ -127,6 +127,11 @@ class Source(ABC):
 
     # -- these have a default -----------------------------------------------------------------------------
 
+    @property
+    def copy_tasks(self) -> int | None:
+        """How many tasks may read copied rows at once; None: as many as there are cores."""
+        return None
+
     def check(self) -> list[Finding]:
         """Check, without changing anything, that the upstream is ready; every error comes with its fix.
 

@@ -23,6 +23,7 @@ class Split:
     `starts` when it belongs to a batch with the first chunk of that copy, `completes` to one with the last.
     `weights` is how many bytes of log it holds per table, so that tables can be spread over tasks. `schemas` holds
     those tables at the version they have at the end of the batch, which may be a version without changes.
+    `size` is set when it copies so few bytes that it should share a task with others.
     """
 
     copies: TableSchema | None = None
@@ -30,6 +31,7 @@ class Split:
     completes: bool = False
     weights: Mapping[str, int] = field(default_factory=dict)
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
+    size: int | None = None
 
     def only(self, tables: Collection[str]) -> Self:
         """The split for some of its tables, so that several tasks can share it. Sources override it to read less."""

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import time
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from pyspark.sql.types import StructType
 from tailrace.destination import Destination, Stage
 from tailrace.destination.copy import require_columns
 from tailrace.errors import TableError
+from tailrace.source.copy_share import group_copies
 from tailrace.source.follower import Follower, Limit, Offset, TableDirectives
 from tailrace.source.schema_file import follow_alone
 from tailrace.source.source import Source
@@ -30,18 +33,27 @@ from tailrace.state.planned import START_OF_STREAM
 from tailrace.stream.block import SCHEMA, CopyReceipt, Pickled, error_row, log_row, staged_row, unfit_value
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory, leave_quietly
+from tailrace.system import atomic_file
 from tailrace.system.failpoint import reach
 
 POLL_SECONDS = 0.02
 IDLE_SECONDS = 0.25
 """How often an idle stream reads directives: Spark asks a hundred times a second, and the store may be a server."""
+IDLE_TIMES = 50
+"""And not before so many times the CPU time that the last reading took: with many tables that is long."""
+LONG_SECONDS = 0.002
+"""What takes less than this is not worth saving."""
+TABLE_SECONDS = 20e-6
+"""What one table costs when Spark asks and is answered: its part of the offset passes between two processes twice."""
+MOST_IDLE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Feed:
     """What a stream is made of. With a `destination`, copied rows are staged there, or in the `stage`, by the task that
     reads them, and only their receipts cross Spark; changes cross it as references to where they are. `state` is where
-    errors, requests of operators and schema versions are, and `run` the number of the run that may write there."""
+    errors, requests of operators and schema versions are, and `run` the number of the run that may write there. With
+    `follows_cores` the number of lanes is that of the cores that the pipeline last noted in the cores file."""
 
     source: Source
     limit: Limit
@@ -50,6 +62,14 @@ class Feed:
     state: StoreAddress | None = None
     run: int = 0
     stage: Stage | None = None
+    follows_cores: bool = False
+
+    def cores(self) -> int:
+        """The cores that are registered now; 0: not known."""
+        return read_cores(self.state.state_dir) if self.state is not None else 0
+
+    def lanes_of(self, cores: int) -> int:
+        return lanes_for(cores) if self.follows_cores and cores else self.lanes
 
 
 @dataclass
@@ -58,6 +78,14 @@ class BlockPartition(InputPartition):
 
     split: Split
     lanes: Mapping[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class CopyPartition(InputPartition):
+    """Chunks of copies that one task reads, one after the other: one of a large table, or those of several small."""
+
+    splits: Sequence[Split]
+    lanes: Mapping[str, int]
 
 
 @dataclass
@@ -98,7 +126,7 @@ class _Idle:
 
     offset: Offset
     directives: TableDirectives
-    read_at: float
+    read_again_at: float
 
 
 class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -110,9 +138,11 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Offset | None = None
         self._store: StateStore | None = None
         self._idle: _Idle | None = None
+        self._waits_until: float | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"feed": self.feed, "_follower": None, "_target": None, "_store": None, "_idle": None}
+        empty = dict.fromkeys(("_follower", "_target", "_store", "_idle", "_waits_until"))
+        return {"feed": self.feed, **empty}
 
     @property
     def follower(self) -> Follower:
@@ -150,28 +180,42 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @portable_errors()
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        self._waits_until = None
         while True:
             if self.feed.state is not None and drain_file(self.feed.state.state_dir).exists():
                 return start
             found = self._directives(start)
-            end = self.follower.latest(start, self.feed.limit, found[0])
-            self._idle = _Idle(start, *found) if end == start else None
-            if end != start or self._target is None or self.follower.done(start, self._target):
+            end = self.follower.latest(start, replace(self.feed.limit, cores=self.feed.cores()), found[0])
+            self._idle = _Idle(start, *found) if end is start or end == start else None
+            is_done = self._target is None or self.follower.done(start, self._target)
+            if self._idle is None or (is_done and self._has_waited(start)):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
 
+    def _has_waited(self, start: Offset) -> bool:
+        """Whether an idle search has lasted long enough to answer Spark, which would ask again at once."""
+        if self._target is not None:
+            return True
+        now = time.monotonic()
+        if self._waits_until is None:
+            cost = len(start.get("tables", ())) * TABLE_SECONDS
+            self._waits_until = now + min(IDLE_TIMES * cost, MOST_IDLE_SECONDS) if cost > LONG_SECONDS else now
+        return now >= self._waits_until
+
     def _directives(self, start: Offset) -> tuple[TableDirectives, float]:
-        """The directives that follow from errors and operators, and when they were read.
+        """The directives that follow from errors and operators, and when to read them again.
 
         Directives read a moment ago are reused only while the offset has not changed: a batch records an error, and
         after a batch the offset is another one. A table that has just failed must never be read further.
         """
         idle = self._idle
-        if idle is not None and idle.offset == start and time.monotonic() - idle.read_at < IDLE_SECONDS:
-            return idle.directives, idle.read_at
-        read_at = time.monotonic()
-        return self._read_directives(), read_at
+        if idle is not None and idle.offset == start and time.monotonic() < idle.read_again_at:
+            return idle.directives, idle.read_again_at
+        began, used = time.monotonic(), time.thread_time()
+        directives = self._read_directives()
+        took = time.thread_time() - used
+        return directives, began + (IDLE_SECONDS if took < LONG_SECONDS else max(IDLE_SECONDS, took * IDLE_TIMES))
 
     def _read_directives(self) -> TableDirectives:
         store = self._open_store()
@@ -193,14 +237,17 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     @portable_errors()
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
         splits = self.follower.plan(start, end)
-        lanes = spread(splits, self.feed.lanes)
+        cores = self.feed.cores()
+        lanes = spread(splits, self.feed.lanes_of(cores))
         if self.feed.destination is None:
             return [BlockPartition(split, lanes) for split in splits]
         errands = [
             ScanPartition(split, number, lanes) for number, split in enumerate(splits) if isinstance(split, ScanSplit)
         ]
         log = [split for split in splits if split.copies is None and not isinstance(split, ScanSplit)]
-        copies = [BlockPartition(split, lanes) for split in splits if split.copies is not None]
+        copied = [split for split in splits if split.copies is not None]
+        grouped = group_copies(copied, cores or self.feed.lanes, self.feed.source.copy_tasks)
+        copies = [CopyPartition(group, lanes) for group in grouped]
         return [*copies, *errands, *([LogPartition(log, lanes)] if log else [])]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -215,23 +262,28 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if isinstance(partition, ScanPartition):
             yield from partition.rows(self.feed.source)
             return
-        assert isinstance(partition, BlockPartition)
-        split, destination, stage = partition.split, self.feed.destination, self.feed.stage
+        assert isinstance(partition, CopyPartition)
+        assert self.feed.destination is not None
+        opened = self.feed.destination.open()
+        for split in partition.splits:
+            assert split.copies is not None
+            yield self._stage(split, opened, partition.lanes[str(split.copies.table)])
+
+    def _stage(self, split: Split, opened: Destination, lane: int) -> pa.RecordBatch:
+        """Read a chunk of a copy and stage it. An error of its table does not stop the others."""
+        stage = self.feed.stage
         assert split.copies is not None
-        assert destination is not None
         assert stage is not None
-        lane = partition.lanes[str(split.copies.table)]
         try:
-            opened = destination.open()
             require_columns(opened, split.copies)
             staged = opened.write_rows(split.copies, self.feed.source.read(split), stage)
             give_back_memory()
             reach("stream.staged")
-            yield staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)
+            return staged_row(CopyReceipt(split.copies, staged, split.starts, split.completes), lane)
         except TableError as error:
-            yield error_row(split.copies, error, lane)
+            return error_row(split.copies, error, lane)
         except pa.ArrowException as error:
-            yield error_row(split.copies, unfit_value(error, str(split.copies.table)), lane)
+            return error_row(split.copies, unfit_value(error, str(split.copies.table)), lane)
 
     def stop(self) -> None:
         leave_quietly()
@@ -244,13 +296,44 @@ def drain_file(state_dir: Path) -> Path:
     return state_dir / "drain"
 
 
+def cores_file(state_dir: Path) -> Path:
+    """How many cores the executors have now. The pipeline writes it; the planner, a process next to it, reads it."""
+    return state_dir / "cores"
+
+
+def note_cores(state_dir: Path, cores: int) -> None:
+    """Let the next batches use so many cores. A repeat with the same number writes nothing."""
+    if read_cores(state_dir) != cores:
+        # A number that cannot be written now is written by the next call; until then batches use the earlier one.
+        with suppress(OSError):
+            atomic_file.replace_text(cores_file(state_dir), str(cores))
+
+
+def read_cores(state_dir: Path) -> int:
+    """The cores last noted; 0 when none were."""
+    try:
+        return int(cores_file(state_dir).read_bytes())
+    except (FileNotFoundError, ValueError):
+        return 0
+
+
+def lanes_for(cores: int) -> int:
+    """A lane for each core. Spark takes a lane modulo the lanes of the job, so a batch that was planned for another
+    number still has each table in one lane."""
+    return max(2, cores)
+
+
 def spread(splits: Sequence[Split], lanes: int) -> dict[str, int]:
-    """A lane for every table: the heaviest first, each to the lane with least to do. Pure."""
+    """A lane for every table: the heaviest first, each to its own lane, which is the same in every batch, or to the
+    one with least to do if its own would get more than an equal share. Pure."""
     weights = {str(split.copies.table): 0 for split in splits if split.copies is not None} | dict(weigh(splits))
     load = [0] * lanes
+    share = (sum(weights.values()) + len(weights)) / lanes
     chosen = {}
     for table in sorted(weights, key=lambda name: (-weights[name], name)):
-        lane = load.index(min(load))
+        lane = zlib.crc32(table.encode("utf-8", "surrogatepass")) % lanes
+        if load[lane] + weights[table] + 1 > share:
+            lane = load.index(min(load))
         # Even an empty table costs a commit, so empty tables are spread over the lanes as well.
         load[lane] += weights[table] + 1
         chosen[table] = lane

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tailrace.state.status import PipelineStatus
 from tailrace.stream.block import Pickled
 from tailrace.stream.checkpoint import Checkpoint
 from tailrace.stream.commit_listener import CommitListener
-from tailrace.stream.data_source import Feed, bound, drain_file
+from tailrace.stream.data_source import Feed, bound, drain_file, lanes_for, note_cores
 from tailrace.stream.destination_check import DestinationCheck
 from tailrace.stream.executor_check import require_executors
 from tailrace.stream.inspection import Inspection
@@ -335,12 +335,15 @@ class Pipeline:
     def _run_query(self, run: PipelineRun) -> None:
         config, session, recorder = self.config, run.session, run.recorder
         self._record_last_batch(recorder)
-        lanes = self.destination.lanes or max(2, session.sparkContext.defaultParallelism)
+        # Executors may come and go, so lanes follow the cores from batch to batch, unless the destination sets them.
+        cores = self._note_cores(session)
+        lanes = self.destination.lanes or lanes_for(cores)
         stage = self._stage
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be registered in the next.
         format_name = f"tailrace_{config.name}_{uuid.uuid4().hex}"
         feed = Feed(self.source, limit, lanes, Pickled.of(self.destination), self.store, run.number, stage)
+        feed = replace(feed, follows_cores=not self.destination.lanes)
         session.dataSource.register(bound(feed, format_name))
         applier = Applier(self.source, self.destination, lanes, stage, upkeep_in_background=not run.once)
 
@@ -360,7 +363,8 @@ class Pipeline:
                 known = recorder.known_tables()
                 batch = Batch(run.check.pipeline, batch_id, end, self._known_whole(known))
                 with run.committer.batch(batch):
-                    results = applier.apply(blocks, batch, known)
+                    lanes = self.destination.lanes or lanes_for(session.sparkContext.defaultParallelism)
+                    results = replace(applier, lanes=lanes).apply(blocks, batch, known)
                 recorder.applied(batch, results, run.committer.last_batch(batch.pipeline))
                 reach("pipeline.applied")
             except Py4JJavaError as error:
@@ -390,6 +394,12 @@ class Pipeline:
                 self._query = None
             run.show()
 
+    def _note_cores(self, session: SparkSession) -> int:
+        """The cores that are registered now, also noted for the planner."""
+        cores = session.sparkContext.defaultParallelism
+        note_cores(Path(self.config.state), cores)
+        return cores
+
     def _known_whole(self, known: KnownTables) -> LastBatch | None:
         """The last batch that the destination holds as a whole. An event destination writes all tables together."""
         if isinstance(self.destination, EventDestination):
@@ -402,6 +412,7 @@ class Pipeline:
         while query.isActive and not self._draining.wait(0.05):
             run.listener.raise_failure()
             if time.monotonic() - shown > STATUS_SECONDS:
+                self._note_cores(run.session)
                 run.poll()
                 shown = time.monotonic()
         if self._draining.is_set():

@@ -45,6 +45,8 @@ SETTINGS = {
     "spark.hadoop.fs.permissions.umask-mode": "077",
     # A batch is allocated and freed as a whole: the system's allocator returns its memory, Arrow's own keeps half.
     "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": "system",
+    # The default of 100 keeps as many offsets, each as large as the tables are many. Only the last is ever needed.
+    "spark.sql.streaming.minBatchesToRetain": "10",
     # Adaptive execution would put the small shuffle of blocks, and so all tables, into one task.
     "spark.sql.adaptive.enabled": "false",
 }

@@ -129,7 +129,8 @@ def test_a_copy_calls_none_of_it_and_has_every_value(garden: PostgresDatabase) -
         holding.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         row = holding.execute("SELECT pg_export_snapshot()").fetchone()
         assert row is not None
-        [part] = measure_heaps(dsn, int(table.upstream_id), row[0]) or {}
+        oid = int(table.upstream_id)
+        [part] = (measure_heaps(dsn, [oid], row[0]) or {})[oid]
         batches = read_chunk(dsn, PostgresCopySplit(copies=table, part=part, snapshot=row[0]))
         rows = pa.concat_tables(pa.Table.from_struct_array(changes.row) for changes in batches)
     assert shown_rows(rows) == true_rows(garden)

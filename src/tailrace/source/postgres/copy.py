@@ -8,7 +8,7 @@ from the *first* snapshot's x, every key still ends at its last change.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +80,8 @@ FROM tree JOIN pg_class c USING (oid) WHERE c.relkind = 'r' ORDER BY 1
 _FILES = "SELECT oid, relfilenode FROM pg_class WHERE oid = ANY(%s)"
 
 
-def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
-    """The heaps that hold a table's rows (itself, or its leaf partitions) with their size in pages.
+def measure_heaps(dsn: str, oids: Sequence[int], snapshot: str) -> dict[int, dict[str, int]] | None:
+    """By table, the heaps that hold its rows (itself, or its leaf partitions) with their size in pages.
 
     None when one was rewritten since the snapshot, which cannot see its current rows.
 
@@ -92,12 +92,15 @@ def measure_heaps(dsn: str, oid: int, snapshot: str) -> dict[str, int] | None:
     wants to truncate or alter a table.
     """
     with session(dsn, "measuring a table for the copy") as connection:
-        rows = connection.execute(_HEAPS, [oid]).fetchall()
+        found = {oid: connection.execute(_HEAPS, [oid]).fetchall() for oid in oids}
         with as_of(connection, snapshot):
-            then = dict(connection.execute(_FILES, [[heap for heap, *_ in rows]]).fetchall())
-        if any(then.get(heap, file) != file for heap, file, _ in rows):
-            return None
-        return {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None} or {NO_HEAP: 0}
+            then = dict(connection.execute(_FILES, [[heap for rows in found.values() for heap, *_ in rows]]).fetchall())
+    if any(then.get(heap, file) != file for rows in found.values() for heap, file, _ in rows):
+        return None
+    return {
+        oid: {f"{heap}.{file}": int(pages) for heap, file, pages in rows if pages is not None} or {NO_HEAP: 0}
+        for oid, rows in found.items()
+    }
 
 
 class SnapshotOpening:

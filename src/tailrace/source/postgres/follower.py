@@ -13,6 +13,7 @@ from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader
 from tailrace.model.change import START, Position, just_before
 from tailrace.model.schema import TableSchema
+from tailrace.source.copy_share import CopyNeed, least_size, share_chunks
 from tailrace.source.follower import Limit, Offset, SchemaVersions, TableDirectives
 from tailrace.source.journal_log import RECEIVER_SECONDS, find_boundary, is_worth_passing
 from tailrace.source.log_follower import LogFollower
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from tailrace.source.postgres.source import PostgresSource
 
 PAGE_BYTES = 8192
+SMALL_SHARE = 8
+"""A table of less than this fraction of a chunk is small."""
 GATHER_SECONDS = 0.25
 """How long the first changes of a backlog wait for others: about as long as Spark takes to begin a batch."""
 PASS_SECONDS = 0.1
@@ -58,12 +61,15 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._snapshot: PostgresSnapshot | None = None
         self._opening: SnapshotOpening | None = None
         self._waits_for_snapshot = False
+        self._small: dict[int, int] = {}
+        """The bytes of each small table whose copy this process began: they share batches and tasks."""
         self._judged: CatalogLook | None = None
         self._compared: CatalogLook | None = None
         self._has_new_version = True  # the process before may have stored one
         self._gathers_since: float | None = None
         self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
+        self._owes_pass = False
 
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.context.reader)
@@ -95,6 +101,14 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._receiver.require_alive()
         return super().latest(start, limit, directives)
 
+    def idle_sign(self) -> object | None:
+        self._journal.refresh()
+        self._discovery.refresh()
+        is_copying = self._snapshot is not None or self._opening is not None or self._waits_for_snapshot
+        if is_copying or self._gathers_since is not None or self._owes_pass:
+            return None
+        return self._journal.head(), self._journal.mark(), self._discovery.look, self.goal
+
     @contextmanager
     def opened(self, at: PostgresOffset) -> Iterator[None]:
         self._journal.poll()
@@ -115,7 +129,8 @@ class PostgresFollower(LogFollower[PostgresOffset]):
     def _pass_over(self, after: Position, upto: Position) -> None:
         """Report that nothing waits in (after, upto]: it gets no batch, and an idle table would seem to lag."""
         since = time.monotonic() - self._passed_at
-        if not self.source.is_pipeline or (after, upto) == self._passed or since < PASS_SECONDS:
+        self._owes_pass = self.source.is_pipeline and (after, upto) != self._passed and since < PASS_SECONDS
+        if not self.source.is_pipeline or (after, upto) == self._passed or self._owes_pass:
             return
         self._passed, self._passed_at = (after, upto), time.monotonic()
         write_status(self.source.folder, FOLLOWER, {"passed": [str(after), str(upto)]})
@@ -293,7 +308,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             return end
         self._waits_for_snapshot = False
         changed: dict[int, PostgresTableOffset] = {}
-        budget = limit.bytes
+        taken = self._share(copying | begun, snapshot, limit)
         for oid, entry in sorted({**copying, **begun}.items()):
             keyed = bool(self._copied_schema(oid, entry).key)
             if not keyed and entry.copy != snapshot.x:
@@ -301,18 +316,25 @@ class PostgresFollower(LogFollower[PostgresOffset]):
                 changed[oid] = entry.recopy()
                 continue
             read = entry.next == entry.chunks
-            take = (
-                min(entry.chunks - entry.next, max(1, budget // self.source.options.copying.chunk_bytes))
-                if budget > 0
-                else 0
-            )
-            budget -= take * self.source.options.copying.chunk_bytes
-            entry = replace(entry, next=entry.next + take)
+            entry = replace(entry, next=entry.next + taken[oid])
             # A table without key waits for the next batch, which shows that these chunks were read under this snapshot.
             if entry.next == entry.chunks and (keyed or read):
                 entry = replace(entry, phase="catchup", at=entry.snapshot_position)
             changed[oid] = entry
         return end.with_tables(changed)
+
+    def _share(
+        self, copying: Mapping[int, PostgresTableOffset], snapshot: PostgresSnapshot, limit: Limit
+    ) -> dict[int, int]:
+        """How many chunks each of these tables copies in the next batch."""
+        chunk = self.source.options.copying.chunk_bytes
+        needs = {
+            # A table without key that another snapshot began starts over, and copies nothing in this batch.
+            oid: CopyNeed(entry.chunks - entry.next, least_size(self._small.get(oid, chunk), chunk))
+            for oid, entry in copying.items()
+            if entry.copy == snapshot.x or self._copied_schema(oid, entry).key
+        }
+        return share_chunks(needs, limit.copied_bytes)
 
     def _begin(
         self, new: Mapping[int, PostgresTableOffset], snapshot: PostgresSnapshot, now: PostgresOffset
@@ -337,10 +359,14 @@ class PostgresFollower(LogFollower[PostgresOffset]):
                 return None
         begun: dict[int, PostgresTableOffset] = {}
         pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
+        measured = measure_heaps(self.source.dsn, list(new), snapshot.snapshot)
+        if measured is None:
+            return None
         for oid, entry in new.items():
-            heaps = measure_heaps(self.source.dsn, oid, snapshot.snapshot)
-            if heaps is None:
-                return None
+            heaps = measured[oid]
+            self._small.pop(oid, None)
+            if sum(heaps.values()) < pages // SMALL_SHARE and len(heaps) == 1:
+                self._small[oid] = sum(heaps.values()) * PAGE_BYTES
             parts = {heap: max(1, math.ceil(size / pages)) for heap, size in heaps.items()}
             self._schemas.put(shown[oid].schema, before(snapshot.x))
             begun[oid] = PostgresTableOffset(
@@ -382,7 +408,10 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         pages = self.source.options.copying.chunk_bytes // PAGE_BYTES
         published = self._discovery.tables[oid]
         filtered_by = published.membership if published.row_filter else 0
-        return [copy_split(table, chunk, pages, snapshot, entry.copy, filtered_by) for chunk in chunks(entry, numbers)]
+        return [
+            replace(copy_split(table, chunk, pages, snapshot, entry.copy, filtered_by), size=self._small.get(oid))
+            for chunk in chunks(entry, numbers)
+        ]
 
     def _wait_for_snapshot(self) -> PostgresSnapshot:
         while (snapshot := self._open_snapshot(1.0)) is None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
@@ -43,6 +43,12 @@ class PostgresLogSplit(FrameSplit):
         rows = FrameMeta.from_bytes(ref.meta).rows
         return {oid: ref.length * count // max(ref.count, 1) for oid, count in rows.items()}
 
+    @staticmethod
+    def trim(ref: FrameRef, names: Collection[int]) -> FrameRef:
+        # Tasks read the relations from the frame itself, and a hundred lanes would carry those of all tables each.
+        rows = FrameMeta.from_bytes(ref.meta).rows
+        return replace(ref, meta=FrameMeta({oid: rows[oid] for oid in names if oid in rows}, {}, None).to_bytes())
+
 
 def log_splits(refs: Sequence[FrameRef], wanted: Mapping[int, PgRange], parallel: int) -> list[Split]:
     """Split the frames that hold changes of the tables, for `parallel` tasks. Pure."""
@@ -59,7 +65,7 @@ def read_log(journal: JournalPlace, split: PostgresLogSplit) -> Iterator[Changes
         wanted.require_allowed()
     with closing(FrameReader(journal)) as reader:
         for ref, frame in zip(split.frames, reader.read_all(split.frames), strict=True):
-            meta = FrameMeta.from_bytes(ref.meta)
+            meta = FrameMeta.from_bytes(frame.meta)
             here = {oid: split.ranges[oid] for oid in split.concerned(ref)}
             decoded = decode(
                 messages_of(frame.payload),

@@ -38,7 +38,7 @@ class PostgresCopyOptions(Options):
     """The initial copy of a table."""
 
     chunk_bytes: Size = Field(default=32_000_000, ge=1_000_000, description="how much of a table one task reads")
-    parallel: int | None = Field(default=None, ge=1, description="connections at once; default: the cores")
+    parallel: int | None = Field(default=None, ge=1, description="connections that read at once; default: all cores")
 
 
 class PostgresOptions(SourceOptions):

@@ -84,9 +84,13 @@ class PostgresSource(Source):
         return self.folder / f"{quote(self.context.reader, safe='')}.versions"
 
     @property
+    def copy_tasks(self) -> int | None:
+        return self.options.copying.parallel
+
+    @property
     def parallel(self) -> int:
-        """How many connections copy at once."""
-        return self.options.copying.parallel or os.cpu_count() or 2
+        """Into how many parts a batch of the log is cut at least, if it is large enough."""
+        return os.cpu_count() or 2
 
     @property
     def is_pipeline(self) -> bool:

@@ -217,7 +217,7 @@ class ClusterFollower(LogFollower[SqliteOffset]):
                     changed[name] = entry.begin(snapshot_position, bounds)
         elif due:
             changed |= {name: entry.begin(end.log, WHOLE) for name, entry in due.items()}
-        return end.copy_on(changed, limit.rows, self.source.options.copying.chunk_rows)
+        return end.copy_on(changed, limit.copied_rows, self.source.options.copying.chunk_rows)
 
     def _join(self, arrived: Mapping[str, Arrival]) -> dict[str, ChunkedTableOffset]:
         """Start tables at their first events: an empty copy before those, then the log."""

@@ -211,7 +211,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
             bounds = chunk_bounds(self._log.connection, name, self.source.options.chunk_rows)
             self._schemas.begin(self._followed[name], snapshot_position)
             changed[name] = entry.begin(snapshot_position, bounds)
-        return end.copy_on(changed, limit.rows, self.source.options.chunk_rows)
+        return end.copy_on(changed, limit.copied_rows, self.source.options.chunk_rows)
 
     def split_copy(
         self,
