@@ -14,7 +14,7 @@ from tailrace.option.table import TableOptions
 from tailrace.option.value import OptionContext, Secret
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.api import Api, ApiTls, QueryRefusedError
-from tailrace.source.rqlite.listener import secure
+from tailrace.system.http_listener import secure
 from tailrace.source.rqlite.option import AuthOptions, RqliteOptions
 from tailrace.source.rqlite.query import fetch_by_key
 from tailrace.source.rqlite.source import RqliteSource
