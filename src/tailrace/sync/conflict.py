@@ -47,4 +47,4 @@ def choose(policy: str | None, decide: Decide | None) -> Decide:
     chosen = "local" if policy is None else policy
     if chosen not in POLICIES:
         raise ConfigError(f"unknown conflict policy {chosen!r}", fix=f"use one of {', '.join(POLICIES)}")
-    return lambda conflict: chosen  # type: ignore[return-value]
+    return lambda conflict: chosen

@@ -22,6 +22,7 @@ from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import OwnedError, PreflightError
 from tailrace.sync.preflight import MARK_TABLE, require_syncable
 from tailrace.sync.remote import Remote
+from tailrace.sync.schema import describe
 from tailrace.sync.statement import OwnChange
 from tailrace.system import failpoint
 from tailrace.system.atomic_file import sync as sync_folder
@@ -75,6 +76,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
             )
             local = LocalFile(connection, path)
             local.set(format=_FORMAT, client=f"tailrace-{uuid.uuid4()}", remote=address, revision=revision)
+            local.set(schema=describe(connection, "main"))
             local.set_base()
     failpoint.reach("sync.bootstrap")
     with draft.open("rb") as file:

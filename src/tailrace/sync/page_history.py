@@ -152,4 +152,4 @@ class PageHistory:
         return value
 
     def _set(self, **values: object) -> None:
-        self._connection.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", list(values.items()))  # type: ignore[arg-type]
+        self._connection.executemany("INSERT OR REPLACE INTO setting VALUES (?, ?)", list(values.items()))

@@ -1,4 +1,3 @@
-# ruff: noqa: S608 - every name in the SQL here is quoted
 """What cannot be synced is refused before anything happens, with the reason."""
 
 from __future__ import annotations

@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tailrace.capture import trigger
@@ -24,7 +23,7 @@ from tailrace.errors import TableError, UnavailableError
 from tailrace.sync.conflict import Decide, SyncConflict, SyncRow
 from tailrace.sync.local_file import CONFLICTS, LocalFile, image_of
 from tailrace.sync.preflight import MARK_TABLE
-from tailrace.sync.schema import bring_schema, columns, read_objects
+from tailrace.sync.schema import bring_schema, columns, describe, read_objects
 from tailrace.sync.statement import OwnChange, bind, match_key
 from tailrace.system import failpoint
 
@@ -54,7 +53,7 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
     connection = local.connection
     with attached(local):
         with transaction(connection):
-            is_changed = bring_schema(connection, local.own_changes())
+            is_changed = bring_schema(connection, local.get("schema"))
         if is_changed:
             trigger.enable(connection)
         with transaction(connection):
@@ -67,7 +66,7 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                         pulled.rows += _bring(connection, table)
                 local.set_base()
                 _Replay(connection, decide, pulled).run(own)
-            local.set(revision=revision)
+            local.set(revision=revision, schema=describe(connection, "now"))
             failpoint.reach("sync.before-local-commit")
     failpoint.reach("sync.after-local-commit")
 

@@ -3,15 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from tailrace.capture.change import RecordRow, Schema
 from tailrace.capture.layout import is_internal, own_tables, quoted
-from tailrace.capture.schema_change import column_names, is_own_trigger
+from tailrace.capture.schema_change import is_own_trigger
 from tailrace.errors import SchemaChangedError
 from tailrace.sync.preflight import MARK_TABLE
-from tailrace.sync.statement import OwnChange
 
 SchemaObject = tuple[str, str]
 _ORDER = {"table": 0, "view": 1, "index": 2, "trigger": 3}
@@ -42,25 +41,38 @@ def columns(connection: sqlite3.Connection, schema: str, table: str) -> dict[str
     }
 
 
-def bring_schema(connection: sqlite3.Connection, own: Sequence[OwnChange]) -> bool:
-    """Create here what the image has in addition; whether something was created. Own DDL not pushed yet stays."""
+def describe(connection: sqlite3.Connection, schema: str) -> str:
+    """Which objects and columns there are, to know later which of them someone dropped, and which are new."""
+    found = [[*each, list(columns(connection, schema, each[1]))] for each in read_objects(connection, schema)]
+    return json.dumps(found)
+
+
+def bring_schema(connection: sqlite3.Connection, known: str) -> bool:
+    """Create here what the image has in addition; whether something was created. Own DDL not pushed yet stays.
+
+    `known` describes the remote as of the last pull. Raises SchemaChangedError for what either side dropped or renamed.
+    """
     mine, theirs = read_objects(connection, "main"), read_objects(connection, "now")
-    pending = {(str(entry[0]), str(entry[1])) for entry in _own_entries(own)}
+    held = {(kind, name): set(names) for kind, name, names in json.loads(known)}
     statements = list[str]()
     for (kind, name), sql in theirs.items():
         if (kind, name) not in mine:
+            if (kind, name) in held:
+                raise _stop(f"the {kind} was dropped or changed here, which cannot be sent to the remote", name)
             statements.append(sql)
         elif kind == "table":
             here, there = columns(connection, "main", name), columns(connection, "now", name)
-            gone = [column for column in here if column not in there]
-            if gone and ("table", name) not in pending:
+            before = held.get((kind, name), set())
+            if gone := [column for column in before if column in here and column not in there]:
                 raise _stop(f"column {gone[0]} was dropped or renamed on the remote", name)
+            if gone := [column for column in before if column in there and column not in here]:
+                raise _stop(f"column {gone[0]} was dropped or renamed here, which cannot be sent to the remote", name)
             statements += [
                 f"ALTER TABLE {quoted(name)} ADD COLUMN {definition}"
                 for column, definition in there.items()
                 if column not in here
             ]
-    for kind, name in mine.keys() - theirs.keys() - pending:
+    for kind, name in (mine.keys() - theirs.keys()) & held.keys():
         if kind == "table":
             raise _stop("it was dropped or renamed on the remote", name)
         statements.append(f"DROP {kind.upper()} {quoted(name)}")
@@ -69,33 +81,19 @@ def bring_schema(connection: sqlite3.Connection, own: Sequence[OwnChange]) -> bo
     return bool(statements)
 
 
-def push_schema(connection: sqlite3.Connection, change: OwnChange) -> Iterator[str]:
-    """The statements that bring one own schema change to the remote, of which the image is attached as `now`."""
-    operation = change.operation
-    assert isinstance(operation, Schema)
-    before, after = operation.before, operation.after
-    entry = after or before
-    assert entry is not None
-    kind, name = str(entry[0]), str(entry[1])
-    if after is None or kind == "trigger" or (before is not None and kind != "table"):
-        raise _stop(f"this change of a {kind} cannot be sent to the remote", name)
-    if before is None:
-        if (kind, name) not in read_objects(connection, "now"):
-            yield str(after[4])
-        return
-    old, new = column_names(str(before[4])), column_names(str(after[4]))
-    if before[1] != after[1] or new[: len(old)] != old:
-        raise _stop("a column or the table was renamed or dropped here, which cannot be sent to the remote", name)
-    there = columns(connection, "now", name)
-    for column, definition in columns(connection, "main", name).items():
-        if column in new[len(old) :] and column not in there:
-            yield f"ALTER TABLE {quoted(name)} ADD COLUMN {definition}"
-
-
-def _own_entries(own: Sequence[OwnChange]) -> Iterator[RecordRow]:
-    for change in own:
-        if isinstance(change.operation, Schema) and change.operation.after is not None:
-            yield change.operation.after
+def push_schema(connection: sqlite3.Connection) -> Iterator[str]:
+    """The statements that bring own DDL to the remote, of which the image is attached as `now`."""
+    theirs = read_objects(connection, "now")
+    for (kind, name), sql in read_objects(connection, "main").items():
+        if (kind, name) not in theirs:
+            if kind == "trigger":
+                raise _stop("a trigger cannot be sent to the remote: create it there", name)
+            yield sql
+        elif kind == "table":
+            there = columns(connection, "now", name)
+            for column, definition in columns(connection, "main", name).items():
+                if column not in there:
+                    yield f"ALTER TABLE {quoted(name)} ADD COLUMN {definition}"
 
 
 def _stop(what: str, table: str) -> SchemaChangedError:

@@ -54,7 +54,7 @@ class ServedFile:
             self._pin()
             self._wal = WalReader(path)
             self._history = PageHistory(Path(f"{path}-sync"), history_bytes)
-            self._begin()
+            self._recorded = self._begin()
         except apsw.NotADBError:
             self.close()
             raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
@@ -156,7 +156,9 @@ class ServedFile:
             chunk = numbers[start : start + _CHUNK_PAGES]
             with self._lock:
                 old = self._history.old_pages(revision, chunk[0], chunk[-1])
-                yield [(number, old.get(number) or self._reader.page(number)) for number in chunk]
+                pages = [(number, old.get(number) or self._reader.page(number)) for number in chunk]
+            # Outside of the lock: the next piece may be read by another thread, or never.
+            yield pages
 
     @property
     def _reader(self) -> WalReader:
@@ -189,7 +191,7 @@ class ServedFile:
         while len(self._pins) > 1:
             self._pins.pop(0).close()
 
-    def _begin(self) -> None:
+    def _begin(self) -> WalState:
         """Record what changed while no server ran: from the log if it still has all of it, else by reading the file."""
         last = self._history.recorded
         state = self._reader.state()
@@ -199,7 +201,7 @@ class ServedFile:
         pages = {number: digest(self._reader.page(number)) for number in numbers if number < state.pages}
         # No pin kept the old pages, so revisions before this one can no longer be given.
         self._history.record(state, pages, None)
-        self._recorded = state
+        return state
 
 
 def _lock_out(path: Path) -> int:

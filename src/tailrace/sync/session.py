@@ -102,6 +102,7 @@ class SyncSession:
                 pulled = Pulled()
                 for attempt in range(_ATTEMPTS):
                     self._pull(local, pulled, wait_seconds if not attempt else 0.0)
+                    asked = self._remote.sent
                     try:
                         result.pushed += self._push(local)
                     except RefusedPushError:
@@ -109,7 +110,7 @@ class SyncSession:
                             raise
                     else:
                         break
-                if result.pushed:
+                if result.pushed or self._remote.sent > asked:
                     self._pull(local, pulled, 0.0)
                 result.pulled += pulled.rows
                 result.conflicts, result.dead_letters = pulled.conflicts, pulled.dead_letters
@@ -145,22 +146,26 @@ class SyncSession:
 
     def _push(self, local: LocalFile) -> int:
         own = local.own_changes()
-        if not own:
+        with attached(local):
+            has_schema = any(push_schema(local.connection))
+        if not own and not has_schema:
             return 0
         client = local.get("client")
         mark = self._remote.mark(client)
         own = [change for change in own if change.change_id > mark]
         count = 0
-        for start in range(0, len(own), _PUSH_CHANGES):
+        for start in range(0, len(own) or 1, _PUSH_CHANGES):
             part = own[start : start + _PUSH_CHANGES]
             failpoint.reach("sync.before-push")
-            self._remote.push(self._steps(local, client, part))
+            last = part[-1].change_id if part else mark
+            if part or has_schema:
+                self._remote.push(self._steps(local, client, part, last))
             failpoint.reach("sync.after-push")
             count += len(part)
         return count
 
     @staticmethod
-    def _steps(local: LocalFile, client: str, own: Sequence[OwnChange]) -> list[Step]:
+    def _steps(local: LocalFile, client: str, own: Sequence[OwnChange], last: int) -> list[Step]:
         table = (
             f"CREATE TABLE IF NOT EXISTS {MARK_TABLE} (client_id TEXT PRIMARY KEY, pull_gen INTEGER, change_id INTEGER)"
         )
@@ -168,7 +173,7 @@ class SyncSession:
             f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, 0, ?) "
             "ON CONFLICT (client_id) DO UPDATE SET pull_gen = excluded.pull_gen, change_id = excluded.change_id"
         )
-        return [(table, ()), *_changes(local, own), (mark, (client, own[-1].change_id))]
+        return [(table, ()), *_changes(local, own), (mark, (client, last))]
 
 
 def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
@@ -188,14 +193,15 @@ def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
         rows.clear()
 
     with attached(local):
+        steps += [(sql, ()) for sql in push_schema(local.connection)]
         for change in own:
             width = len(change.after or ())
             joins = rows and rows[0].table == change.table and len(rows[0].after or ()) == width
             if rows and not (change.kind == "insert" and joins and (len(rows) + 1) * width <= _STEP_VALUES):
                 flush()
             if isinstance(change.operation, Schema):
-                steps += [(sql, ()) for sql in push_schema(local.connection, change)]
-            elif change.kind == "insert":
+                continue  # all of it went first
+            if change.kind == "insert":
                 rows.append(change)
             elif step := change.step(read_table_shape(local.connection, change.table)):
                 steps.append(step)

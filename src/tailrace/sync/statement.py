@@ -71,7 +71,8 @@ def insert(shape: TableShape, width: int, rows: str) -> str:
     names = [quoted(field.name) for field in shape.fields[:width]]
     target = ", ".join(quoted(shape.fields[place].name) for place in key_places(shape))
     sets = ", ".join(f"{name} = excluded.{name}" for name in names)
-    return f"INSERT INTO {quoted(shape.table)} ({', '.join(names)}) VALUES {rows} ON CONFLICT ({target}) DO UPDATE SET {sets}"
+    into = f"{quoted(shape.table)} ({', '.join(names)})"
+    return f"INSERT INTO {into} VALUES {rows} ON CONFLICT ({target}) DO UPDATE SET {sets}"
 
 
 def key_places(shape: TableShape) -> list[int]:

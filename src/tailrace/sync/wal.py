@@ -56,6 +56,8 @@ class WalReader:
             # A writer changes the second copy first: as long as they differ, it is not done.
             if len(header) == 2 * _INDEX_HEADER and header[:_INDEX_HEADER] == header[_INDEX_HEADER:]:
                 frames, pages = struct.unpack_from("=II", header, 16)
+                if not frames:  # an empty log says nothing about the size
+                    pages = os.fstat(self._database).st_size // PAGE_BYTES
                 return WalState(header[32:40], frames, header[24:32], pages)
         raise DamagedError("the index of the write-ahead log cannot be read", fix="start the server again")
 
