@@ -61,9 +61,13 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                 raise UnavailableError("the schema of the local file was changed meanwhile", fix="sync again")
             own = [each for each in local.own_changes(_mark(local)) if not isinstance(each.operation, Schema)]
             with _without_triggers(connection):
-                for kind, table in read_objects(connection, "now"):
-                    if kind == "table":
+                theirs = read_objects(connection, "now")
+                for kind, table in read_objects(connection, "main"):
+                    if kind == "table" and (kind, table) in theirs:
                         pulled.rows += _bring(connection, table)
+                    elif kind == "table":
+                        # A table of our own that is not pushed yet: its rows are among the changes to replay.
+                        connection.execute(f"DELETE FROM main.{quoted(table)}")
                 local.set_base()
                 _Replay(connection, decide, pulled).run(own)
             local.set(revision=revision, schema=describe(connection, "now"))
@@ -101,6 +105,11 @@ def _bring(connection: sqlite3.Connection, table: str) -> int:
     there = columns(connection, "now", table)
     names = [quoted(each.name) for each in shape.fields if each.name in there]
     name, rowid = quoted(table), shape.rowid
+    for each in shape.fields:
+        if each.name not in there:
+            # A column of our own that is not pushed yet: its values are among the changes to replay.
+            own, default = quoted(each.name), f"({each.default or 'NULL'})"
+            connection.execute(f"UPDATE main.{name} SET {own} = {default} WHERE {own} IS NOT {default}")
     differs = " OR ".join(
         f"m.{one} COLLATE BINARY IS NOT n.{one} OR typeof(m.{one}) <> typeof(n.{one})" for one in names
     )
