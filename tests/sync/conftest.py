@@ -25,8 +25,8 @@ class ServerProcess:
         self.start()
 
     def start(self) -> None:
-        command = [sys.executable, "-m", "tailrace.cli", "serve-sync", str(self.file), "--json", "--listen"]
-        command = [str(Path(sys.executable).with_name("tailrace")), *command[3:]]
+        tailrace = str(Path(sys.executable).with_name("tailrace"))
+        command = [tailrace, "serve-sync", str(self.file), "--json", "--listen"]
         self._process = subprocess.Popen(
             [*command, self._address, *self._options], stdout=subprocess.PIPE, text=True, env=self._environment
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from contextlib import suppress
 
 import pytest
 from hypothesis import given
@@ -42,10 +43,8 @@ def test_an_answer_is_decoded_as_it_was_encoded(revision: str, pages: int, numbe
 
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_request_or_malformed(body: bytes) -> None:
-    try:
-        PullRequest.decode(body)
-    except MalformedMessageError as error:
-        assert str(error)
+    with suppress(MalformedMessageError):
+        assert isinstance(PullRequest.decode(body), PullRequest)
 
 
 @given(st.sets(st.integers(0, 200_000), min_size=1) | st.just(set(range(70_000))), st.booleans())
@@ -58,10 +57,8 @@ def test_a_selector_is_the_set_that_a_roaring_bitmap_holds(chosen: set[int], opt
 
 @given(st.binary(max_size=300))
 def test_any_bytes_are_a_selector_or_malformed(selector: bytes) -> None:
-    try:
+    with suppress(MalformedMessageError):
         assert all(number < 1000 for number in decode_selector(selector, 1000))
-    except MalformedMessageError as error:
-        assert str(error)
 
 
 def test_an_answer_that_breaks_off_is_malformed() -> None:
