@@ -27,6 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "option": MODEL,
     "journal": MODEL,
     "capture": MODEL | {"option"},
+    "sync": MODEL | {"option", "capture"},
     "state": MODEL | {"system.libpq"},
     "source": MODEL | {"system.child_process", "system.libpq", "option", "journal", "capture"},
     "destination": MODEL | {"system.child_process", "option", "journal", "state"},
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "demo": MODEL | {"source", "destination", "testing"},
     "cli": MODEL
     | CONFIGURATION
-    | {"system.child_process", "capture", "state", "source", "destination", "stream", "verify", "demo"},
+    | {"system.child_process", "capture", "state", "source", "destination", "stream", "sync", "verify", "demo"},
 }
 """For each part (a room or module right below `tailrace`, or a module with a place of its own), what it may know of."""
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tailrace.model.schema import Column, TableName, TableSchema
     from tailrace.source.source import Source
     from tailrace.stream.pipeline import Pipeline
+    from tailrace.sync.session import sync
 
 __version__ = "0.1.0"
 
@@ -30,6 +31,7 @@ __all__ = [
     "TableName",
     "TableSchema",
     "TailraceError",
+    "sync",
 ]
 
 _HOMES = {
@@ -42,6 +44,7 @@ _HOMES = {
     "Source": "tailrace.source.source",
     "TableName": "tailrace.model.schema",
     "TableSchema": "tailrace.model.schema",
+    "sync": "tailrace.sync.session",
 }
 
 

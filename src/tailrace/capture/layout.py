@@ -20,6 +20,8 @@ SCHEMA_TABLE = "sqlite_schema"
 TURSO_PREFIX = "__turso_internal"
 CAPTURE_TABLE = "tailrace_capture"
 PROGRESS_TABLE = "tailrace_tape"
+SYNC_TABLES = ("tailrace_sync", "tailrace_sync_conflict")
+"""The state of a sync, and the conflicts that it met."""
 
 INSERT, UPDATE, DELETE, COMMIT = 1, 0, -1, 2
 """The values of change_type."""
@@ -199,7 +201,7 @@ def own_tables(connection: CaptureConnection) -> set[str]:
     """The tables that belong to captures of this file."""
     tapes = _tapes(connection)
     sides = (side for tape in tapes for side in side_tables(tape))
-    return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *tapes, *sides}
+    return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *SYNC_TABLES, *tapes, *sides}
 
 
 def trigger_tapes(connection: CaptureConnection) -> list[str]:

@@ -118,7 +118,9 @@ def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode 
             fix=f"keep that table, or run tailrace sqlite disable FILE, then enable with {mode.table}",
         )
     claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
-    existing = [table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE)]
+    existing = [
+        table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE, *layout.SYNC_TABLES)
+    ]
     existing += [
         table
         for table in (mode.table, *side_tables(mode.table))

@@ -14,6 +14,7 @@ from tailrace.cli import dead_letter, queue, sqlite, tape
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
+from tailrace.cli.sync import serve_sync, sync
 from tailrace.cli.verify import verify
 
 if TYPE_CHECKING:
@@ -220,6 +221,8 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
 
 app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintain)
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
+app.command("serve-sync", epilog="Example: tailrace serve-sync shop.db --listen 127.0.0.1:8080")(serve_sync)
+app.command(epilog="Example: tailrace sync phone.db http://127.0.0.1:8080")(sync)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
 app.add_typer(sqlite.app)

@@ -21,11 +21,11 @@ import urllib3
 
 from tailrace.cli.run import receive
 from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
-from tailrace.source.rqlite import listener
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.endpoint import Lane, RateLimit
 from tailrace.source.rqlite.receiver import RqliteReceiver, is_receiving
 from tailrace.source.rqlite.request import PostedRequest, parse
+from tailrace.system import http_listener
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
 from tests.support.rqlite_posting import Running, body, entry, insert, lines, make_options, recorded, running
@@ -97,7 +97,7 @@ def test_refusals_do_not_fill_the_log(tmp_path: Path) -> None:
 
 
 def test_an_idle_connection_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "HEAD_SECONDS", 2.0)
+    monkeypatch.setattr(http_listener, "HEAD_SECONDS", 2.0)
     stop = threading.Event()
     receiver = RqliteReceiver(make_options(tmp_path / "journal"), stop.is_set)
     thread = threading.Thread(target=receiver.run)

@@ -24,12 +24,12 @@ from tailrace.errors import OwnedError, TailraceError, UnavailableError
 from tailrace.option.value import split_listen
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.endpoint import BODY_SECONDS, CdcEndpoint, Limits
-from tailrace.source.rqlite.listener import HttpConnection, listening, secure
 from tailrace.source.rqlite.option import RqliteOptions
 from tailrace.source.rqlite.request import folder_of
 from tailrace.system.atomic_file import make_private_folder, remove
 from tailrace.system.child_process import BUSY, write_status
 from tailrace.system.file_lock import is_current, is_locked, try_lock
+from tailrace.system.http_listener import HttpConnection, listening, secure
 
 _log = logging.getLogger(__name__)
 
@@ -111,7 +111,7 @@ class RqliteReceiver:
         """
         with receiving_alone(self.journal):
             try:
-                with listening(self.options.listen, CONNECTIONS) as listener:
+                with listening(split_listen(self.options.listen), CONNECTIONS, option="source.listen") as listener:
                     self.port = listener.getsockname()[1]
                     self._open_known()
                     asyncio.run(self._serve(listener, on_status))

@@ -1,4 +1,4 @@
-"""Where the receiver listens, the certificate it shows there, and how long it waits for a request."""
+"""Where an HTTP server listens, the certificate it shows there, and how long it waits for a request."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tailrace.errors import ConfigError, UnavailableError
-from tailrace.option.value import split_listen
 
 HEAD_SECONDS = 30.0
 """How long the head of a request may take to arrive."""
@@ -49,28 +48,33 @@ class HttpConnection(H11Protocol):
 
 
 @contextmanager
-def listening(listen: str, backlog: int) -> Iterator[socket.socket]:
-    """A listening socket for the duration of the context. Raises UnavailableError when it cannot be opened."""
-    host, port = split_listen(listen)
+def listening(address: tuple[str, int], backlog: int, *, option: str) -> Iterator[socket.socket]:
+    """A listening socket for the duration of the context. Raises UnavailableError when it cannot be opened.
+
+    `option` is what sets the address, for the message.
+    """
+    host, port = address
     try:
-        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, protocol, _, resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family, kind, protocol)
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
+            listener.bind(resolved)
             listener.listen(backlog)
         except OSError:
             listener.close()
             raise
     except OSError as error:
         raise UnavailableError(
-            f"cannot listen on {listen}: {error.strerror}", fix="stop what listens there, or change source.listen"
+            f"cannot listen on {host}:{port}: {error.strerror}", fix=f"stop what listens there, or change {option}"
         ) from error
     with listener:
         yield listener
 
 
-def secure(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
+def secure(
+    cert: str, key: str | None, client_ca: str | None, *, options: str = "source.tls.cert, .key, .client_ca"
+) -> ssl.SSLContext:
     """TLS 1.2 or later; with `client_ca` only for clients that show a certificate of that authority.
 
     Raises ConfigError when the files cannot be used.
@@ -87,7 +91,6 @@ def secure(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
         reason = error.reason if isinstance(error, ssl.SSLError) else error.strerror
         raise ConfigError(
             f"the endpoint's certificate cannot be used: {reason}",
-            fix="give readable PEM files that belong together, the key without a passphrase:"
-            " source.tls.cert, .key, .client_ca",
+            fix=f"give readable PEM files that belong together, the key without a passphrase: {options}",
         ) from None
     return context

@@ -1,0 +1,258 @@
+# ruff: noqa: S608 - every name in the SQL here is quoted
+"""Bring the local file to the state of the image, and replay own changes that the remote lacks on top of it.
+
+It is one transaction of the local file, with the state of the sync in it: before it, the file is as it was; after it,
+it holds the remote's revision and every own change. Rows are compared by SQLite itself, exactly: 1 is not 1.0, and 'a'
+is not 'A', whatever the collation of their column.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from tailrace.capture import trigger
+from tailrace.capture.change import RecordRow, Schema
+from tailrace.capture.layout import TableShape, quoted, read_table_shape, transaction
+from tailrace.capture.record import encode
+from tailrace.capture.schema_change import is_own_trigger
+from tailrace.errors import TableError, UnavailableError
+from tailrace.sync.conflict import Decide, SyncConflict, SyncRow
+from tailrace.sync.local_file import CONFLICTS, LocalFile, image_of
+from tailrace.sync.preflight import MARK_TABLE
+from tailrace.sync.schema import bring_schema, columns, describe, read_objects
+from tailrace.sync.statement import OwnChange, bind, match_key
+from tailrace.system import failpoint
+
+
+@dataclass
+class Pulled:
+    """What pulls did: rows of others written here, conflicts by kind, and own changes that were given up."""
+
+    rows: int = 0
+    conflicts: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+
+
+@contextmanager
+def attached(local: LocalFile) -> Iterator[None]:
+    """The image as the database `now`, for the context."""
+    uri = f"{image_of(local.path).resolve().as_uri()}?immutable=1"
+    local.connection.execute("ATTACH ? AS now", (uri,))
+    try:
+        yield
+    finally:
+        local.connection.execute("DETACH now")
+
+
+def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled) -> None:
+    """Bring the file to the image, which has this revision. Raises SchemaChangedError for DDL that cannot travel."""
+    connection = local.connection
+    with attached(local):
+        with transaction(connection):
+            is_changed = bring_schema(connection, local.get("schema"))
+        if is_changed:
+            trigger.enable(connection)
+        with transaction(connection):
+            if trigger.read_status(connection).pending:
+                raise UnavailableError("the schema of the local file was changed meanwhile", fix="sync again")
+            own = [each for each in local.own_changes(_mark(local)) if not isinstance(each.operation, Schema)]
+            with _without_triggers(connection):
+                theirs = read_objects(connection, "now")
+                for kind, table in read_objects(connection, "main"):
+                    if kind == "table" and (kind, table) in theirs:
+                        pulled.rows += _bring(connection, table)
+                    elif kind == "table":
+                        # A table of our own that is not pushed yet: its rows are among the changes to replay.
+                        connection.execute(f"DELETE FROM main.{quoted(table)}")
+                local.set_base()
+                _Replay(connection, decide, pulled).run(own)
+            local.set(revision=revision, schema=describe(connection, "now"))
+            failpoint.reach("sync.before-local-commit")
+    failpoint.reach("sync.after-local-commit")
+
+
+def _mark(local: LocalFile) -> int:
+    connection = local.connection
+    if not connection.execute("SELECT 1 FROM now.sqlite_schema WHERE name = ?", (MARK_TABLE,)).fetchone():
+        return 0
+    sql = f"SELECT change_id FROM now.{MARK_TABLE} WHERE client_id = ?"
+    row = connection.execute(sql, (local.get("client"),)).fetchone()
+    return int(row[0]) if row else 0
+
+
+@contextmanager
+def _without_triggers(connection: sqlite3.Connection) -> Iterator[None]:
+    """Without the application's triggers, whose effects are among the rows; those of capture stay."""
+    rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
+    dropped = {name: sql for kind, name, sql in rows if kind == "trigger" and not is_own_trigger(kind, name)}
+    for name in dropped:
+        connection.execute(f"DROP TRIGGER {quoted(name)}")
+    yield
+    for sql in dropped.values():
+        connection.execute(sql)
+    if dropped:
+        # They have other row ids in the schema now, which is no change that a reader of the tape should see.
+        trigger.resume(connection, trigger.suspend(connection))
+
+
+def _bring(connection: sqlite3.Connection, table: str) -> int:
+    """Make the rows of one table those of the image; how many were written or deleted."""
+    shape = read_table_shape(connection, table)
+    there = columns(connection, "now", table)
+    names = [quoted(each.name) for each in shape.fields if each.name in there]
+    name, rowid = quoted(table), shape.rowid
+    for each in shape.fields:
+        if each.name not in there:
+            # A column of our own that is not pushed yet: its values are among the changes to replay.
+            own, default = quoted(each.name), f"({each.default or 'NULL'})"
+            connection.execute(f"UPDATE main.{name} SET {own} = {default} WHERE {own} IS NOT {default}")
+    differs = " OR ".join(
+        f"m.{one} COLLATE BINARY IS NOT n.{one} OR typeof(m.{one}) <> typeof(n.{one})" for one in names
+    )
+    connection.execute("CREATE TEMP TABLE IF NOT EXISTS differing (id INTEGER PRIMARY KEY, kind TEXT)")
+    connection.execute("DELETE FROM temp.differing")
+    connection.execute(
+        f"INSERT INTO temp.differing SELECT m.{rowid}, 'gone' FROM main.{name} m "
+        f"WHERE NOT EXISTS (SELECT 1 FROM now.{name} n WHERE n.{rowid} = m.{rowid}) UNION ALL "
+        f"SELECT n.{rowid}, iif(m.{rowid} IS NULL, 'new', 'changed') FROM now.{name} n "
+        f"LEFT JOIN main.{name} m ON m.{rowid} = n.{rowid} WHERE m.{rowid} IS NULL OR {differs}"
+    )
+    (count,) = connection.execute("SELECT count(*) FROM temp.differing").fetchone()
+    if not count:
+        return 0
+
+    def chosen(*kinds: str) -> str:
+        return f"IN (SELECT id FROM temp.differing WHERE kind IN ({', '.join(repr(kind) for kind in kinds)}))"
+
+    def write(deleted: str, inserted: str, *, updates: bool) -> None:
+        connection.execute(f"DELETE FROM main.{name} WHERE {rowid} {deleted}")
+        if updates:
+            sets = ", ".join(f"{one} = n.{one}" for one in names)
+            connection.execute(
+                f"UPDATE main.{name} AS m SET {sets} FROM now.{name} AS n "
+                f"WHERE n.{rowid} = m.{rowid} AND m.{rowid} {chosen('changed')}"
+            )
+        connection.execute(
+            f"INSERT INTO main.{name} ({', '.join([rowid, *names])}) "
+            f"SELECT {', '.join([rowid, *names])} FROM now.{name} WHERE {rowid} {inserted}"
+        )
+
+    connection.execute("SAVEPOINT bring")
+    try:
+        write(chosen("gone"), chosen("new"), updates=True)
+    except sqlite3.IntegrityError:
+        # Rows exchange values of a UNIQUE column: there is an order only without the old rows.
+        connection.execute("ROLLBACK TO bring")
+        write(chosen("gone", "changed"), chosen("new", "changed"), updates=False)
+    connection.execute("RELEASE bring")
+    return int(count)
+
+
+class _Replay:
+    """Writes own changes on top of the remote's rows, by key, in order."""
+
+    def __init__(self, connection: sqlite3.Connection, decide: Decide, pulled: Pulled) -> None:
+        self._connection, self._decide, self._pulled = connection, decide, pulled
+        self._shapes: dict[str, TableShape] = {}
+        self._lost: set[tuple[object, ...]] = set()
+        self._seen: set[tuple[object, ...]] = set()
+
+    def run(self, own: list[OwnChange]) -> None:
+        for change in own:
+            shape = self._shapes.setdefault(change.table, read_table_shape(self._connection, change.table))
+            key = change.key(shape)
+            identity = (change.table, *((type(value), value) for value in key))
+            if identity in self._lost:
+                self._give_up(change, "its row's earlier change was given up")
+            elif self._allows(change, shape, key, identity):
+                self._write(change, shape)
+
+    def _allows(
+        self, change: OwnChange, shape: TableShape, key: tuple[object, ...], identity: tuple[object, ...]
+    ) -> bool:
+        if identity in self._seen:
+            return True
+        self._seen.add(identity)
+        conflict = self._find(change, shape, key)
+        if conflict is None:
+            return True
+        self._pulled.conflicts[conflict.kind] = self._pulled.conflicts.get(conflict.kind, 0) + 1
+        decision = self._decide(conflict)
+        self._note(change, conflict.kind, decision if isinstance(decision, str) else "merged", None)
+        if decision == "stop":
+            raise TableError(
+                f"an own change conflicts with one of the remote ({conflict.kind})",
+                fix="sync with --conflict local or --conflict remote",
+                table=change.table,
+            )
+        if decision == "local" and conflict.kind != "update-delete":
+            return True
+        self._lost.add(identity)
+        if isinstance(decision, Mapping):
+            self._merge(shape, decision)
+        else:
+            self._give_up(change, conflict.kind)
+        return False
+
+    def _find(self, change: OwnChange, shape: TableShape, key: tuple[object, ...]) -> SyncConflict | None:
+        where, values = match_key(shape, key)  # type: ignore[arg-type]
+        names = ", ".join(quoted(each.name) for each in shape.fields)
+        row = self._connection.execute(f"SELECT {names} FROM {quoted(shape.table)} WHERE {where}", values).fetchone()
+        theirs = self._named(shape, row)
+        own = self._named(shape, change.after)
+
+        def conflict(kind: str) -> SyncConflict:
+            return SyncConflict(change.table, kind, key, own, theirs)  # type: ignore[arg-type]
+
+        if change.kind == "insert":
+            return conflict("insert-insert") if row is not None else None
+        if row is None:
+            return conflict("update-delete") if change.kind == "update" else None
+        before = change.before or ()
+        changed = {
+            place for place, value in enumerate(before) if (type(value), value) != (type(row[place]), row[place])
+        }
+        if change.kind == "delete":
+            return conflict("delete-update") if changed else None
+        return conflict("update-update") if changed & set(change.changed()) else None
+
+    @staticmethod
+    def _named(shape: TableShape, row: RecordRow | None) -> SyncRow | None:
+        if row is None:
+            return None
+        return {each.name: value for each, value in zip(shape.fields, row, strict=False)}
+
+    def _write(self, change: OwnChange, shape: TableShape) -> None:
+        step = change.step(shape)
+        if step is None:
+            return
+        self._connection.execute("SAVEPOINT one")
+        try:
+            self._connection.execute(*step)
+        except sqlite3.IntegrityError:
+            self._connection.execute("ROLLBACK TO one")
+            self._give_up(change, "it breaks a constraint together with rows of the remote")
+        self._connection.execute("RELEASE one")
+
+    def _merge(self, shape: TableShape, row: SyncRow) -> None:
+        holders, values = bind(list(row.values()))
+        names = ", ".join(map(quoted, row))
+        self._connection.execute(
+            f"INSERT OR REPLACE INTO {quoted(shape.table)} ({names}) VALUES ({', '.join(holders)})", values
+        )
+
+    def _give_up(self, change: OwnChange, reason: str) -> None:
+        self._pulled.dead_letters += 1
+        self._note(change, "dead-letter", "remote", reason)
+
+    def _note(self, change: OwnChange, kind: str, kept: str, reason: str | None) -> None:
+        before = encode(change.before) if change.before is not None else None
+        after = encode(change.after) if change.after is not None else None
+        self._connection.execute(
+            f"INSERT INTO {CONFLICTS} VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (int(time.time()), kind, change.table, change.change_id, kept, reason, before, after),
+        )

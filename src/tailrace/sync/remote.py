@@ -1,0 +1,215 @@
+# ruff: noqa: S608 - the table's name is a constant
+"""The remote of a sync: a server of Turso's protocol, ours or Turso's own, or another file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import apsw
+import urllib3
+
+from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
+from tailrace.option.value import Secret
+from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transaction
+from tailrace.sync.preflight import MARK_TABLE, require_servable
+from tailrace.sync.protobuf import MalformedMessageError, PullHeader, PullRequest, decode_page, read_delimited
+from tailrace.sync.sql_batch import SqlBatch
+
+_SECONDS = 120.0
+_RESULT_BYTES = 64 << 20
+
+
+class RefusedPushError(TailraceError):
+    """The remote rolled a push back: a constraint met rows of others. Pull, and try again."""
+
+
+class Remote(Protocol):
+    """What a sync needs of its remote. `sent` and `received` count bytes."""
+
+    sent: int
+    received: int
+
+    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+        """Bring the image from a revision to the current one, which is returned; None if nothing changed.
+
+        Interrupted, it leaves an image that only the same pull repairs: pages that changed since `revision`.
+        """
+        ...
+
+    def mark(self, client: str) -> int:
+        """The last change of this client that the remote has; 0 for none."""
+        ...
+
+    def push(self, steps: Sequence[Step]) -> None:
+        """Run the steps as one transaction. Raises RefusedPushError if it was rolled back."""
+        ...
+
+
+def open_remote(address: str, token: Secret | None, ca: Path | None) -> Remote:
+    """Raises ConfigError for an address that is none."""
+    scheme = urlsplit(address).scheme.lower()
+    if scheme in ("http", "https", "libsql"):
+        return HttpRemote(address.replace("libsql:", "https:", 1), token, ca)
+    return FileRemote(Path(address))
+
+
+class HttpRemote:
+    def __init__(self, url: str, token: Secret | None, ca: Path | None) -> None:
+        parts = urlsplit(url)
+        if token is not None and parts.scheme == "http" and parts.hostname not in ("localhost", "127.0.0.1", "::1"):
+            raise ConfigError("a token must not be sent unencrypted", fix="use https://, or a tunnel to this machine")
+        if not parts.hostname or parts.username or parts.query or parts.fragment:
+            raise ConfigError("the remote must be a URL such as https://host:port", fix="give a token by --token-env")
+        self.sent = self.received = 0
+        self._shown = f"{parts.scheme}://{parts.hostname}"
+        self._url = url.rstrip("/")
+        self._headers = {"Authorization": f"Bearer {token.reveal()}"} if token is not None else {}
+        self._pool = urllib3.PoolManager(
+            retries=False, timeout=_SECONDS, ca_certs=str(ca) if ca is not None else None, num_pools=1
+        )
+
+    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+        body = PullRequest(client_revision=revision, long_poll_ms=int(wait_seconds * 1000)).encode()
+        answer = self._post("pull-updates", body, "application/protobuf")
+        try:
+            messages = read_delimited(lambda size: self._counted(answer.read(size)))
+            header = PullHeader.decode(next(messages, b""))
+            if header.revision == revision and revision:
+                return None
+            write_pages(image, header.pages, map(decode_page, messages))
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unavailable("the answer broke off") from error
+        except MalformedMessageError as error:
+            raise PreflightError(
+                f"{self._shown} does not answer as a sync server: {error}", fix="check the URL of the remote"
+            ) from None
+        finally:
+            answer.release_conn()
+        return header.revision
+
+    def mark(self, client: str) -> int:
+        result = self._batch(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
+        answered = result["step_results"][0]  # without a table of marks there was no push
+        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+
+    def push(self, steps: Sequence[Step]) -> None:
+        _require_success(self._batch(encode_transaction(steps)))
+
+    def _batch(self, request: dict[str, Any]) -> Any:
+        answer = self._post("v2/pipeline", json.dumps(request).encode(), "application/json")
+        try:
+            content = self._counted(answer.read())
+            return json.loads(content)["results"][0]["response"]["result"]
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unavailable("the answer broke off") from error
+        except (ValueError, LookupError, TypeError):
+            raise PreflightError(
+                f"{self._shown} does not answer as a sync server", fix="check the URL of the remote"
+            ) from None
+
+    def _post(self, path: str, body: bytes, kind: str) -> urllib3.BaseHTTPResponse:
+        self.sent += len(body)
+        headers = {**self._headers, "Content-Type": kind, "User-Agent": "tailrace"}
+        try:
+            answer = self._pool.request(
+                "POST", f"{self._url}/{path}", body=body, headers=headers, preload_content=False, redirect=False
+            )
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._unavailable("it cannot be reached") from error
+        if answer.status == 200:
+            return answer
+        reason = answer.read(300).decode("utf-8", "replace")
+        answer.release_conn()
+        if answer.status >= 500 or answer.status in (408, 429):
+            raise self._unavailable(f"it answers {answer.status}")
+        fix = "set the token: --token-env NAME" if answer.status in (401, 403) else "check the URL of the remote"
+        raise PreflightError(f"{self._shown} answers {answer.status}: {reason}", fix=fix)
+
+    def _counted(self, data: bytes) -> bytes:
+        self.received += len(data)
+        return data
+
+    def _unavailable(self, why: str) -> UnavailableError:
+        return UnavailableError(
+            f"{self._shown}: {why}", fix="check that the server runs, then sync again; changes made meanwhile are kept"
+        )
+
+
+class FileRemote:
+    """Another SQLite file on this machine, in use or not. It is read whole each time."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.is_file():
+            raise ConfigError(f"there is no file {path}", fix="give a file or a URL as the remote")
+        self.sent = self.received = 0
+        self._path = path
+        with closing(self._open()) as batch:
+            require_servable(batch.connection, path)
+
+    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+        draft = image.with_name(image.name + ".new")
+        draft.unlink(missing_ok=True)
+        with closing(self._open()) as batch, closing(apsw.Connection(str(draft))) as copy:
+            with copy.backup("main", batch.connection, "main") as backup:
+                backup.step(-1)
+            copy.execute("PRAGMA journal_mode = DELETE")
+        with draft.open("r+b") as opened:
+            opened.seek(18)
+            opened.write(b"\x01\x01")
+            opened.seek(0)
+            now = hashlib.file_digest(opened, "sha256").hexdigest()
+            os.fsync(opened.fileno())
+        if now == revision:
+            draft.unlink()
+            return None
+        self.received += draft.stat().st_size
+        draft.replace(image)
+        return now
+
+    def mark(self, client: str) -> int:
+        with closing(self._open()) as batch:
+            result = batch.pipeline(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
+        answered = result["results"][0]["response"]["result"]["step_results"][0]
+        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+
+    def push(self, steps: Sequence[Step]) -> None:
+        with closing(self._open()) as batch:
+            result = batch.pipeline(encode_transaction(steps))
+        _require_success(result["results"][0]["response"]["result"])
+
+    def _open(self) -> SqlBatch:
+        return SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)
+
+
+def _require_success(result: Any) -> None:
+    errors = [error for error in result["step_errors"] if error]
+    if errors:
+        raise RefusedPushError(
+            f"the remote refused a push: {errors[0].get('message', 'no reason given')}",
+            fix="sync again; if it stays, compare the tables of both sides",
+        )
+    if not result["step_results"] or result["step_results"][-2] is None:
+        raise RefusedPushError("the remote did not commit a push", fix="sync again")
+
+
+def write_pages(image: Path, pages: int, changed: Iterator[tuple[int, bytes]]) -> None:
+    """Write pages into the image, durable when this returns."""
+    file = os.open(image, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for number, data in changed:
+            if number >= pages:
+                raise MalformedMessageError("a page is beyond the end of its database")
+            os.pwrite(file, data, number * len(data))
+        os.ftruncate(file, pages * 4096)
+        # The image has no log of its own.
+        os.pwrite(file, b"\x01\x01", 18)
+        os.fsync(file)
+    finally:
+        os.close(file)

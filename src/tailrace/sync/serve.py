@@ -1,0 +1,122 @@
+"""Serve a file until stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import uvicorn
+
+from tailrace.errors import ConfigError
+from tailrace.sync.served_file import HISTORY_BYTES, ServedFile
+from tailrace.sync.server import SyncEndpoint, SyncLimits
+from tailrace.system.http_listener import HttpConnection, listening, secure
+
+_CONNECTIONS = 256
+_KEEP_ALIVE_SECONDS = 75
+_LOOK_SECONDS = 0.1
+_GRACE_SECONDS = 10
+
+
+@dataclass(frozen=True)
+class ServeOptions:
+    """What to serve, where and to whom."""
+
+    file: Path
+    address: tuple[str, int]
+    limits: SyncLimits
+    cert: Path | None = None
+    key: Path | None = None
+    history_bytes: int = HISTORY_BYTES
+
+
+def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str], None]) -> None:
+    """Serve the file until `stop` is set; `on_start` gets the URL once requests are accepted.
+
+    Raises ConfigError for an address that other machines reach without a token, OwnedError if the file is served
+    already, UnavailableError if the address is taken, PreflightError for a file that cannot be served.
+    """
+    host, _ = options.address
+    if options.limits.token is None and not is_loopback(host):
+        raise ConfigError(
+            f"without a token only this machine may connect, and {host} is open to others",
+            fix="listen on 127.0.0.1, or set a token: --token-env NAME",
+        )
+    context = None
+    if options.cert is not None:
+        key = str(options.key) if options.key else None
+        context = secure(str(options.cert), key, None, options="--cert, --key")
+    with listening(options.address, _CONNECTIONS, option="--listen") as listener:
+        served = ServedFile(options.file, history_bytes=options.history_bytes)
+        try:
+            endpoint = SyncEndpoint(served, options.limits)
+            config = uvicorn.Config(
+                endpoint.application,
+                http=HttpConnection,
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.ERROR,
+                access_log=False,
+                server_header=False,
+                limit_concurrency=_CONNECTIONS,
+                timeout_keep_alive=_KEEP_ALIVE_SECONDS,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                ssl_context_factory=(lambda config, default: context) if context is not None else None,
+            )
+            scheme = "https" if context is not None else "http"
+            shown = f"[{host}]" if ":" in host else host
+            url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
+            asyncio.run(_run(config, endpoint, listener, stop, lambda: on_start(url)))
+        finally:
+            served.close()
+
+
+async def _run(
+    config: uvicorn.Config,
+    endpoint: SyncEndpoint,
+    listener: socket.socket,
+    stop: threading.Event,
+    on_start: Callable[[], None],
+) -> None:
+    server = _Server(config)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    watching = asyncio.create_task(endpoint.watch())
+    announced = False
+    try:
+        while not stop.is_set() and not serving.done():
+            if watching.done():
+                watching.result()
+            if server.started and not announced:
+                announced = True
+                on_start()
+            await asyncio.sleep(_LOOK_SECONDS)
+    finally:
+        server.should_exit = True
+        await endpoint.stop()
+        await serving
+        watching.cancel()
+        with suppress(asyncio.CancelledError):
+            await watching
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can connect to such an address."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+class _Server(uvicorn.Server):
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """The owner handles signals."""
+        yield

@@ -1,0 +1,209 @@
+# ruff: noqa: S608 - the table's name is a constant
+"""A sync: pull, push, pull. Own changes that are not pushed yet are replayed on top of what is pulled."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tailrace.capture.change import Schema
+from tailrace.capture.layout import read_table_shape
+from tailrace.errors import PreflightError, UnavailableError
+from tailrace.option.value import Secret
+from tailrace.sync.conflict import Decide, choose
+from tailrace.sync.hrana import Step
+from tailrace.sync.local_file import LocalFile, bootstrap, image_of, opened, syncing_alone
+from tailrace.sync.preflight import MARK_TABLE
+from tailrace.sync.pull import Pulled, apply_image, attached
+from tailrace.sync.remote import FileRemote, RefusedPushError, Remote, open_remote
+from tailrace.sync.schema import push_schema
+from tailrace.sync.statement import OwnChange, bind, insert
+from tailrace.system import failpoint
+
+_ATTEMPTS = 5
+_PUSH_CHANGES = 20_000
+"""The most changes of one push. More are sent in several pushes, each of which is whole or nothing."""
+_STEP_VALUES = 500
+_WATCH_SECONDS = 20.0
+_FILE_SECONDS = 1.0
+
+
+@dataclass
+class SyncResult:
+    """What a sync did. `cdc_operations` counts own changes that are not pushed yet; normally none."""
+
+    bootstrapped: bool = False
+    pushed: int = 0
+    pulled: int = 0
+    conflicts: dict[str, int] = field(default_factory=dict)
+    dead_letters: int = 0
+    cdc_operations: int = 0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    revision: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def sync(
+    local: str | Path,
+    remote: str | Path,
+    *,
+    conflict: str | None = None,
+    on_conflict: Decide | None = None,
+    token: str | None = None,
+    ca: str | Path | None = None,
+) -> SyncResult:
+    """Bring a local SQLite file and a remote up to date with each other: pull, push, pull.
+
+    `remote` is the URL of a sync server or another file. A local file that does not exist is made from the remote.
+    `conflict` is `local` (the last push wins, the default), `remote` or `stop`; `on_conflict` decides each one instead.
+    A repeat without changes sends nothing. Interrupted at any point, the next sync completes it. Raises
+    UnavailableError if the remote does not answer, PreflightError for what cannot be synced, SchemaChangedError for
+    DDL that does not travel; the local file is then as it was.
+    """
+    return SyncSession(local, remote, conflict=conflict, on_conflict=on_conflict, token=token, ca=ca).run()
+
+
+class SyncSession:
+    """A local file and its remote. Each `run` is a sync; `watch` repeats it."""
+
+    def __init__(
+        self,
+        local: str | Path,
+        remote: str | Path,
+        *,
+        conflict: str | None = None,
+        on_conflict: Decide | None = None,
+        token: str | None = None,
+        ca: str | Path | None = None,
+    ) -> None:
+        self._path = Path(local)
+        address = str(remote)
+        self._decide = choose(conflict, on_conflict)
+        if self._path.with_name(self._path.name + "-info").exists():
+            raise PreflightError(f"{local} is synced by Turso's own client", fix="sync it there, or give a new path")
+        self._remote: Remote = open_remote(address, Secret(token) if token else None, Path(ca) if ca else None)
+        self._is_file = isinstance(self._remote, FileRemote)
+        self._address = str(Path(address).resolve()) if self._is_file else address.rstrip("/")
+
+    def run(self, wait_seconds: float = 0.0) -> SyncResult:
+        result = SyncResult()
+        sent, received = self._remote.sent, self._remote.received
+        with syncing_alone(self._path):
+            if not self._path.exists():
+                result.pulled = bootstrap(self._path, self._address, self._remote)
+                result.bootstrapped = True
+            with opened(self._path, self._address) as local:
+                pulled = Pulled()
+                for attempt in range(_ATTEMPTS):
+                    self._pull(local, pulled, wait_seconds if not attempt else 0.0)
+                    asked = self._remote.sent
+                    try:
+                        result.pushed += self._push(local)
+                    except RefusedPushError:
+                        if attempt == _ATTEMPTS - 1:
+                            raise
+                    else:
+                        break
+                if result.pushed or self._remote.sent > asked:
+                    self._pull(local, pulled, 0.0)
+                result.pulled += pulled.rows
+                result.conflicts, result.dead_letters = pulled.conflicts, pulled.dead_letters
+                result.cdc_operations = len(local.own_changes())
+                result.revision = local.get("revision")
+        result.sent_bytes = self._remote.sent - sent
+        result.received_bytes = self._remote.received - received
+        return result
+
+    def watch(
+        self,
+        stop: threading.Event,
+        on_sync: Callable[[SyncResult], None],
+        on_error: Callable[[UnavailableError], None] = lambda error: None,
+    ) -> None:
+        """Sync again and again until `stop` is set; a remote that is out of reach is tried again."""
+        pause = 0.0
+        while not stop.wait(pause):
+            try:
+                on_sync(self.run())
+                pause = _FILE_SECONDS
+            except UnavailableError as error:
+                on_error(error)
+                pause = min(max(2 * pause, 1.0), _WATCH_SECONDS)
+
+    def _pull(self, local: LocalFile, pulled: Pulled, wait_seconds: float) -> None:
+        # A crash may have left an image that belongs to no revision; the same pull completes it.
+        revision = local.get("revision") if image_of(self._path).exists() else ""
+        new = self._remote.pull(revision, image_of(self._path), wait_seconds)
+        failpoint.reach("sync.image")
+        if new is not None:
+            apply_image(local, new, self._decide, pulled)
+
+    def _push(self, local: LocalFile) -> int:
+        own = local.own_changes()
+        with attached(local):
+            has_schema = any(push_schema(local.connection))
+        if not own and not has_schema:
+            return 0
+        client = local.get("client")
+        mark = self._remote.mark(client)
+        own = [change for change in own if change.change_id > mark]
+        count = 0
+        for start in range(0, len(own) or 1, _PUSH_CHANGES):
+            part = own[start : start + _PUSH_CHANGES]
+            failpoint.reach("sync.before-push")
+            last = part[-1].change_id if part else mark
+            if part or has_schema:
+                self._remote.push(self._steps(local, client, part, last))
+            failpoint.reach("sync.after-push")
+            count += len(part)
+        return count
+
+    @staticmethod
+    def _steps(local: LocalFile, client: str, own: Sequence[OwnChange], last: int) -> list[Step]:
+        table = (
+            f"CREATE TABLE IF NOT EXISTS {MARK_TABLE} (client_id TEXT PRIMARY KEY, pull_gen INTEGER, change_id INTEGER)"
+        )
+        mark = (
+            f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, 0, ?) "
+            "ON CONFLICT (client_id) DO UPDATE SET pull_gen = excluded.pull_gen, change_id = excluded.change_id"
+        )
+        return [(table, ()), *_changes(local, own), (mark, (client, last))]
+
+
+def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
+    """The statements of own changes in order; inserts next to each other into one table become one statement."""
+    steps: list[Step] = []
+    rows: list[OwnChange] = []
+
+    def flush() -> None:
+        if not rows:
+            return
+        shape = read_table_shape(local.connection, rows[0].table)
+        bound = [bind(row.after or ()) for row in rows]
+        text = ", ".join(f"({', '.join(holders)})" for holders, _ in bound)
+        steps.append(
+            (insert(shape, len(rows[0].after or ()), text), [value for _, values in bound for value in values])
+        )
+        rows.clear()
+
+    with attached(local):
+        steps += [(sql, ()) for sql in push_schema(local.connection)]
+        for change in own:
+            width = len(change.after or ())
+            joins = rows and rows[0].table == change.table and len(rows[0].after or ()) == width
+            if rows and not (change.kind == "insert" and joins and (len(rows) + 1) * width <= _STEP_VALUES):
+                flush()
+            if isinstance(change.operation, Schema):
+                continue  # all of it went first
+            if change.kind == "insert":
+                rows.append(change)
+            elif step := change.step(read_table_shape(local.connection, change.table)):
+                steps.append(step)
+        flush()
+    return steps

@@ -1,0 +1,62 @@
+"""A server process for each test, and its URL."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+SCHEMA = """
+CREATE TABLE note (id INTEGER PRIMARY KEY, text TEXT, stars INTEGER);
+CREATE TABLE person (mail TEXT PRIMARY KEY, name TEXT UNIQUE);
+"""
+
+
+class ServerProcess:
+    """`tailrace serve-sync` on one port, which can be killed and started again."""
+
+    def __init__(self, file: Path, *options: str, environment: dict[str, str] | None = None) -> None:
+        self.file, self._options, self._environment = file, options, environment
+        self._address = "127.0.0.1:0"
+        self.start()
+
+    def start(self) -> None:
+        tailrace = str(Path(sys.executable).with_name("tailrace"))
+        command = [tailrace, "serve-sync", str(self.file), "--json", "--listen"]
+        self._process = subprocess.Popen(
+            [*command, self._address, *self._options], stdout=subprocess.PIPE, text=True, env=self._environment
+        )
+        assert self._process.stdout is not None
+        self.url = json.loads(self._process.stdout.readline())["url"]
+        self._address = self.url.partition("//")[2]
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._end()
+
+    def stop(self) -> int:
+        self._process.terminate()
+        return self._end()
+
+    def _end(self) -> int:
+        code = self._process.wait()
+        assert self._process.stdout is not None
+        self._process.stdout.close()
+        return code
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> Iterator[Callable[..., ServerProcess]]:
+    started: list[ServerProcess] = []
+
+    def start(*options: str, environment: dict[str, str] | None = None) -> ServerProcess:
+        started.append(ServerProcess(tmp_path / "served.db", *options, environment=environment))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.kill()
