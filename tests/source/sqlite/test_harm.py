@@ -178,6 +178,7 @@ def test_commands_that_write_lose_nothing_that_was_committed(path: Path, kind: K
         run("sqlite", "purge", path, "--upto", "5")
         run("sqlite", "disable", path, "--drop")
         run("tape", "apply", path, path.with_name("replica.db"))
+        run("tape", "apply", path, path.with_name("replica.db"), "--merge")
         run("prepare", file)
         run("reset", file, "--yes")
         require_all(path, kind, application)
