@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -170,3 +172,36 @@ def test_a_pipeline_follows_the_other_tables_and_is_told_which_are_left_out(
         hooked.execute("UPDATE t SET a = 2; ALTER TABLE g DROP COLUMN b")
         replay.catch_up()
         assert replay.contents().keys() == {"main.g", "main.t"}
+
+
+APPLICATION = """
+import sys, apsw
+from tailrace.capture import capture
+connection = apsw.Connection(sys.argv[1])
+connection.execute("PRAGMA synchronous = OFF")
+capture(connection, "full")
+number = 0
+while True:
+    number += 1
+    with connection:
+        connection.execute("INSERT INTO t VALUES (?, 0); INSERT INTO g(id) VALUES (?)", (number, number))
+        connection.execute(f"CREATE TABLE h{number}(a, b AS (a)); INSERT INTO h{number}(a) VALUES (1)")
+    print(number, flush=True)
+"""
+
+
+def test_a_killed_application_leaves_each_transaction_whole_with_what_is_left_out(path: Path) -> None:
+    with subprocess.Popen([sys.executable, "-c", APPLICATION, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            seen = [int(process.stdout.readline()) for _ in range(30)]
+        finally:
+            process.kill()
+    with closing(sqlite3.connect(path)) as connection:
+        rows = [number for (number,) in connection.execute("SELECT id FROM t")]
+        assert len(rows) >= seen[-1]
+        assert rows == [number for (number,) in connection.execute("SELECT id FROM g")]
+        changes = [row for batch in Tape(connection).iterate() for row in batch if row.type == 1]
+        assert [(row.table, row.id) for row in changes] == [("t", number) for number in rows]
+        made = connection.execute("SELECT 'main.' || name FROM sqlite_schema WHERE name LIKE 'h%'").fetchall()
+        assert {table for (table,) in made} | {"main.g", "main.w"} == set(left_out(connection))

@@ -201,6 +201,6 @@ def test_a_merge_from_a_file_in_use_survives_the_death_of_both(path: Path, tmp_p
     assert apply(path, other, merge=True).changes == 0
     theirs = select(path, "SELECT * FROM t ORDER BY 1")
     assert select(other, "SELECT * FROM t ORDER BY 1") == [(-1, "own", "own"), *theirs]
-    words = select(path, "SELECT * FROM words ORDER BY 2")
-    assert len(words) >= 40
-    assert select(other, "SELECT * FROM words ORDER BY 2") == [("own", -1), *words]
+    rows = select(path, "SELECT * FROM words ORDER BY 2")
+    assert len(rows) >= 40
+    assert select(other, "SELECT * FROM words ORDER BY 2") == [("own", -1), *rows]

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 
 import apsw
 import pytest
+from typer.testing import CliRunner
 
 from tailrace.capture import CdcVersion, Tape, capture, disable, enable
+from tailrace.cli import app as cli
 from tailrace.errors import PreflightError
 
 
@@ -65,3 +70,40 @@ def test_an_unknown_version_is_refused(connection: sqlite3.Connection) -> None:
     connection.execute("UPDATE turso_cdc_version SET version = 'v9'")
     with pytest.raises(PreflightError, match="v9"):
         Tape(connection)
+
+
+APPLICATION = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1], isolation_level=None, timeout=300)
+connection.execute("PRAGMA synchronous = OFF")
+number = 0
+while True:
+    number += 1
+    connection.execute("INSERT INTO t(id) VALUES (?)", (number,))
+    print(number, flush=True)
+"""
+
+
+def test_a_file_in_use_is_upgraded_without_a_change_lost_or_doubled(tmp_path: Path) -> None:
+    path = tmp_path / "app.db"
+    with closing(sqlite3.connect(path, isolation_level=None, timeout=300)) as connection:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("CREATE TABLE t(id INTEGER PRIMARY KEY, a)")
+        connection.execute("CREATE TABLE w(k PRIMARY KEY) WITHOUT ROWID")
+        enable(connection)
+        connection.execute("UPDATE turso_cdc_version SET version = 'v2'")
+    with subprocess.Popen([sys.executable, "-c", APPLICATION, str(path)], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            for _ in range(50):
+                assert process.stdout.readline()
+            done = CliRunner().invoke(cli, ["sqlite", "enable", str(path)])
+            assert done.exit_code == 0, done.output
+            seen = [int(process.stdout.readline()) for _ in range(50)]
+        finally:
+            process.kill()
+    with closing(sqlite3.connect(path)) as connection:
+        assert stored(connection) == [("turso_cdc", "triggers-v1")]
+        rows = [number for (number,) in connection.execute("SELECT id FROM t ORDER BY 1")]
+        assert ids(connection) == rows
+        assert rows[-1] >= seen[-1]

@@ -17,6 +17,7 @@ from tailrace.capture import layout
 from tailrace.capture.change_buffer import LONG, ChangeBatch, ChangeBuffer, SingleChange
 from tailrace.capture.ddl_watch import StatementWatch
 from tailrace.capture.exclusion import ExcludedTable, write_excluded
+from tailrace.capture.hook_table import sort_tables
 from tailrace.capture.layout import DELETE, INSERT, OFF, UPDATE, CaptureState, CdcVersion, Mode, parse_mode, quoted
 from tailrace.capture.record import encode
 from tailrace.capture.schema_change import SchemaChange
@@ -118,7 +119,7 @@ class ConnectionCapture:
                     f"{self.mode.table} is the tape of triggers, which a connection cannot continue",
                     fix="tailrace sqlite disable FILE --drop, or capture into another table: full,TABLE",
                 )
-            self._hookable, self._excluded = _sort_tables(connection)
+            self._hookable, self._excluded = sort_tables(connection)
             write_excluded(connection, self.mode.table, self._excluded.values())
             self._stored = set(self._excluded)
         self._exclude()
@@ -172,7 +173,7 @@ class ConnectionCapture:
             return
         self.notes.close()
         self._refused.clear()
-        hookable, left_out = _sort_tables(connection)
+        hookable, left_out = sort_tables(connection)
         for table, one in left_out.items():
             if table in self._hookable:
                 # Changes of it are on the tape: to leave it out from now on would be a gap that no reader can see.
@@ -222,7 +223,7 @@ class ConnectionCapture:
 
     def _note_tables(self, changes: Sequence[SchemaChange]) -> None:
         """Capture from now on what can be captured now, with the rows it has; leave out what cannot be."""
-        hookable, left_out = _sort_tables(self.connection)
+        hookable, left_out = sort_tables(self.connection)
         for table, one in left_out.items():
             if table in self._hookable and not any(
                 change.type == DELETE and change.before is not None and change.before[1] == table for change in changes
@@ -396,31 +397,6 @@ def _kept_rowid(connection: apsw.Connection) -> Iterator[None]:
         yield
     finally:
         connection.set_last_insert_rowid(rowid)
-
-
-def require_hookable(shape: layout.TableShape) -> None:
-    """Raise PreflightError for a table whose rows the hook cannot read completely."""
-    layout.require_capturable(shape)
-    if shape.generated:
-        raise PreflightError(
-            f"{shape.table} has generated columns, which SQLite's hook cannot read",
-            fix="capture this file by triggers: tailrace sqlite enable FILE",
-            table=shape.table,
-        )
-
-
-def _sort_tables(connection: apsw.Connection) -> tuple[set[str], dict[str, ExcludedTable]]:
-    """The tables of the file that hooks can capture, and those that they cannot."""
-    hookable: set[str] = set()
-    left_out: dict[str, ExcludedTable] = {}
-    for table in layout.list_tables(connection):
-        try:
-            require_hookable(layout.read_table_shape(connection, table))
-        except PreflightError as error:
-            left_out[table] = ExcludedTable.of(table, error)
-        else:
-            hookable.add(table)
-    return hookable, left_out
 
 
 def _explain(error: Exception, table: str) -> TailraceError:
