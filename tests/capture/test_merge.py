@@ -149,7 +149,7 @@ def test_a_delete_without_its_key_is_refused(path: Path, tmp_path: Path) -> None
 
 
 APPLICATION = """
-import sys
+import sys, time
 from tailrace.capture import connect
 connection = connect(sys.argv[1])
 connection.execute("PRAGMA journal_mode = WAL")
@@ -164,6 +164,7 @@ while True:
     connection.execute("UPDATE words SET w = 'u' || w WHERE n = ?", (number - 3,))
     connection.execute("DELETE FROM t WHERE id = ?", (number - 5,))
     print(number, flush=True)
+    time.sleep(0.005)
 """
 
 MERGE = """

@@ -175,6 +175,22 @@ def test_a_turso_file_is_replicated_with_its_ddl(path: Path, tmp_path: Path) -> 
     assert apply(path, copy).changes == 0
 
 
+def test_a_turso_tape_is_merged_by_key_into_what_a_file_holds(path: Path, tmp_path: Path) -> None:
+    words = "CREATE TABLE words(w TEXT PRIMARY KEY, n)"
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other, isolation_level=None)) as connection:
+        connection.execute(words)
+        connection.execute("INSERT INTO words VALUES ('own', 0), ('a', 0), ('gone', 0), ('moved', 0)")
+    run(path, words, "INSERT INTO words VALUES ('a', 1), ('gone', 1), ('old', 1)", "DELETE FROM words WHERE w = 'gone'")
+    run(path, "INSERT INTO words VALUES ('a', 9) ON CONFLICT(w) DO UPDATE SET n = 2", "UPDATE words SET n = n + 5")
+    run(path, "UPDATE words SET w = 'moved' WHERE w = 'old'", "REPLACE INTO words VALUES ('b', 1), ('b', 2)")
+    apply(path, other, merge=True)
+    assert apply(path, other, merge=True).changes == 0
+    with closing(sqlite3.connect(other)) as connection:
+        found = connection.execute("SELECT * FROM words ORDER BY 1").fetchall()
+    assert found == [("a", 7), ("b", 2), ("moved", 6), ("own", 0)]
+
+
 def test_a_turso_file_is_taken_back_and_turso_goes_on_with_it(path: Path) -> None:
     run(path, TABLE, "INSERT INTO t(id, n) VALUES (1, 'a')", "UPDATE t SET n = 'b'", "DELETE FROM t")
     revert(path, last=2)

@@ -50,7 +50,8 @@ class MergeReplay(TapeReplay):
         where, found = _identity(shape, rowid, row)
         if self._write(shape.table, f"UPDATE {quoted(shape.table)} SET {sets} WHERE {where}", [*values, *found]):
             return
-        if not _key(shape):
+        if not _has_key(shape, row):
+            self._make_room(shape, rowid)
             names, holders, values = [shape.rowid, *names], ["?", *holders], [rowid, *values]
         into = f"INSERT INTO {quoted(shape.table)} ({', '.join(names)}) VALUES ({', '.join(holders)})"
         self._write(shape.table, into, values)
@@ -79,6 +80,15 @@ class MergeReplay(TapeReplay):
         where, found = was
         if not self._write(shape.table, f"UPDATE {quoted(shape.table)} SET {sets} WHERE {where}", [*values, *found]):
             self._upsert(shape, rowid, row)
+
+    def _make_room(self, shape: TableShape, rowid: int) -> None:
+        """Give another rowid to a row that is found by its key, and replace one that is found by its rowid."""
+        table, key = quoted(shape.table), [quoted(shape.fields[place].name) for place in _key(shape)]
+        if key:
+            keyed = " AND ".join(f"{name} IS NOT NULL" for name in key)
+            moved = f"UPDATE {table} SET {shape.rowid} = (SELECT max({shape.rowid}) + 1 FROM {table})"
+            self._write(shape.table, f"{moved} WHERE {shape.rowid} = ? AND {keyed}", [rowid])
+            self._write(shape.table, f"DELETE FROM {table} WHERE {shape.rowid} = ?", [rowid])
 
     def _delete(self, shape: TableShape, rowid: int, old: RecordRow | None) -> None:
         where, found = _identity(shape, rowid, old)
@@ -133,11 +143,18 @@ def _is_rowid(shape: TableShape) -> bool:
     return len(key) == 1 and shape.fields[key[0]].declared.upper() == "INTEGER"
 
 
-def _identity(shape: TableShape, rowid: int, row: RecordRow | None) -> tuple[str, list[Any]]:
-    """The condition that finds a row by its key, and the values to bind; by its rowid if it has no whole key."""
+def _has_key(shape: TableShape, row: RecordRow) -> bool:
+    """Whether the row has a key and no null in it, which SQLite allows, and which makes no two rows the same."""
     key = _key(shape)
-    if row is None or not key or any(place >= len(row) or row[place] is None for place in key):
-        return f"{shape.rowid} = ?", [rowid]
-    holders, values = bind(tuple(row[place] for place in key))
-    terms = (f"{quoted(shape.fields[place].name)} = {held}" for place, held in zip(key, holders, strict=True))
+    return bool(key) and all(place < len(row) and row[place] is not None for place in key)
+
+
+def _identity(shape: TableShape, rowid: int, row: RecordRow | None) -> tuple[str, list[Any]]:
+    """The condition that finds a row by its key, and the values to bind. A row without a key, or with nulls in it, is
+    found by its rowid as well."""
+    key = [place for place in _key(shape) if row is not None and place < len(row)]
+    holders, values = bind(tuple(row[place] for place in key)) if row is not None else ([], [])
+    terms = [f"{quoted(shape.fields[place].name)} IS {held}" for place, held in zip(key, holders, strict=True)]
+    if row is None or not _has_key(shape, row):
+        terms, values = [*terms, f"{shape.rowid} = ?"], [*values, rowid]
     return " AND ".join(terms), values
