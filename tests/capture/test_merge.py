@@ -103,6 +103,17 @@ def test_a_key_that_another_row_has_here_is_taken_over(path: Path, tmp_path: Pat
     assert select(other, "SELECT * FROM words") == [("new", 1)]
 
 
+def test_rows_with_nulls_in_their_key_touch_no_others(path: Path, tmp_path: Path) -> None:
+    other = make(tmp_path / "other.db", *TABLES, "INSERT INTO words VALUES ('own', 1), ('kept', 2)")
+    write(path, "INSERT INTO words VALUES (NULL, 5), (NULL, 6)", "UPDATE words SET n = 7 WHERE n = 6")
+    apply(path, other, merge=True)
+    rows = [(None, 5), (None, 7), ("kept", 2), ("own", 1)]
+    assert select(other, "SELECT * FROM words ORDER BY 1, 2") == rows
+    write(path, "DELETE FROM words WHERE n = 5", "UPDATE words SET w = 'named'")
+    apply(path, other, merge=True)
+    assert select(other, "SELECT * FROM words ORDER BY 1") == [("kept", 2), ("named", 7), ("own", 1)]
+
+
 def test_ddl_that_was_done_here_already_is_harmless(path: Path, tmp_path: Path) -> None:
     write(path, "CREATE INDEX i ON t(a)", "CREATE VIEW v AS SELECT 1", "ALTER TABLE t ADD COLUMN c DEFAULT 5")
     write(path, "INSERT INTO t VALUES (1, 2, 3, 4)", "DROP TABLE bag")
