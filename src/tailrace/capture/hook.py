@@ -347,12 +347,18 @@ class ConnectionCapture:
         self._stored = set(self._excluded)
 
     def _write(self) -> None:
-        if not layout.has_table(self.connection, self.mode.table):
+        try:
+            self._write_changes()
+        except Exception:
+            if layout.has_table(self.connection, self.mode.table):
+                raise
             raise PreflightError(
                 f"the capture table {self.mode.table} was dropped, and this transaction cannot be captured",
                 fix=f"roll back; then stop the capture ('off'), or create the table again: {str(self.mode)!r}",
                 table=self.mode.table,
-            )
+            ) from None
+
+    def _write_changes(self) -> None:
         writer = TapeWriter(self.connection, self.mode.table, self.version)
         if self._first is not None:
             # An earlier commit failed on a lock. Its rows are on the tape, but more changes may have come after them.
