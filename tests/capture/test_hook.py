@@ -13,7 +13,7 @@ from typing import Any
 import apsw
 import pytest
 
-from tailrace.capture import CaptureState, capture, captured, change_buffer, enable
+from tailrace.capture import CaptureState, capture, captured, change_buffer, enable, excluded
 from tailrace.capture.record import decode
 from tailrace.errors import ConfigError, PreflightError
 
@@ -193,13 +193,6 @@ def test_ddl_that_was_rolled_back_or_failed_is_not_on_the_tape(connection: apsw.
     assert tape(connection) == []
 
 
-def test_a_table_without_rowid_is_refused(connection: apsw.Connection) -> None:
-    capture(connection, "full")
-    with pytest.raises(PreflightError, match="no rowid"):
-        connection.execute("CREATE TABLE w(k PRIMARY KEY) WITHOUT ROWID")
-    assert not connection.execute("SELECT 1 FROM sqlite_schema WHERE name = 'w'").fetchall()
-
-
 def test_a_write_to_a_virtual_table_is_refused_with_its_reason(connection: apsw.Connection) -> None:
     connection.execute("CREATE VIRTUAL TABLE words USING fts5(word)")
     capture(connection, "full")
@@ -268,9 +261,8 @@ def test_tables_that_another_connection_makes_are_captured_too(tmp_path: Path) -
         one.execute("INSERT INTO t VALUES (1)")
         one.execute("BEGIN; ROLLBACK")
         one.executemany("INSERT INTO t VALUES (?)", [(2,), (3,)])
-        with pytest.raises(PreflightError, match="no rowid"):
-            one.execute("INSERT INTO w VALUES (1)")
-        assert one.execute("SELECT count(*) FROM w").fetchall() == [(0,)]
+        one.execute("INSERT INTO w VALUES (1)")
+        assert [finding.table for finding in excluded(other)] == ["main.w"]
         assert [row[3] for row in tape(one) if row[1] == 1] == [1, 2, 3]
 
 
@@ -278,6 +270,41 @@ def test_changes_of_the_capture_tables_are_not_captured(connection: apsw.Connect
     capture(connection, "full")
     connection.execute("INSERT INTO t(id) VALUES (1)")
     connection.execute("UPDATE turso_cdc SET change_time = 0; DELETE FROM turso_cdc_version WHERE table_name = 'x'")
+    assert len(tape(connection)) == 2
+
+
+@pytest.mark.parametrize("count", [1, 2000])
+def test_the_last_rowid_is_that_of_the_application(connection: apsw.Connection, count: int) -> None:
+    capture(connection, "full")
+    connection.execute("INSERT INTO t(id) VALUES (42)")
+    assert connection.execute("SELECT last_insert_rowid()").fetchall() == [(42,)]
+    with connection:
+        connection.executemany("INSERT INTO t(id) VALUES (?)", [(number,) for number in range(7000, 7000 - count, -1)])
+        connection.execute("CREATE TABLE u(x); CREATE TABLE w(k PRIMARY KEY) WITHOUT ROWID")
+        assert connection.last_insert_rowid() == 7001 - count
+    assert connection.last_insert_rowid() == 7001 - count
+    connection.execute("DELETE FROM t WHERE id = 42")
+    assert connection.last_insert_rowid() == 7001 - count
+
+
+def test_dropping_the_capture_table_leaves_no_version_and_captures_nothing_unseen(connection: apsw.Connection) -> None:
+    capture(connection, "full")
+    connection.execute("INSERT INTO t(id) VALUES (1)")
+    connection.execute("DROP TABLE turso_cdc")
+    assert connection.execute("SELECT * FROM turso_cdc_version").fetchall() == []
+    with pytest.raises(PreflightError, match="turso_cdc was dropped"):
+        connection.execute("INSERT INTO t(id) VALUES (2)")
+    assert connection.execute("SELECT id FROM t").fetchall() == [(1,)]
+    capture(connection, "full")
+    connection.execute("INSERT INTO t(id) VALUES (3)")
+    assert captured(connection) == ("full", "turso_cdc", "v2")
+    assert [row[1:4] for row in tape(connection)] == [(1, "t", 3), (2, None, None)]
+
+
+def test_a_dropped_capture_table_that_is_rolled_back_is_there_with_its_version(connection: apsw.Connection) -> None:
+    capture(connection, "full")
+    connection.execute("BEGIN; DROP TABLE turso_cdc; ROLLBACK; INSERT INTO t(id) VALUES (1)")
+    assert connection.execute("SELECT * FROM turso_cdc_version").fetchall() == [("turso_cdc", "v2")]
     assert len(tape(connection)) == 2
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tailrace.capture import Tape, bin_record_json_object, enable, table_columns_json_array
+from tailrace.capture import CdcVersion, Tape, bin_record_json_object, enable, table_columns_json_array
 from tailrace.capture.change import CapturedChange, Delete, Insert, Update
 from tailrace.capture.replica import apply, revert
 from tailrace.capture.tape import TapeTransaction
@@ -175,6 +175,22 @@ def test_a_turso_file_is_replicated_with_its_ddl(path: Path, tmp_path: Path) -> 
     assert apply(path, copy).changes == 0
 
 
+def test_a_turso_tape_is_merged_by_key_into_what_a_file_holds(path: Path, tmp_path: Path) -> None:
+    words = "CREATE TABLE words(w TEXT PRIMARY KEY, n)"
+    other = tmp_path / "other.db"
+    with closing(sqlite3.connect(other, isolation_level=None)) as connection:
+        connection.execute(words)
+        connection.execute("INSERT INTO words VALUES ('own', 0), ('a', 0), ('gone', 0), ('moved', 0)")
+    run(path, words, "INSERT INTO words VALUES ('a', 1), ('gone', 1), ('old', 1)", "DELETE FROM words WHERE w = 'gone'")
+    run(path, "INSERT INTO words VALUES ('a', 9) ON CONFLICT(w) DO UPDATE SET n = 2", "UPDATE words SET n = n + 5")
+    run(path, "UPDATE words SET w = 'moved' WHERE w = 'old'", "REPLACE INTO words VALUES ('b', 1), ('b', 2)")
+    apply(path, other, merge=True)
+    assert apply(path, other, merge=True).changes == 0
+    with closing(sqlite3.connect(other)) as connection:
+        found = connection.execute("SELECT * FROM words ORDER BY 1").fetchall()
+    assert found == [("a", 7), ("b", 2), ("moved", 6), ("own", 0)]
+
+
 def test_a_turso_file_is_taken_back_and_turso_goes_on_with_it(path: Path) -> None:
     run(path, TABLE, "INSERT INTO t(id, n) VALUES (1, 'a')", "UPDATE t SET n = 'b'", "DELETE FROM t")
     revert(path, last=2)
@@ -216,12 +232,46 @@ def test_both_helpers_equal_turso_s(path: Path) -> None:
         "INSERT INTO t VALUES (1, 'é\"q', 1.5), (2, NULL, -3)",
         "SELECT table_columns_json_array('t')",
         f"{records} WHERE table_name = 't'",
+        "UPDATE t SET n = 'new' WHERE id = 1",
+        "SELECT bin_record_json_object(table_columns_json_array('t'), updates), updates FROM turso_cdc "
+        "WHERE updates IS NOT NULL",
     )
     with closing(sqlite3.connect(path)) as connection:
         columns = table_columns_json_array(connection, "t")
     assert columns == found[2][0][0]
-    for theirs, record in found[3]:
+    assert len(found[5]) == 1
+    for theirs, record in found[3] + found[5]:
         assert json.loads(bin_record_json_object(columns, bytes.fromhex(record)) or "") == json.loads(theirs)
+
+
+def test_turso_refuses_the_tape_of_triggers_and_leaves_it_as_it_is(path: Path) -> None:
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute(TABLE)
+        enable(connection)
+        connection.execute("INSERT INTO t(id) VALUES (1)")
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, str(path), "full"], input="[]", capture_output=True, text=True, check=False
+    )
+    assert done.returncode != 0
+    assert "unexpected CDC version: triggers-v1" in done.stderr
+    assert [change.id for change in rows(path)] == [1]
+
+
+def test_an_updates_record_shows_its_values_under_a_second_set_of_names() -> None:
+    columns = '["id?","n?","v?","b?","id","n","v","b"]'
+    shown = json.loads(bin_record_json_object(columns, bytes.fromhex("0908090808001100004132")) or "")
+    assert shown == {"id?": 0, "n?": 1, "v?": 0, "b?": 0, "id": None, "n": "A2", "v": None, "b": None}
+
+
+def test_a_tape_of_turso_without_its_version_row_keeps_its_transactions(path: Path) -> None:
+    run(path, TABLE, "INSERT INTO t(id) VALUES (1), (2)", "DELETE FROM t")
+    whole = read(path)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM turso_cdc_version")
+        connection.commit()
+        assert Tape(connection).version is CdcVersion.V2
+    assert read(path) == whole
+    assert [len(group.changes) for group in whole] == [1, 2, 2]
 
 
 def test_blobs_are_hex_in_json() -> None:

@@ -41,7 +41,8 @@ def value(result: Result) -> Any:
 
 
 def test_a_file_is_captured_inspected_purged_and_released(path: Path) -> None:
-    assert value(sqlite("enable", path, "--json")) == {"mode": "full", "table": "turso_cdc", "version": "v2"}
+    state = {"mode": "full", "table": "turso_cdc", "version": "triggers-v1", "excluded": []}
+    assert value(sqlite("enable", path, "--json")) == state
     execute(path, "INSERT INTO t VALUES (1, 'x'), (2, 'y')", "CREATE TABLE u(x)")
     state = value(sqlite("status", path, "--json"))
     assert (state["mode"], state["pending_schema_changes"]) == ("full", 1)
@@ -50,6 +51,30 @@ def test_a_file_is_captured_inspected_purged_and_released(path: Path) -> None:
     assert value(sqlite("purge", path, "--upto", 2, "--json")) == {"purged": 1}
     assert "off" in sqlite("disable", path).stdout
     assert value(sqlite("status", path, "--json"))["mode"] == "off"
+
+
+def test_a_table_that_is_not_captured_is_a_finding_of_each_command(path: Path, tmp_path: Path) -> None:
+    execute(path, "CREATE TABLE w(k PRIMARY KEY) WITHOUT ROWID", "INSERT INTO w VALUES (1)")
+    for done in (sqlite("enable", path), sqlite("status", path), tape("apply", path, tmp_path / "replica.db")):
+        assert "main.w is not captured: w has no rowid" in done.stdout
+    (found,) = value(sqlite("status", path, "--json"))["excluded"]
+    assert (found["level"], found["table"]) == ("warning", "main.w")
+    assert "WITHOUT ROWID" in found["fix"]
+
+
+def test_a_tape_is_merged_into_what_a_file_holds(path: Path, tmp_path: Path) -> None:
+    sqlite("enable", path)
+    execute(path, "INSERT INTO t VALUES (1, 'x')", "CREATE TABLE u(x)")
+    sqlite("enable", path)
+    other = tmp_path / "other.db"
+    execute(other, "CREATE TABLE t(id INTEGER PRIMARY KEY, a)", "INSERT INTO t VALUES (1, 'own'), (2, 'own')")
+    refused = tape("apply", path, other)
+    assert refused.exit_code != 0
+    assert "--merge" in refused.output
+    assert value(tape("apply", path, other, "--merge", "--json"))["changes"] == 2
+    assert value(tape("apply", path, other, "--merge", "--json"))["changes"] == 0
+    with closing(sqlite3.connect(other)) as connection:
+        assert connection.execute("SELECT * FROM t").fetchall() == [(1, "x"), (2, "own")]
 
 
 def test_a_tape_is_reported_dropped_only_when_it_is(path: Path) -> None:
@@ -64,7 +89,8 @@ def test_a_replica_follows_and_the_file_goes_back(path: Path, tmp_path: Path) ->
     sqlite("enable", path)
     execute(path, "INSERT INTO t VALUES (1, 'x')")
     replica = tmp_path / "replica.db"
-    assert value(tape("apply", path, replica, "--json")) == {"transactions": 0, "changes": 0, "last": 1, "copied": True}
+    done = {"transactions": 0, "changes": 0, "last": 1, "copied": True, "excluded": []}
+    assert value(tape("apply", path, replica, "--json")) == done
     execute(path, "UPDATE t SET a = 'it''s'")
     assert "1 changes" in tape("apply", path, replica).stdout
     assert "~ t #1  a: 'x' → 'it''s'" in tape("show", path).stdout

@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 from tailrace.capture import layout
 from tailrace.capture.change_buffer import LONG, ChangeBatch, ChangeBuffer, SingleChange
 from tailrace.capture.ddl_watch import StatementWatch
-from tailrace.capture.layout import DELETE, INSERT, OFF, UPDATE, CaptureState, Mode, parse_mode, quoted
+from tailrace.capture.exclusion import ExcludedTable, write_excluded
+from tailrace.capture.hook_table import sort_tables
+from tailrace.capture.layout import DELETE, INSERT, OFF, UPDATE, CaptureState, CdcVersion, Mode, parse_mode, quoted
 from tailrace.capture.record import encode
 from tailrace.capture.schema_change import SchemaChange
 from tailrace.capture.tape_writer import TapeWriter
@@ -34,13 +36,15 @@ def capture(connection: apsw.Connection, argument: str) -> None:
     """Capture what this connection changes from now on. `argument` is `<mode>[,<table>]` or `off`, as for Turso.
 
     A repeat with the same argument does nothing; another mode or table replaces the current one. Capture applies to
-    this connection only and ends with it. If this raises, file and connection are unchanged. Raises ConfigError for a
-    wrong argument or a connection that is not apsw's, PreflightError for a file or table that cannot be captured.
+    this connection only and ends with it. A table that cannot be captured, one WITHOUT ROWID or with generated columns,
+    is left out, and `excluded` tells which and why. If this raises, file and connection are unchanged. Raises
+    ConfigError for a wrong argument or a connection that is not apsw's, PreflightError for a file that cannot be
+    captured.
     """
     mode = parse_mode(argument)
     _require_apsw(connection)
     running = _captures.get(connection)
-    if running is not None and running.mode == mode:
+    if running is not None and running.mode == mode and layout.has_table(connection, running.mode.table):
         return
     if mode is None:
         if running is not None:
@@ -62,7 +66,7 @@ def capture(connection: apsw.Connection, argument: str) -> None:
 def captured(connection: apsw.Connection) -> CaptureState:
     """The capture that is active on this connection: (mode, table, version), or ('off', None, None)."""
     running = _captures.get(connection)
-    return OFF if running is None else CaptureState(running.mode.name, running.mode.table, running.version)
+    return OFF if running is None else CaptureState(running.mode.name, running.mode.table, str(running.version))
 
 
 def _require_apsw(connection: object) -> None:
@@ -84,10 +88,14 @@ class ConnectionCapture:
 
     def __init__(self, connection: apsw.Connection, mode: Mode) -> None:
         self.mode = mode
-        self.version = ""
+        self.version = CdcVersion.V2
         self._connection = weakref.ref(connection)
         self._wanted: dict[str, bool] = {}
         self._refused: dict[str, PreflightError] = {}
+        self._hookable: set[str] = set()
+        self._excluded: dict[str, ExcludedTable] = {}
+        self._stored: set[str] = set()
+        self._touched: set[str] = set()
         self.notes = ChangeBuffer(keeps_new=mode.has_after)
         self._triggers = TriggerSet()
         self._schema_version: Any = None
@@ -106,8 +114,14 @@ class ConnectionCapture:
                     fix="tailrace sqlite disable FILE",
                 )
             self.version = layout.ensure(connection, self.mode.table)
-            for table in layout.list_tables(connection):
-                require_hookable(layout.read_table_shape(connection, table))
+            if self.version is CdcVersion.TRIGGERS:
+                raise PreflightError(
+                    f"{self.mode.table} is the tape of triggers, which a connection cannot continue",
+                    fix="tailrace sqlite disable FILE --drop, or capture into another table: full,TABLE",
+                )
+            self._hookable, self._excluded = sort_tables(connection)
+            write_excluded(connection, self.mode.table, self._excluded.values())
+            self._stored = set(self._excluded)
         self._exclude()
 
     def start(self) -> None:
@@ -159,28 +173,31 @@ class ConnectionCapture:
             return
         self.notes.close()
         self._refused.clear()
-        hookable = []
-        for table in layout.list_tables(connection):
-            try:
-                require_hookable(layout.read_table_shape(connection, table))
-            except PreflightError as error:
-                self._refused[table] = error
-            else:
-                hookable.append(table)
+        hookable, left_out = sort_tables(connection)
+        for table, one in left_out.items():
+            if table in self._hookable:
+                # Changes of it are on the tape: to leave it out from now on would be a gap that no reader can see.
+                why = f"{table} was captured, but no longer can be: {one.reason}"
+                self._refused[table] = PreflightError(why, fix=one.fix, table=table)
+                hookable.add(table)
+        self._hookable = hookable
+        self._excluded.clear()
+        self._excluded.update((table, one) for table, one in left_out.items() if table not in hookable)
         for (table,) in connection.execute(_SHADOWS):
             self._refused[table] = PreflightError(
                 "the contents of a virtual table cannot be captured",
                 fix="write to it on another connection, or capture the ordinary tables: tailrace sqlite enable FILE",
                 table=table,
             )
-        self._triggers.create(connection, hookable)
+        # A table that is left out enlists as well until the file says so, which happens with its first change.
+        self._triggers.create(connection, hookable | self._excluded.keys() - self._stored)
         self._schema_version = version
 
     @contextmanager
     def enlisted(self, table: str) -> Iterator[None]:
         """For many inserts into one table in the open transaction: enlist once, not with each insert."""
         assert self._statements is not None
-        with self._statements.suspend():
+        with self._statements.suspend(), _kept_rowid(self.connection):
             self.connection.execute(ENLIST)
             self._schema_version = None
             self._triggers.drop(self.connection, table, "INSERT")
@@ -192,16 +209,36 @@ class ConnectionCapture:
 
     def note_schema(self, changes: Sequence[SchemaChange]) -> None:
         """Record DDL of the open transaction. A new table is captured from now on, with the rows it already has."""
+        layout.forget_dropped(self.connection)
         if not changes:
             return
-        self.connection.execute(ENLIST)
+        with _kept_rowid(self.connection):
+            self.connection.execute(ENLIST)
         for change in changes:
             self.notes.add_single(
                 SingleChange(change.type, layout.SCHEMA_TABLE, change.id, self._schema_images(change))
             )
-            if change.before is None and change.after is not None and change.after[0] == "table":
-                self._note_rows(str(change.after[1]))
+        self._note_tables(changes)
         self._exclude()
+
+    def _note_tables(self, changes: Sequence[SchemaChange]) -> None:
+        """Capture from now on what can be captured now, with the rows it has; leave out what cannot be."""
+        hookable, left_out = sort_tables(self.connection)
+        for table, one in left_out.items():
+            if table in self._hookable and not any(
+                change.type == DELETE and change.before is not None and change.before[1] == table for change in changes
+            ):
+                why = f"{table} is captured, and after this statement it could not be: {one.reason}"
+                raise PreflightError(why, fix=one.fix, table=table)
+        for change in changes:
+            if change.after is None or change.after[0] != "table" or (table := str(change.after[1])) not in hookable:
+                continue
+            if change.before is None or str(change.before[1]) in self._stored | self._excluded.keys():
+                self._note_rows(table)
+        self._hookable = hookable
+        self._excluded.clear()
+        self._excluded.update(left_out)
+        self._store_excluded()
 
     def _exclude(self) -> None:
         self._wanted.clear()
@@ -210,10 +247,7 @@ class ConnectionCapture:
 
     def _note_rows(self, table: str) -> None:
         # The hook does not see the rows that CREATE TABLE … AS SELECT inserts.
-        if table not in layout.list_tables(self.connection):
-            return
         shape = layout.read_table_shape(self.connection, table)
-        require_hookable(shape)
         columns = ", ".join(quoted(field.name) for field in shape.fields)
         for rowid, *row in self.connection.execute(f"SELECT {shape.rowid}, {columns} FROM {quoted(table)}"):
             self.notes.add(INSERT, table, rowid, None, row if self.mode.has_after else None)
@@ -223,6 +257,7 @@ class ConnectionCapture:
         import apsw
 
         notes, add, wanted, refused = self.notes, self.notes.add, self._wanted, self._refused
+        left_out, touched = self._excluded, self._touched
         keeps_before, keeps_after = self.mode.has_before, self.mode.has_after
         inserted, deleted = apsw.SQLITE_INSERT, apsw.SQLITE_DELETE
 
@@ -239,6 +274,9 @@ class ConnectionCapture:
                         notes.close()
                     return
                 if not wanted.get(table, True) or update.database_name != "main":
+                    return
+                if table in left_out:
+                    touched.add(table)
                     return
                 if table in refused:
                     raise refused[table]
@@ -271,11 +309,13 @@ class ConnectionCapture:
     def forget(self) -> None:
         """Drop the recorded changes; the transaction has ended."""
         self.notes.clear()
+        self._touched.clear()
         self._first, self._synced, self._failure = None, 0, None
 
     def undo(self) -> None:
         """Check the schema again: a rollback of the transaction, or of a part of it, may have removed our triggers."""
         self._schema_version = None
+        self._stored.clear()
 
     def _forget_rolled_back(self) -> None:
         self.forget()
@@ -286,14 +326,39 @@ class ConnectionCapture:
         if self._failure is not None:
             raise self._failure
         self.notes.close()
+        if self._touched - self._stored:
+            assert self._statements is not None
+            with self._statements.suspend():
+                self._store_excluded()
         if self.notes.entries or self._first is not None:
             assert self._statements is not None
             is_long = any(isinstance(entry, ChangeBatch) for entry in self.notes.entries)
-            with self._statements.suspend(), self._unhooked() if is_long else nullcontext():
+            with (
+                self._statements.suspend(),
+                _kept_rowid(self.connection),
+                self._unhooked() if is_long else nullcontext(),
+            ):
                 self._write()
         self._synced = len(self.notes)
 
+    def _store_excluded(self) -> None:
+        with _kept_rowid(self.connection):
+            write_excluded(self.connection, self.mode.table, self._excluded.values())
+        self._stored = set(self._excluded)
+
     def _write(self) -> None:
+        try:
+            self._write_changes()
+        except Exception:
+            if layout.has_table(self.connection, self.mode.table):
+                raise
+            raise PreflightError(
+                f"the capture table {self.mode.table} was dropped, and this transaction cannot be captured",
+                fix=f"roll back; then stop the capture ('off'), or create the table again: {str(self.mode)!r}",
+                table=self.mode.table,
+            ) from None
+
+    def _write_changes(self) -> None:
         writer = TapeWriter(self.connection, self.mode.table, self.version)
         if self._first is not None:
             # An earlier commit failed on a lock. Its rows are on the tape, but more changes may have come after them.
@@ -330,15 +395,14 @@ class ConnectionCapture:
         return self._failure is not None or self._synced != len(self.notes)
 
 
-def require_hookable(shape: layout.TableShape) -> None:
-    """Raise PreflightError for a table whose rows the hook cannot read completely."""
-    layout.require_capturable(shape)
-    if shape.generated:
-        raise PreflightError(
-            f"{shape.table} has generated columns, which SQLite's hook cannot read",
-            fix="capture this file by triggers: tailrace sqlite enable FILE",
-            table=shape.table,
-        )
+@contextmanager
+def _kept_rowid(connection: apsw.Connection) -> Iterator[None]:
+    """Keep what the application reads as `last_insert_rowid()`: the rows that the block inserts are not its rows."""
+    rowid = connection.last_insert_rowid()
+    try:
+        yield
+    finally:
+        connection.set_last_insert_rowid(rowid)
 
 
 def _explain(error: Exception, table: str) -> TailraceError:

@@ -2,7 +2,7 @@
 """The capture tables, in Turso's layout, and the tables of a file that can be captured.
 
 turso_cdc           one row per change; a custom name is possible
-turso_cdc_version   the layout of each capture table: v1, without transactions, or v2
+turso_cdc_version   the layout of each capture table: v1, v2, or that of triggers (see `CdcVersion`)
 """
 
 from __future__ import annotations
@@ -10,36 +10,45 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.errors import ConfigError, PreflightError
 
-CURRENT = "v2"
 VERSION_TABLE = "turso_cdc_version"
 SCHEMA_TABLE = "sqlite_schema"
 TURSO_PREFIX = "__turso_internal"
 CAPTURE_TABLE = "tailrace_capture"
 PROGRESS_TABLE = "tailrace_tape"
+EXCLUDED_TABLE = "tailrace_excluded"
 SYNC_TABLES = ("tailrace_sync", "tailrace_sync_conflict")
 """The state of a sync, and the conflicts that it met."""
 
 INSERT, UPDATE, DELETE, COMMIT = 1, 0, -1, 2
 """The values of change_type."""
 
-COLUMNS = {
-    "v1": ("change_id", "change_time", "change_type", "table_name", "id", "before", "after", "updates"),
-    "v2": (
-        "change_id",
-        "change_time",
-        "change_txn_id",
-        "change_type",
-        "table_name",
-        "id",
-        "before",
-        "after",
-        "updates",
-    ),
-}
+
+class CdcVersion(StrEnum):
+    """The layout of a capture table, as its version row has it.
+
+    V1 and V2 are Turso's. A tape of TRIGGERS has the columns of V2, but keeps its images in a table next to it, and
+    neither transaction ids nor COMMIT records: its own name keeps Turso, which refuses unknown versions, from reading
+    empty images or writing to it.
+    """
+
+    V1 = "v1"
+    V2 = "v2"
+    TRIGGERS = "triggers-v1"
+
+    @property
+    def has_commit_record(self) -> bool:
+        """Whether each transaction ends with a COMMIT record, and its rows have its id."""
+        return self is CdcVersion.V2
+
+
+COLUMNS_V1 = ("change_id", "change_time", "change_type", "table_name", "id", "before", "after", "updates")
+COLUMNS_V2 = (*COLUMNS_V1[:2], "change_txn_id", *COLUMNS_V1[2:])
+COLUMNS = {CdcVersion.V1: COLUMNS_V1, CdcVersion.V2: COLUMNS_V2, CdcVersion.TRIGGERS: COLUMNS_V2}
 _DECLARED = {
     "change_id": "INTEGER PRIMARY KEY AUTOINCREMENT",
     "change_time": "INTEGER",
@@ -93,52 +102,74 @@ def has_table(connection: CaptureConnection, table: str) -> bool:
     return connection.execute(sql, (table,)).fetchone() is not None
 
 
-def ensure(connection: CaptureConnection, table: str) -> str:
+def ensure(connection: CaptureConnection, table: str, version: CdcVersion = CdcVersion.V2) -> CdcVersion:
     """Create the capture table and its version row if they are missing, and return the version. Safe to repeat.
 
-    Called inside the caller's transaction. An existing table without a version row is v1. Raises PreflightError for a
-    version that this release does not know, and for a table of that name that is not a capture table.
+    Called inside the caller's transaction. An existing table keeps its version (see `read_version`). Raises
+    PreflightError for a version that this release does not know, and for a table of that name that is not a capture
+    table.
     """
-    existed = has_table(connection, table)
     connection.execute(
         f"CREATE TABLE IF NOT EXISTS {VERSION_TABLE} (table_name TEXT PRIMARY KEY, version TEXT NOT NULL)"
     )
-    if not existed:
-        columns = ", ".join(f"{_spelled(name)} {_DECLARED[name]}".rstrip() for name in COLUMNS[CURRENT])
-        connection.execute(f"CREATE TABLE {quoted(table)} ({columns})")
-        connection.execute(f"DELETE FROM {VERSION_TABLE} WHERE table_name = ?", (table,))
-    version = CURRENT if not existed else "v1"
-    connection.execute(f"INSERT OR IGNORE INTO {VERSION_TABLE} VALUES (?, ?)", (table, version))
-    return read_version(connection, table)
+    if has_table(connection, table):
+        version = read_version(connection, table)
+        connection.execute(f"INSERT OR IGNORE INTO {VERSION_TABLE} VALUES (?, ?)", (table, str(version)))
+        return version
+    columns = ", ".join(f"{_spelled(name)} {_DECLARED[name]}".rstrip() for name in COLUMNS[version])
+    connection.execute(f"CREATE TABLE {quoted(table)} ({columns})")
+    write_version(connection, table, version)
+    return version
+
+
+def write_version(connection: CaptureConnection, table: str, version: CdcVersion) -> None:
+    connection.execute(f"INSERT OR REPLACE INTO {VERSION_TABLE} VALUES (?, ?)", (table, str(version)))
+
+
+def forget_dropped(connection: CaptureConnection) -> None:
+    """Delete the notes about capture tables that were dropped, inside the caller's transaction."""
+    for tape in _tapes(connection):
+        if not has_table(connection, tape):
+            connection.execute(f"DELETE FROM {VERSION_TABLE} WHERE table_name = ?", (tape,))
+            if has_table(connection, EXCLUDED_TABLE):
+                connection.execute(f"DELETE FROM {EXCLUDED_TABLE} WHERE tape = ?", (tape,))
 
 
 def _spelled(name: str) -> str:
     return quoted(name) if name in ("before", "after") else name
 
 
-def read_version(connection: CaptureConnection, table: str) -> str:
-    """The version of a capture table; v1 if it has no version row. Raises PreflightError if it does not exist, has an
-    unknown version or is not a capture table."""
+def read_version(connection: CaptureConnection, table: str) -> CdcVersion:
+    """The version of a capture table. Without a version row its columns tell: v1 has no transaction ids. Raises
+    PreflightError if it does not exist, has an unknown version or is not a capture table."""
     if not has_table(connection, table):
         raise PreflightError(f"there is no capture table {table}", fix="tailrace sqlite enable FILE", table=table)
-    row = None
-    if has_table(connection, VERSION_TABLE):
-        row = connection.execute(f"SELECT version FROM {VERSION_TABLE} WHERE table_name = ?", (table,)).fetchone()
-    version = "v1" if row is None else str(row[0])
-    if version not in COLUMNS:
+    stored = stored_version(connection, table)
+    found = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
+    try:
+        version = CdcVersion(stored or ("v2" if "change_txn_id" in found else "v1"))
+    except ValueError:
         raise PreflightError(
-            f"capture table {table} has version {version!r}, which this release does not know",
+            f"capture table {table} has version {stored!r}, which this release does not know",
             fix="use a newer tailrace, or a capture table with another name",
             table=table,
-        )
-    found = {str(row[1]) for row in connection.execute(f"PRAGMA table_info({quoted(table)})").fetchall()}
+        ) from None
     if missing := [name for name in COLUMNS[version] if name not in found]:
         raise PreflightError(
             f"{table} is not a capture table of version {version}: it lacks {', '.join(missing)}",
             fix="use another table name: full,TABLE",
             table=table,
         )
-    return version
+    # Until 0.1.0 was finished, triggers wrote the version v2.
+    return CdcVersion.TRIGGERS if has_table(connection, side_tables(table)[0]) else version
+
+
+def stored_version(connection: CaptureConnection, table: str) -> str | None:
+    """What the version row of a capture table says; None if there is no row."""
+    row = None
+    if has_table(connection, VERSION_TABLE):
+        row = connection.execute(f"SELECT version FROM {VERSION_TABLE} WHERE table_name = ?", (table,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 @dataclass(frozen=True)
@@ -201,7 +232,8 @@ def own_tables(connection: CaptureConnection) -> set[str]:
     """The tables that belong to captures of this file."""
     tapes = _tapes(connection)
     sides = (side for tape in tapes for side in side_tables(tape))
-    return {VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, *SYNC_TABLES, *tapes, *sides}
+    notes = (VERSION_TABLE, CAPTURE_TABLE, PROGRESS_TABLE, EXCLUDED_TABLE, *SYNC_TABLES)
+    return {*notes, *tapes, *sides}
 
 
 def trigger_tapes(connection: CaptureConnection) -> list[str]:

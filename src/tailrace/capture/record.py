@@ -166,13 +166,13 @@ def bin_record_json_object(columns: str, record: bytes | None) -> str | None:
     """A record as a JSON object whose names are in `columns`, a JSON array; None if there is no record.
 
     Bytes become hex digits, as SQLite's hex() prints them; numbers that JSON cannot express become text. A record may
-    have fewer values than `columns`. Raises MalformedRecordError for bytes that are not a record or have more values.
+    have fewer values than `columns`; if it has more, they are left out, as in Turso. So an `updates` record shows its
+    flags with the names of its table, and with those names twice its new values too. Raises MalformedRecordError for
+    bytes that are not a record.
     """
     if record is None:
         return None
     names, values = json.loads(columns), decode(record)
-    if len(values) > len(names):
-        raise ValueError(f"the record has {len(values)} values for {len(names)} columns")
     held = {name: _plain(value) for name, value in zip(names, values, strict=False)}
     return json.dumps(held, ensure_ascii=False, separators=(",", ":"))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sqlite3
 from typing import Any
 
-from tailrace.capture.change import Commit, Delete, Insert, Operation, RecordRow, Schema, Update
+from tailrace.capture.change import CapturedChange, Commit, Delete, Insert, Operation, RecordRow, Schema, Update
 from tailrace.capture.layout import TableShape, quoted, read_table_shape
 from tailrace.capture.record import Value
 from tailrace.capture.schema_change import SQL, column_names, is_own_trigger
@@ -32,6 +32,10 @@ class TapeReplay:
             if kind == "trigger" and not is_own_trigger(kind, name):
                 self._triggers[name] = sql
                 connection.execute(f"DROP TRIGGER {quoted(name)}")
+
+    def replay(self, change: CapturedChange) -> None:
+        """Apply one change of the tape."""
+        self.run(change.into_apply())
 
     def run(self, operation: Operation) -> None:
         match operation:
@@ -67,7 +71,7 @@ class TapeReplay:
 
     def _insert(self, shape: TableShape, rowid: int, row: RecordRow) -> None:
         names = [shape.rowid, *(quoted(field.name) for field in shape.fields[: len(row)])]
-        holders, values = _bind((rowid, *row))
+        holders, values = bind((rowid, *row))
         self._execute(
             shape.table,
             f"INSERT INTO {quoted(shape.table)} ({', '.join(names)}) VALUES ({', '.join(holders)})",
@@ -78,7 +82,7 @@ class TapeReplay:
         chosen = [place for place in range(len(row)) if changed is None or changed[place]]
         if not chosen:
             return
-        holders, values = _bind(tuple(row[place] for place in chosen))
+        holders, values = bind(tuple(row[place] for place in chosen))
         sets = ", ".join(
             f"{quoted(shape.fields[place].name)} = {holder}" for place, holder in zip(chosen, holders, strict=True)
         )
@@ -109,12 +113,21 @@ class TapeReplay:
                 raise  # a full disk or a lock says nothing about the schema
             raise SchemaChangedError(
                 f"a schema change cannot be applied here: {error}",
-                fix="Turso does not record RENAME on the tape; after one, start again from a new copy",
+                fix=_advise(error),
                 table=str(entry[2]),
             ) from None
 
 
-def _bind(values: tuple[Value, ...]) -> tuple[list[str], list[Any]]:
+def _advise(error: sqlite3.OperationalError) -> str:
+    if str(error).endswith("already exists"):
+        return (
+            "this database has what the tape creates: give the last change that it contains (--from CHANGE_ID), start "
+            "from a new file, or merge the tape into what is there (--merge)"
+        )
+    return "Turso does not record RENAME on the tape; after one, start again from a new copy"
+
+
+def bind(values: tuple[Value, ...]) -> tuple[list[str], list[Any]]:
     """Placeholders and the values to bind. Text that is not UTF-8 cannot be bound as text, so its bytes are cast."""
     holders, bound = [], list[Any]()
     for value in values:

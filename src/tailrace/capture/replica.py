@@ -12,23 +12,28 @@ from pathlib import Path
 
 from tailrace.capture import layout, trigger
 from tailrace.capture.change import CapturedChange, Schema
-from tailrace.capture.layout import COMMIT, DEFAULT_TABLE, PROGRESS_TABLE, quoted, transaction
+from tailrace.capture.exclusion import excluded, read_excluded
+from tailrace.capture.layout import COMMIT, DEFAULT_TABLE, PROGRESS_TABLE, CdcVersion, quoted, transaction
+from tailrace.capture.merge import MergeReplay
 from tailrace.capture.replay import TapeReplay, require_revertible
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
-from tailrace.errors import ConfigError, PreflightError, UnavailableError
+from tailrace.errors import ConfigError, Finding, PreflightError, UnavailableError
 from tailrace.system import closed_file, turso_lock
+from tailrace.system.file_header import MVCC_FIX, MVCC_REASON, is_mvcc
 
 _BUSY_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
 class Applied:
-    """The result of `apply`. `copied`: the replica was created as a copy; `last`: the last change that it has now."""
+    """The result of `apply`. `copied`: the replica was created as a copy; `last`: the last change that it has now;
+    `excluded`: the tables that are not captured, and whose rows the replica therefore does not follow."""
 
     transactions: int
     changes: int
     last: int
     copied: bool
+    excluded: tuple[Finding, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ def open_file(path: Path, *, writes: bool = True) -> Iterator[sqlite3.Connection
             raise
         except sqlite3.DatabaseError as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_NOTADB:
+                if is_mvcc(path):
+                    raise ConfigError(f"{path} {MVCC_REASON}", fix=MVCC_FIX) from None
                 raise ConfigError(f"{path} is not an SQLite database", fix="check the path") from None
             raise
 
@@ -80,13 +87,16 @@ def _opened(path: Path, *, writes: bool) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def apply(source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start: int | None = None) -> Applied:
+def apply(
+    source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start: int | None = None, merge: bool = False
+) -> Applied:
     """Apply to `destination` what `source` has committed, transaction by transaction.
 
     Progress is a row in the destination, committed with the changes. So after an interruption it continues from there,
     and a repeat does nothing. A destination that does not exist is created as a copy of the source. One that exists but
-    has no progress yet needs `start`, the last change that it already contains. Raises LostError if the tape was
-    started over.
+    has no progress yet needs `start`, the last change that it already contains; except with `merge`, which writes the
+    tape's rows by key into whatever the destination holds, and begins at the tape's beginning. Raises LostError if the
+    tape was started over.
     """
     if destination.exists() and source.resolve() == destination.resolve():
         raise ConfigError("a file cannot follow its own tape", fix="use another file as the destination")
@@ -97,11 +107,19 @@ def apply(source: Path, destination: Path, *, table: str = DEFAULT_TABLE, start:
         with open_file(destination) as writer:
             if layout.trigger_capture(writer) is not None:
                 raise PreflightError("the destination is captured by triggers", fix="tailrace sqlite disable DST")
-            return _follow(reader, writer, str(source.resolve()), table, start, copied)
+            begin = 0 if start is None and merge else start
+            replay = MergeReplay if merge else TapeReplay
+            return _follow(reader, writer, str(source.resolve()), table, begin, copied, replay)
 
 
 def _follow(
-    reader: sqlite3.Connection, writer: sqlite3.Connection, name: str, table: str, start: int | None, copied: bool
+    reader: sqlite3.Connection,
+    writer: sqlite3.Connection,
+    name: str,
+    table: str,
+    start: int | None,
+    copied: bool,
+    replays: type[TapeReplay],
 ) -> Applied:
     with transaction(reader, "BEGIN"):
         tape = Tape(reader, table)
@@ -114,14 +132,15 @@ def _follow(
         last = mark.change_id
         for group in tape.transactions(last, ignore_schema_changes=False):
             with transaction(writer):
-                replay = TapeReplay(writer)
+                replay = replays(writer)
                 for change in group.changes:
-                    replay.run(change.into_apply())
+                    replay.replay(change)
                 replay.finish()
                 last = group.last
                 _write_progress(writer, name, table, read_tape_mark(reader, table, last))
             transactions, changes = transactions + 1, changes + len(group.changes)
-    return Applied(transactions, changes, last, copied)
+        left_out = tuple(excluded(reader, table))
+    return Applied(transactions, changes, last, copied, left_out)
 
 
 def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Path) -> None:
@@ -134,12 +153,25 @@ def _copy(reader: sqlite3.Connection, destination: Path, table: str, source: Pat
         last = writer.execute(f"SELECT coalesce(max(change_id), 0) FROM {quoted(table)}").fetchone()[0]
         mark = read_tape_mark(writer, table, last)
         trigger.suspend(writer)
+        _empty_excluded(writer, table)
         for (held,) in writer.execute("SELECT name FROM sqlite_schema WHERE type = 'table'").fetchall():
             if held in layout.own_tables(writer) - {layout.VERSION_TABLE} or held.startswith(layout.TURSO_PREFIX):
                 writer.execute(f"DROP TABLE {quoted(held)}")
         writer.execute(f"DROP TABLE IF EXISTS {layout.VERSION_TABLE}")
         _write_progress(writer, str(source.resolve()), table, mark)
     partial.rename(destination)
+
+
+def _empty_excluded(writer: sqlite3.Connection, table: str) -> None:
+    """Delete the rows of tables that are not captured: they would be old soon, and if the tape holds such a table one
+    day, it begins with all of its rows."""
+    left_out = read_excluded(writer, table)
+    if left_out:
+        replay = TapeReplay(writer)
+        for one in left_out:
+            if layout.has_table(writer, one.table):
+                writer.execute(f"DELETE FROM {quoted(one.table)}")
+        replay.finish()
 
 
 def _read_progress(
@@ -152,7 +184,8 @@ def _read_progress(
     if start is None:
         raise PreflightError(
             "the destination exists, but this tape was never applied to it",
-            fix="use a new file, or give the last change that it already contains: --from CHANGE_ID (0: none)",
+            fix="use a new file; or give the last change that it already contains: --from CHANGE_ID (0: none); "
+            "or write the tape's rows into what it holds: --merge",
         )
     return _mark_at(reader, table, start)
 
@@ -214,11 +247,12 @@ def _append(connection: sqlite3.Connection, tape: Tape, changes: list[CapturedCh
         return
     now = int(time.time())
     next_id = connection.execute(f"SELECT max(change_id) + 1 FROM {quoted(tape.table)}").fetchone()[0]
-    txn = () if tape.version == "v1" else (None if tape.by_triggers else next_id,)
+    has_commits = tape.version.has_commit_record
+    txn = () if tape.version is CdcVersion.V1 else (next_id if has_commits else None,)
     rows = [
         (now, *txn, c.type, c.table, c.id, c.before, c.after, None if tape.by_triggers else c.updates) for c in changes
     ]
-    if tape.version != "v1" and not tape.by_triggers:
+    if has_commits:
         rows.append((now, *txn, COMMIT, None, None, None, None, None))
     names = layout.COLUMNS[tape.version][1:]
     connection.executemany(

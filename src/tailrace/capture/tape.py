@@ -22,6 +22,7 @@ from tailrace.capture.layout import (
     INSERT,
     UPDATE,
     CaptureConnection,
+    CdcVersion,
     has_table,
     quoted,
     read_version,
@@ -51,7 +52,7 @@ class TapeTransaction:
 
 @dataclass(frozen=True)
 class Statistics:
-    """Counts of what is on the tape. `cdc_operations` counts rows, including COMMIT rows, as Turso does."""
+    """Counts of what is on the tape. `cdc_operations` counts changes, without COMMIT records, as Turso does."""
 
     cdc_operations: int
     transactions: int
@@ -67,7 +68,7 @@ class Tape:
         self._connection = connection
         self.table = table
         self.version = layout.read_version(connection, table)
-        self.by_triggers = layout.has_table(connection, layout.side_tables(table)[0])
+        self.by_triggers = self.version is CdcVersion.TRIGGERS
 
     def require_complete(self) -> None:
         """Raise SchemaChangedError if triggers write this tape and it lacks DDL that was run since `enable`."""
@@ -89,7 +90,7 @@ class Tape:
         while rows := self._fetch(after, batch):
             after = rows[-1].change_id
             kept = [row for row in rows if not (ignore_schema_changes and row.is_schema)]
-            if self.version == "v1" or self.by_triggers:
+            if not self.version.has_commit_record:
                 kept.append(CapturedChange(after, rows[-1].change_time, None, COMMIT, None, None, None, None, None))
             yield kept
 
@@ -122,7 +123,7 @@ class Tape:
     def statistics(self) -> Statistics:
         table = quoted(self.table)
         count, first, last = self._connection.execute(
-            f"SELECT count(*), min(change_id), max(change_id) FROM {table}"
+            f"SELECT count(CASE WHEN change_type <> {COMMIT} THEN 1 END), min(change_id), max(change_id) FROM {table}"
         ).fetchone()
         tables: dict[str, dict[str, int]] = {}
         transactions = 0
@@ -131,14 +132,14 @@ class Tape:
         ).fetchall():
             if kind in _NAMES:
                 tables.setdefault(str(name), {})[_NAMES[kind]] = int(rows)
-        if self.version != "v1":
+        if self.version.has_commit_record:
             sql = f"SELECT count(DISTINCT change_txn_id) FROM {table} WHERE change_txn_id > 0"
             transactions = int(self._connection.execute(sql).fetchone()[0])
         return Statistics(int(count), transactions, first, last, tables)
 
     def _fetch(self, after: int, limit: int) -> list[CapturedChange]:
-        names = [f"tape.{quoted(name)}" for name in layout.COLUMNS["v2"]]
-        if self.version == "v1":
+        names = [f"tape.{quoted(name)}" for name in layout.COLUMNS_V2]
+        if self.version is CdcVersion.V1:
             names[2] = "NULL"
         source = f"{quoted(self.table)} AS tape"
         if self.by_triggers:

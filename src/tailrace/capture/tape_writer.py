@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tailrace.capture import layout
 from tailrace.capture.change_buffer import BufferedChange, ChangeBatch
-from tailrace.capture.layout import COMMIT, quoted
+from tailrace.capture.layout import COMMIT, CdcVersion, quoted
 
 if TYPE_CHECKING:
     import apsw
@@ -26,7 +26,7 @@ _RECORD = "substr(:records, (value >> :length_bits & :start_mask) + 1, value & :
 
 
 @cache
-def _insert(table: str, version: str) -> tuple[str, str]:
+def _insert(table: str, version: CdcVersion) -> tuple[str, str]:
     """The beginning of an INSERT into the tape, and the whole INSERT of a single row."""
     columns = layout.COLUMNS[version]
     into = f"INSERT INTO {quoted(table)} ({', '.join(map(quoted, columns))})"
@@ -36,11 +36,11 @@ def _insert(table: str, version: str) -> tuple[str, str]:
 class TapeWriter:
     """Writes one transaction to a capture table of this version."""
 
-    def __init__(self, connection: apsw.Connection, table: str, version: str) -> None:
+    def __init__(self, connection: apsw.Connection, table: str, version: CdcVersion) -> None:
         self._connection = connection
         self._table = table
         self._columns = layout.COLUMNS[version]
-        self._has_transactions = "change_txn_id" in self._columns
+        self._has_transactions = version.has_commit_record
         self._into, self._one = _insert(table, version)
         self._first = self._next = 0
         self._now = int(time.time())

@@ -8,16 +8,18 @@ A trigger cannot see transactions or DDL. So changes have no transaction id, and
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tailrace.capture import layout
+from tailrace.capture.exclusion import ExcludedTable, excluded, read_excluded, write_excluded
 from tailrace.capture.layout import (
     INSERT,
     OFF,
     UPDATE,
     CaptureConnection,
     CaptureState,
+    CdcVersion,
     Mode,
     TableShape,
     parse_mode,
@@ -27,7 +29,7 @@ from tailrace.capture.layout import (
 from tailrace.capture.record import Value, encode
 from tailrace.capture.schema_change import SchemaChange, SchemaRow, column_names, compare, is_own_trigger, read_schema
 from tailrace.capture.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
-from tailrace.errors import PreflightError
+from tailrace.errors import Finding, PreflightError
 
 WIDEST = 998
 """SQLite allows 2,000 columns per table, and the image table needs two images and three more columns."""
@@ -35,20 +37,24 @@ WIDEST = 998
 
 @dataclass(frozen=True)
 class CaptureStatus:
-    """The capture of a file. `pending` counts schema changes that `enable` has not recorded yet."""
+    """The capture of a file. `pending` counts schema changes that `enable` has not recorded yet; `excluded` are the
+    tables that cannot be captured."""
 
     captured: CaptureState
     tables: int
     pending: int
+    excluded: tuple[Finding, ...]
 
 
 def enable(connection: CaptureConnection, argument: str = "full") -> CaptureState:
     """Capture every table of this file from now on; `argument` is `<mode>[,<table>]` or `off`.
 
+    A table that cannot be captured, such as one WITHOUT ROWID, is left out, and `excluded` tells which and why.
+
     A repeat updates the triggers to the current schema and this release, and records DDL that was run since; without
     changes it does nothing. It is one transaction: if it raises, the file is unchanged. Raises ConfigError for a wrong
-    argument, and PreflightError for a file that is already captured in another way or has a table that cannot be
-    captured.
+    argument, and PreflightError for a file that is already captured in another way, or if a table that was captured so
+    far no longer can be.
     """
     mode = parse_mode(argument)
     if mode is None:
@@ -58,7 +64,7 @@ def enable(connection: CaptureConnection, argument: str = "full") -> CaptureStat
         running = layout.trigger_capture(connection)
         if running is None or running.table != mode.table:
             _require_unclaimed(connection, mode, running)
-            layout.ensure(connection, mode.table)
+            layout.ensure(connection, mode.table, CdcVersion.TRIGGERS)
             _put_capture(connection, mode, after=None)
         elif running != mode or _pending(connection, mode) or not _is_current(connection, mode):
             _write_schema_changes(connection, running)
@@ -75,6 +81,8 @@ def disable(connection: CaptureConnection, *, drop: bool = False) -> bool:
     with layout.transaction(connection):
         _drop_triggers(connection)
         connection.execute(f"DROP TABLE IF EXISTS {layout.CAPTURE_TABLE}")
+        for tape in layout.trigger_tapes(connection):
+            write_excluded(connection, tape, ())
         tapes = layout.trigger_tapes(connection) if drop else []
         for tape in tapes:
             for table in (tape, *side_tables(tape)):
@@ -101,14 +109,15 @@ def read_captured(connection: CaptureConnection) -> CaptureState:
     running = layout.trigger_capture(connection)
     if running is None:
         return OFF
-    return CaptureState(running.name, running.table, layout.read_version(connection, running.table))
+    return CaptureState(running.name, running.table, str(layout.read_version(connection, running.table)))
 
 
 def read_status(connection: CaptureConnection) -> CaptureStatus:
     captured = read_captured(connection)
     running = layout.trigger_capture(connection)
     pending = len(_pending(connection, running)) if running is not None else 0
-    return CaptureStatus(captured, len(layout.list_tables(connection)), pending)
+    left_out = () if running is None else tuple(excluded(connection, running.table))
+    return CaptureStatus(captured, len(layout.list_tables(connection)) - len(left_out), pending, left_out)
 
 
 def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode | None) -> None:
@@ -118,16 +127,16 @@ def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode 
             fix=f"keep that table, or run tailrace sqlite disable FILE, then enable with {mode.table}",
         )
     claimed = [table for table in sorted(layout.own_tables(connection)) if layout.has_table(connection, table)]
-    existing = [
-        table for table in claimed if table not in (layout.VERSION_TABLE, layout.PROGRESS_TABLE, *layout.SYNC_TABLES)
-    ]
+    notes = (layout.VERSION_TABLE, layout.PROGRESS_TABLE, layout.EXCLUDED_TABLE, *layout.SYNC_TABLES)
+    existing = [table for table in claimed if table not in notes]
     existing += [
         table
         for table in (mode.table, *side_tables(mode.table))
         if table not in existing and layout.has_table(connection, table)
     ]
     if existing:
-        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in existing)
+        left_out = [table for table in claimed if table == layout.EXCLUDED_TABLE]
+        drops = " ".join(f"DROP TABLE {quoted(table)};" for table in (*existing, *left_out))
         deletes = f" DELETE FROM {layout.VERSION_TABLE};" if layout.VERSION_TABLE in claimed else ""
         raise PreflightError(
             f"the file holds the tape of another capture ({existing[0]}): of Turso, of a connection, or of a capture "
@@ -138,19 +147,22 @@ def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode 
 
 def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) -> None:
     """Create the triggers for the current schema, and store that schema."""
-    shapes = _shapes(connection)
-    for shape in shapes:
-        layout.require_capturable(shape)
-        _require_narrow(shape)
+    known = _captured_tables(connection)
+    plan = _make_plan(connection, mode)
+    if lost := [one for one in plan.excluded if one.table in known]:
+        # Leaving it out from now on would give it a gap that no reader can see.
+        raise PreflightError(f"{lost[0].table} was captured, but no longer can be: {lost[0].reason}", fix=lost[0].fix)
     _drop_triggers(connection)
+    layout.write_version(connection, mode.table, CdcVersion.TRIGGERS)
+    write_excluded(connection, mode.table, plan.excluded)
     if after is None:
-        for sql in make_side_tables(mode, _width(shapes)):
+        for sql in make_side_tables(mode, plan.width):
             connection.execute(sql)
     else:
-        _widen(connection, mode, _width(shapes))
+        _widen(connection, mode, plan.width)
         # Rows noted as being replaced may belong to a dropped table whose name another table has now.
         connection.execute(f"DELETE FROM {quoted(side_tables(mode.table)[1])}")
-    for sql in _make_all(connection, mode, shapes):
+    for sql in plan.triggers:
         connection.execute(sql)
     schema = quoted(side_tables(mode.table)[2])
     connection.execute(f"DELETE FROM {schema}")
@@ -163,25 +175,45 @@ def _put_capture(connection: CaptureConnection, mode: Mode, after: Mode | None) 
     connection.execute(f"INSERT INTO {layout.CAPTURE_TABLE} VALUES (?, ?)", (mode.name, mode.table))
 
 
-def _shapes(connection: CaptureConnection) -> list[TableShape]:
-    return [layout.read_table_shape(connection, table) for table in layout.list_tables(connection)]
+@dataclass(frozen=True)
+class _TriggerPlan:
+    """The triggers for the current schema, the columns of the widest table, and the tables that are left out."""
+
+    triggers: list[str]
+    width: int
+    excluded: list[ExcludedTable]
 
 
-def _width(shapes: Sequence[TableShape]) -> int:
-    return max((len(shape.fields) for shape in shapes), default=0)
+def _make_plan(connection: CaptureConnection, mode: Mode) -> _TriggerPlan:
+    triggers: list[str] = []
+    left_out: list[ExcludedTable] = []
+    width = 0
+    for table in layout.list_tables(connection):
+        shape = layout.read_table_shape(connection, table)
+        try:
+            layout.require_capturable(shape)
+            _require_narrow(shape)
+            triggers += make_triggers(connection, mode, shape)
+        except PreflightError as error:
+            left_out.append(ExcludedTable.of(table, error))
+        else:
+            width = max(width, len(shape.fields))
+    return _TriggerPlan([make_replaced_trigger(mode, width), *triggers], width, left_out)
 
 
-def _make_all(connection: CaptureConnection, mode: Mode, shapes: Sequence[TableShape]) -> Iterator[str]:
-    yield make_replaced_trigger(mode, _width(shapes))
-    for shape in shapes:
-        yield from make_triggers(connection, mode, shape)
+def _captured_tables(connection: CaptureConnection) -> set[str]:
+    """The tables that have triggers now."""
+    rows = connection.execute("SELECT type, name, tbl_name FROM sqlite_schema").fetchall()
+    return {table for kind, name, table in rows if is_own_trigger(kind, name)}
 
 
 def _is_current(connection: CaptureConnection, mode: Mode) -> bool:
-    """Whether the existing triggers are those that this release would create; an older release created others."""
+    """Whether triggers and version are those that this release would write; an older release wrote others."""
+    if layout.stored_version(connection, mode.table) != CdcVersion.TRIGGERS:
+        return False
     rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
     found = {sql for kind, name, sql in rows if is_own_trigger(kind, name)}
-    return found == set(_make_all(connection, mode, _shapes(connection)))
+    return found == set(_make_plan(connection, mode).triggers)
 
 
 def _require_narrow(shape: TableShape) -> None:
@@ -219,6 +251,9 @@ def _remembered(connection: CaptureConnection, mode: Mode) -> dict[int, SchemaRo
 
 def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
     """Record the DDL since the triggers were created, each followed by the rows that they could not see."""
+    left_out = {one.table for one in _make_plan(connection, mode).excluded}
+    capturable = set(layout.list_tables(connection)) - left_out
+    created = set()
     for change in _pending(connection, mode):
         before = encode(change.before) if change.before and mode.has_before else None
         after = encode(change.after) if change.after and mode.has_after else None
@@ -226,12 +261,18 @@ def _write_schema_changes(connection: CaptureConnection, mode: Mode) -> None:
         if change.after is None or change.after[0] != "table":
             continue
         table = str(change.after[1])
-        if table in layout.list_tables(connection):
+        if table in capturable:
             shape = layout.read_table_shape(connection, table)
             known = column_names(str(change.before[4])) if change.before is not None else []
             added = [field.name for field in shape.fields[len(known) :]]
             if change.before is None or added:
                 _write_unseen_rows(connection, mode, shape, added)
+            if change.before is None:
+                created.add(table)
+    for one in read_excluded(connection, mode.table):
+        if one.table in capturable - created:
+            shape = layout.read_table_shape(connection, one.table)
+            _write_unseen_rows(connection, mode, shape, [field.name for field in shape.fields])
 
 
 def _write_unseen_rows(connection: CaptureConnection, mode: Mode, shape: TableShape, added: Sequence[str]) -> None:

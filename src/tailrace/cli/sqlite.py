@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tailrace.cli.error import Debug, Json, print_result
+
+if TYPE_CHECKING:
+    from tailrace.errors import Finding
 
 app = typer.Typer(
     name="sqlite",
@@ -35,8 +39,15 @@ def enable(
 
     with open_file(file) as connection:
         captured = trigger.enable(connection, f"{mode},{table}")
+        left_out = trigger.read_status(connection).excluded
     text = f"capturing {captured.mode} into {captured.table} ({captured.version})"
-    print_result(text, captured.to_dict(), as_json=as_json)
+    value = {**captured.to_dict(), "excluded": [finding.to_dict() for finding in left_out]}
+    print_result("\n".join([text, *describe_excluded(left_out)]), value, as_json=as_json)
+
+
+def describe_excluded(findings: Sequence[Finding]) -> list[str]:
+    """One line for each table that is not captured."""
+    return [f"warning   {one.subject} is {one.message}; {one.fix}" for one in findings]
 
 
 @app.command(epilog="Example: tailrace sqlite disable app.db")
@@ -60,18 +71,21 @@ def disable(
 def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False, debug: Debug = False) -> None:
     """Show whether triggers capture the file, and how many changes are captured. Changes nothing."""
     from tailrace.capture import layout, trigger
+    from tailrace.capture.exclusion import excluded
     from tailrace.capture.replica import open_file
     from tailrace.capture.tape import Tape
 
     with open_file(file, writes=False) as connection:
         state = trigger.read_status(connection)
         name = state.captured.table or table
+        left_out = state.excluded or excluded(connection, name)
         counted = Tape(connection, name).statistics() if layout.has_table(connection, name) else None
         version = layout.read_version(connection, name) if counted else None
     value: dict[str, Any] = {
         **state.captured.to_dict(),
         "tables": state.tables,
         "pending_schema_changes": state.pending,
+        "excluded": [finding.to_dict() for finding in left_out],
         "tape": None,
     }
     lines = [f"triggers  {state.captured.mode}, {state.tables} tables"]
@@ -86,8 +100,10 @@ def status(file: SqliteFile, table: CaptureTable = _TABLE, as_json: Json = False
             "last": counted.last,
             "changes": counted.tables,
         }
-        lines.append(f"tape      {name} ({version}), {counted.cdc_operations} rows, {counted.first} to {counted.last}")
-    print_result("\n".join(lines), value, as_json=as_json)
+        lines.append(
+            f"tape      {name} ({version}), {counted.cdc_operations} changes, {counted.first} to {counted.last}"
+        )
+    print_result("\n".join([*lines, *describe_excluded(left_out)]), value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace sqlite purge app.db --upto 120000")

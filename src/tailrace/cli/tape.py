@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tailrace.cli.error import Debug, Json, print_json, print_result
+from tailrace.cli.sqlite import describe_excluded
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError
 
@@ -37,18 +38,30 @@ def apply(
     start: Annotated[
         int | None, typer.Option("--from", min=0, help="The last change that an existing DST contains; 0: none.")
     ] = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Write rows by key into whatever DST holds; its other rows stay.")
+    ] = False,
     table: CaptureTable = _TABLE,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
-    """Apply the changes of SRC to DST. A repeat continues where it stopped; a missing DST is copied first."""
+    """Apply the changes of SRC to DST. A repeat continues where it stopped; a missing DST is copied first.
+
+    DST has to be a replica: a row that is missing or in the way stops it. With --merge it may be any database.
+    """
     from tailrace.capture import replica
 
-    done = replica.apply(source, destination, table=table, start=start)
+    done = replica.apply(source, destination, table=table, start=start, merge=merge)
     copied = "copied, then " if done.copied else ""
     text = f"{copied}{done.changes} changes of {done.transactions} transactions applied, now at {done.last}"
-    value = {"transactions": done.transactions, "changes": done.changes, "last": done.last, "copied": done.copied}
-    print_result(text, value, as_json=as_json)
+    value = {
+        "transactions": done.transactions,
+        "changes": done.changes,
+        "last": done.last,
+        "copied": done.copied,
+        "excluded": [finding.to_dict() for finding in done.excluded],
+    }
+    print_result("\n".join([text, *describe_excluded(done.excluded)]), value, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace tape revert app.db --last 1")

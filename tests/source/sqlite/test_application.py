@@ -5,10 +5,8 @@ The application is a process of its own, with the real engine, and ends as appli
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -24,64 +22,12 @@ from tailrace.source.sqlite.connection import CapturedFile
 from tailrace.testing.replay import SourceReplay
 from tailrace.testing.wait import wait_until
 from tests.support.source_making import make_sqlite
+from tests.support.sqlite_process import running
 
-Opens = Literal["alone", "shared"]
-
-APPLICATION = """
-import sys, turso
-path, opens = sys.argv[1:]
-options = {"experimental_features": "multiprocess_wal"} if opens == "shared" else {}
-connection = turso.connect(path, isolation_level=None, **options)
-connection.execute("PRAGMA capture_data_changes_conn('full')")
-connection.execute("CREATE TABLE IF NOT EXISTS items (id INTEGER PRIMARY KEY, name TEXT)")
-for line in sys.stdin:
-    if line == "close\\n":
-        connection.close()
-        break
-    for _ in range(int(line)):
-        connection.execute("INSERT INTO items (name) VALUES ('x')")
-    print(connection.execute("SELECT count(*) FROM items").fetchone()[0], flush=True)
-"""
+Opens = Literal["turso", "turso shared"]
 
 
-class Application:
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    def wait(self) -> int:
-        """The exit code, once it has ended by itself."""
-        return self._process.wait()
-
-    def insert(self, rows: int) -> int:
-        """So many rows are committed; how many the table has then."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(rows, file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        print("close", file=self._process.stdin, flush=True)
-        assert self._process.wait() == 0
-
-
-@contextmanager
-def running(path: Path, opens: Opens) -> Iterator[Application]:
-    """An application that has the file open, and is killed at the end unless it closed it."""
-    with subprocess.Popen(
-        [sys.executable, "-c", APPLICATION, str(path), opens], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Application(process)
-        finally:
-            process.kill()
-
-
-def count(path: Path, opens: Opens = "alone") -> int:
+def count(path: Path, opens: Opens = "turso") -> int:
     """How many rows the application finds."""
     with running(path, opens) as application:
         found = application.insert(0)
@@ -133,7 +79,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "app.db"
 
 
-@pytest.mark.parametrize("before", ["shared", "alone"])
+@pytest.mark.parametrize("before", ["turso shared", "turso"])
 @pytest.mark.parametrize("read", READERS)
 def test_rows_of_a_killed_application_are_read_and_kept(
     path: Path, read: Callable[[Path], None], before: Opens
@@ -142,7 +88,7 @@ def test_rows_of_a_killed_application_are_read_and_kept(
         assert application.insert(1) == 1
         application.close()
     read(path)
-    with running(path, "alone") as application:
+    with running(path, "turso") as application:
         assert application.insert(299) == 300
     held = contents(path)
     read(path)
@@ -153,7 +99,7 @@ def test_rows_of_a_killed_application_are_read_and_kept(
 
 @pytest.mark.parametrize("read", READERS)
 def test_a_closed_file_is_read_without_a_trace(path: Path, read: Callable[[Path], None]) -> None:
-    with running(path, "alone") as application:
+    with running(path, "turso") as application:
         application.insert(3)
         application.close()
     held = contents(path)
@@ -163,24 +109,24 @@ def test_a_closed_file_is_read_without_a_trace(path: Path, read: Callable[[Path]
 
 def test_an_application_that_shares_its_file_may_end_while_it_is_read(path: Path) -> None:
     engine = CapturedFile("turso", str(path))
-    with running(path, "shared") as application:
+    with running(path, "turso shared") as application:
         application.insert(1)
         with engine.snapshot("reading") as connection:
             application.close()
-            with running(path, "alone") as another:
+            with running(path, "turso") as another:
                 assert another.insert(99) == 100
             assert connection.execute("SELECT count(*) FROM items").fetchone()[0] in (1, 100)
     assert count(path) == 100
 
 
 def test_a_file_that_is_written_while_it_is_read_as_a_closed_one_is_read_again(path: Path) -> None:
-    with running(path, "alone") as application:
+    with running(path, "turso") as application:
         application.insert(1)
         application.close()
     written = pytest.raises(UnavailableError, match="was written while")
     with written, CapturedFile("turso", str(path)).snapshot("reading") as connection:
         connection.execute("SELECT count(*) FROM items").fetchone()
-        with running(path, "alone") as application:
+        with running(path, "turso") as application:
             application.insert(1)
             application.close()
 
@@ -206,32 +152,32 @@ def take_back(path: Path) -> None:
 def test_what_writes_without_turso_leaves_a_file_alone_that_turso_shares(
     path: Path, write: Callable[[Path], None]
 ) -> None:
-    with running(path, "shared") as application:
+    with running(path, "turso shared") as application:
         application.insert(5)
         held = contents(path)
         write(path)
         assert contents(path) == held
         assert application.insert(10) == 15
-    assert count(path, "shared") == 15
+    assert count(path, "turso shared") == 15
 
 
 def test_what_is_written_without_turso_is_seen_by_the_next_that_shares_the_file(path: Path) -> None:
-    with running(path, "shared") as application:
+    with running(path, "turso shared") as application:
         application.insert(5)
     revert(path, last=2)
-    assert count(path, "shared") == 3
+    assert count(path, "turso shared") == 3
 
 
 def test_consumed_changes_are_purged_while_the_application_shares_the_file_and_when_it_is_closed(path: Path) -> None:
     source = make_sqlite(path, path.parent, TableOptions(), type="turso", purge=0.0)
-    with running(path, "shared") as application:
+    with running(path, "turso shared") as application:
         assert application.insert(5) == 5
         source._purge(8, before=2**40)
         assert application.insert(1) == 6
     source._purge(10, before=2**40)
     with CapturedFile("turso", str(path)).snapshot("looking") as connection:
         assert connection.execute("SELECT min(change_id) FROM turso_cdc").fetchone()[0] == 10
-    assert count(path, "shared") == 6
+    assert count(path, "turso shared") == 6
 
 
 def has_open(pid: int, name: str) -> bool:
@@ -243,19 +189,19 @@ def has_open(pid: int, name: str) -> bool:
 def test_an_application_that_shares_a_file_for_the_first_time_while_it_is_written_is_refused_not_robbed(
     path: Path,
 ) -> None:
-    with running(path, "alone") as application:
+    with running(path, "turso") as application:
         application.insert(5)
         application.close()
     assert not path.with_name("app.db-tshm").exists()
     with ExitStack() as later:
         with CapturedFile("turso", str(path)).session("writing", writes=True) as connection:
-            early = later.enter_context(running(path, "shared"))
+            early = later.enter_context(running(path, "turso shared"))
             wait_until(lambda: has_open(early.pid, "app.db-tshm"))
             connection.execute("INSERT INTO items (name) VALUES ('ours')")
         del connection  # Turso keeps its lock for as long as the object is there
         # It has waited, and then finds the index of the WAL empty.
         assert early.wait() != 0
-    with running(path, "shared") as application:
+    with running(path, "turso shared") as application:
         assert application.insert(10) == 16
-    assert count(path, "shared") == 16
+    assert count(path, "turso shared") == 16
     assert count(path) == 16

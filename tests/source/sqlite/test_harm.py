@@ -5,8 +5,6 @@ Nothing that was committed is lost, and a command that only reads leaves the fil
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,83 +14,15 @@ import pytest
 from typer.testing import CliRunner
 
 from tailrace.cli import app as cli
+from tests.support.sqlite_process import PROCESS_KINDS, ApplicationProcess, ProcessKind, running
 
-Kind = Literal["wal", "rollback", "trigger", "hook", "turso", "turso shared"]
 State = Literal["open", "closed", "killed"]
 
-KINDS: tuple[Kind, ...] = ("wal", "rollback", "trigger", "hook", "turso", "turso shared")
 STATES: tuple[State, ...] = ("open", "closed", "killed")
 
-APPLICATION = """
-import sys
-path, kind = sys.argv[1:]
-if kind.startswith("turso"):
-    import turso
-    options = {"experimental_features": "multiprocess_wal"} if kind == "turso shared" else {}
-    connection = turso.connect(path, isolation_level=None, **options)
-elif kind == "hook":
-    import apsw
-    connection = apsw.Connection(path)
-    connection.execute("PRAGMA journal_mode = WAL")
-else:
-    import sqlite3
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute(f"PRAGMA journal_mode = {'DELETE' if kind == 'rollback' else 'WAL'}")
-connection.execute("CREATE TABLE IF NOT EXISTS items (id INTEGER PRIMARY KEY, name TEXT, updated_at TEXT)")
-if kind.startswith("turso"):
-    connection.execute("PRAGMA capture_data_changes_conn('full')")
-if kind == "hook":
-    from tailrace.capture import capture
-    capture(connection, "full")
-if kind == "trigger":
-    from tailrace.capture import enable
-    enable(connection, "full")
-for line in sys.stdin:
-    if line == "close\\n":
-        connection.close()
-        break
-    for _ in range(int(line)):
-        connection.execute("INSERT INTO items (name, updated_at) VALUES ('x', '2026-01-01 00:00:00')")
-    print(list(connection.execute("SELECT count(*) FROM items"))[0][0], flush=True)
-"""
-
-
-class Application:
-    """A process of its own that has the file open."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self._process = process
-
-    def insert(self, rows: int) -> int:
-        """So many rows are committed; how many the table has then."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(rows, file=self._process.stdin, flush=True)
-        return int(self._process.stdout.readline())
-
-    def close(self) -> None:
-        assert self._process.stdin is not None
-        print("close", file=self._process.stdin, flush=True)
-        assert self._process.wait() == 0
-
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
 
 @contextmanager
-def running(path: Path, kind: Kind) -> Iterator[Application]:
-    with subprocess.Popen(
-        [sys.executable, "-c", APPLICATION, str(path), kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        try:
-            yield Application(process)
-        finally:
-            process.kill()
-
-
-@contextmanager
-def left(path: Path, kind: Kind, state: State) -> Iterator[Application | None]:
+def left(path: Path, kind: ProcessKind, state: State) -> Iterator[ApplicationProcess | None]:
     """The file with 50 rows of an application, which is still there if the file is `open`."""
     with running(path, kind) as application:
         assert application.insert(50) == 50
@@ -103,7 +33,7 @@ def left(path: Path, kind: Kind, state: State) -> Iterator[Application | None]:
         yield application if state == "open" else None
 
 
-def pipeline(path: Path, kind: Kind) -> Path:
+def pipeline(path: Path, kind: ProcessKind) -> Path:
     source = f"{{type: poll, dsn: 'sqlite:///{path}'}}"
     if kind in ("trigger", "hook"):
         source = f"{{type: sqlite, path: {path}}}"
@@ -142,7 +72,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "app" / "app.db"
 
 
-def require_all(path: Path, kind: Kind, application: Application | None) -> None:
+def require_all(path: Path, kind: ProcessKind, application: ApplicationProcess | None) -> None:
     """All rows are there: for the application that has the file open, and for the one after its death."""
     rows = 50
     if application is not None:
@@ -154,8 +84,8 @@ def require_all(path: Path, kind: Kind, application: Application | None) -> None
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_commands_that_read_leave_every_byte_as_it_was(path: Path, kind: Kind, state: State) -> None:
+@pytest.mark.parametrize("kind", PROCESS_KINDS)
+def test_commands_that_read_leave_every_byte_as_it_was(path: Path, kind: ProcessKind, state: State) -> None:
     with left(path, kind, state) as application:
         file = pipeline(path, kind)
         commands: list[list[str | Path]] = [
@@ -170,14 +100,15 @@ def test_commands_that_read_leave_every_byte_as_it_was(path: Path, kind: Kind, s
 
 
 @pytest.mark.parametrize("state", STATES)
-@pytest.mark.parametrize("kind", KINDS)
-def test_commands_that_write_lose_nothing_that_was_committed(path: Path, kind: Kind, state: State) -> None:
+@pytest.mark.parametrize("kind", PROCESS_KINDS)
+def test_commands_that_write_lose_nothing_that_was_committed(path: Path, kind: ProcessKind, state: State) -> None:
     with left(path, kind, state) as application:
         file = pipeline(path, kind)
         run("sqlite", "enable", path)
         run("sqlite", "purge", path, "--upto", "5")
         run("sqlite", "disable", path, "--drop")
         run("tape", "apply", path, path.with_name("replica.db"))
+        run("tape", "apply", path, path.with_name("replica.db"), "--merge")
         run("prepare", file)
         run("reset", file, "--yes")
         require_all(path, kind, application)

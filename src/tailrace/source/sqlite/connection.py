@@ -20,6 +20,7 @@ from tailrace.capture.layout import CaptureConnection, transaction
 from tailrace.capture.record import SURROGATE
 from tailrace.errors import ConfigError, DamagedError, PreflightError, UnavailableError
 from tailrace.system import closed_file, turso_lock
+from tailrace.system.file_header import MVCC_FIX, MVCC_REASON, is_mvcc
 
 EngineName = Literal["sqlite", "turso"]
 
@@ -98,6 +99,8 @@ class CapturedFile:
     def _explain(self, error: Exception, doing: str) -> Exception:
         text, kind = str(error), _kind_of(error)
         if kind == "NotAdb":
+            if is_mvcc(Path(self.path)):
+                return PreflightError(f"{self.path} {MVCC_REASON}", fix=MVCC_FIX)
             return PreflightError(f"{self.path} is not an SQLite database", fix="check the source's `path`")
         if kind == "Busy":
             return self._locked()

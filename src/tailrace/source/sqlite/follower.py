@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from tailrace.capture.exclusion import read_excluded
 from tailrace.capture.tape import TapeMark
 from tailrace.model.change import Position
 from tailrace.model.schema import TableName, TableSchema
@@ -44,6 +45,7 @@ class SqliteFollower(LogFollower[SqliteOffset]):
         self._head: int | None = None
         self._listed: Mapping[str, Listed] = {}
         self._listed_at: int | None = None
+        self._left_out: set[str] = set()
         self._followed: Mapping[str, TableDefinition] = {}
         self._compared: tuple[int | None, frozenset[str]] | None = None
         self._counted: dict[TapeWindow, dict[str, Counted]] = {}
@@ -91,15 +93,17 @@ class SqliteFollower(LogFollower[SqliteOffset]):
     def discover(self, *, at_once: bool = False) -> None:
         """Read the file's tables again when its schema has changed."""
         version = self._log.schema_version()
-        if version == self._listed_at:
+        left_out = {one.table for one in read_excluded(self._log.connection, self._log.table)}
+        if version == self._listed_at and left_out == self._left_out:
             return
+        self._left_out = left_out
         self._listed = list_tables(self._log.connection, self._log.table, by_triggers=self._log.by_triggers)
         self._listed_at = version
         found = {TableName(SCHEMA, name): one.described for name, one in self._listed.items()}
         self._followed = {
             table.name: described
             for table in self.source.context.tables.select(found)
-            if (described := found[table]) is not None and not described.lacks_rowid
+            if (described := found[table]) is not None and not described.lacks_rowid and table.name not in left_out
         }
 
     def tables(self) -> Mapping[str, TableDefinition]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tailrace.capture import layout
 from tailrace.capture.change import CapturedChange
-from tailrace.capture.layout import COMMIT, SCHEMA_TABLE, CaptureConnection, quoted
+from tailrace.capture.layout import COMMIT, SCHEMA_TABLE, CaptureConnection, CdcVersion, quoted
 from tailrace.capture.tape import Tape, TapeMark, check_sequence, read_tape_mark
 from tailrace.errors import LostError
 from tailrace.source.source import RESYNC
@@ -47,7 +47,8 @@ class TapeLog:
         self.connection = connection
         self.table = table
         self.by_triggers = tape.by_triggers
-        self.has_transactions = tape.version != "v1"
+        self.version = tape.version
+        self.has_transactions = tape.version is not CdcVersion.V1
         self._name = quoted(table)
 
     def head(self) -> int:
@@ -99,7 +100,7 @@ class TapeLog:
 
     def schema_changes(self, window: TapeWindow) -> list[CapturedChange]:
         """The rows on sqlite_schema in a window."""
-        names = ", ".join(quoted(name) for name in layout.COLUMNS["v2"] if name != "change_txn_id")
+        names = ", ".join(quoted(name) for name in layout.COLUMNS_V2 if name != "change_txn_id")
         sql = f"SELECT {names} FROM {self._name} WHERE change_id > ? AND change_id <= ? AND table_name = ? ORDER BY 1"
         rows = self.connection.execute(sql, (*window, SCHEMA_TABLE)).fetchall()
         return [CapturedChange(row[0], row[1], None, *row[2:]) for row in rows]

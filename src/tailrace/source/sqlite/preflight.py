@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from tailrace.capture import trigger
+from tailrace.capture.exclusion import read_excluded
 from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
 from tailrace.errors import Finding, PreflightError
 from tailrace.model.schema import TableName
@@ -29,7 +31,8 @@ def selected(source: SqliteSource, log: TapeLog) -> list[Listed]:
 def select_tables(source: SqliteSource, log: TapeLog) -> list[TableDefinition]:
     """The tables to follow."""
     found = [one.described for one in selected(source, log)]
-    return [table for table in found if table is not None and not table.lacks_rowid]
+    left_out = {one.table for one in read_excluded(log.connection, log.table)}
+    return [table for table in found if table is not None and not table.lacks_rowid and table.name not in left_out]
 
 
 def check(source: SqliteSource) -> list[Finding]:
@@ -37,7 +40,7 @@ def check(source: SqliteSource) -> list[Finding]:
     try:
         with source.engine.snapshot("checking the source") as connection:
             log = TapeLog(connection, source.options.cdc_table)
-            version = "v2" if log.has_transactions else "v1, without transactions"
+            version = log.version if log.version.has_commit_record else f"{log.version}, without transactions"
             return [
                 Finding("ok", "capture table", f"{log.table} ({version})"),
                 *(_journal(log) if source.options.type == "sqlite" else ()),
@@ -76,8 +79,13 @@ def _tables(source: SqliteSource, log: TapeLog) -> Iterator[Finding]:
     for pattern in source.context.tables.idle_patterns(names):
         yield Finding("warning", "tables", f"the pattern {pattern} matches no table of the file")
     lacking = _lacking_before(log)
+    left_out = {one.table: one for one in read_excluded(log.connection, log.table)}
     for one in listed:
-        yield from _table(one, lacking)
+        if one.name not in left_out:
+            yield from _table(one, lacking)
+    for excluded in source.context.tables.select([TableName(SCHEMA, name) for name in left_out]):
+        finding = left_out[excluded.name].finding()
+        yield replace(finding, level="error", fix=f"{finding.fix}; or exclude it under `tables`")
     yield Finding("ok" if listed else "warning", "tables", f"{len(listed)} selected")
 
 
