@@ -1,8 +1,9 @@
 """New events as a frame of the journal: one line of JSON each, and a summary, so that planning need not read the lines.
 
     line   {"index": …, "ordinal": …, "at": …, the event as it came}
-           with "zero": [index, place] if it came with index 0, and where it belongs; a late one has no
-           images and holds the whole event in "sent"
+           with "zero": [index, place] if it came with index 0, and where it belongs; with "entry": index if
+           that index came after newer ones; either kind of late event has no images and holds the whole event
+           in "sent"
     meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
 
 `missing` counts the events without images. A shape is a run of events of one table whose images have the same
@@ -74,6 +75,7 @@ def build(placed: list[Placed], request: PostedRequest) -> Frame:
     for one in placed:
         commit, ordinal = one.position
         zero = "" if one.zero is None else f'"zero": {list(one.zero)}, '
+        zero += "" if one.index is None else f'"entry": {one.index}, '
         event = one.event.belated if one.late else one.event
         line = f'{{"index": {commit}, "ordinal": {ordinal}, "at": {one.at}, {zero}{event.text}\n'.encode()
         lines.append(line)
@@ -98,4 +100,4 @@ def remember(frame: Frame, window: DeduplicationWindow) -> None:
         found, event = read_line(line)
         zero = Zero(*found["zero"]) if "zero" in found else None
         position = Position(found["index"], found["ordinal"])
-        window.remember(position, event.known, zero, meta["request"], meta["node"])
+        window.remember(position, event.known, zero, found.get("entry"), meta["request"], meta["node"])

@@ -62,7 +62,7 @@ class CdcEvent(NamedTuple):
             stripped["op"] = "UPDATE"
             if "old_row_id" in sent:
                 stripped["new_row_id"] = sent["old_row_id"]
-        stripped |= {"error": "it came with index 0, after newer changes", "sent": sent}
+        stripped |= {"error": "it came after newer changes", "sent": sent}
         return self._replace(text=_text(stripped)[1:], columns=())
 
     def is_same(self, known: EventId) -> bool:
