@@ -176,8 +176,8 @@ class Cluster:
             )
         if self.counts.late:
             found.append(
-                f"{self.counts.late} changes came after newer ones and count as changes without a row: they had index 0,"
-                " or the leader before had dropped them"
+                f"{self.counts.late} changes came after newer ones and count as changes without a row:"
+                " they had index 0, or the leader before had dropped them"
             )
         return found
 

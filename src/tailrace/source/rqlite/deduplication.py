@@ -47,16 +47,16 @@ class Zero(NamedTuple):
     place: int
 
 
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A new event with its position. `zero` is set if it came with index 0, `index` if its own index came too late."""
+class Placed(NamedTuple):
+    """A new event with its position. `zero` is set if it came with index 0, `entry` if
+    that is an older index, which never came before."""
 
     position: Position
     at: int
     event: CdcEvent
     zero: Zero | None
     late: bool
-    index: int | None = None
+    entry: int | None = None
 
 
 class _Own(NamedTuple):
@@ -147,8 +147,11 @@ class DeduplicationWindow:
         self, position: Position, known: EventId, zero: Zero | None, index: int | None, request: str, node: str
     ) -> None:
         """Add an event that the journal holds, in the journal's order."""
-        self.next = position
-        self._add(zero, index, known)
+        if zero is not None:
+            self._add_zero(zero, known)
+        else:
+            self._add_own(position.commit if index is None else index, [known])
+        self.next = Position(position.commit, position.ordinal + 2)
         self._request, self._node = request, node
 
     def resume(self, mark: Position) -> None:
@@ -174,9 +177,16 @@ class DeduplicationWindow:
         elif not _own(entry).is_same(known.own):
             raise self._lost(entry.index, "with other events than those that came with it before")
 
-    def _place_all(self, entry: RaftEntry, index: int | None) -> Iterator[Placed]:
-        for event in entry.events:
-            yield self._place(entry.at, event, None, index)
+    def _place_all(self, entry: RaftEntry, index: int | None) -> list[Placed]:
+        """Place the events of an entry, at once: there may be very many."""
+        commit, first = self.next
+        placed = [
+            Placed(Position(commit, first + 2 * at), entry.at, event, None, index is not None, index)
+            for at, event in enumerate(entry.events)
+        ]
+        self._add_own(entry.index, (event.known for event in entry.events))
+        self.next = Position(commit, first + 2 * len(placed))
+        return placed
 
     def _known(self, index: int) -> KnownEntry | None:
         """What is known of an index that is not new. Raises LostError for one of which nothing can be known."""
@@ -236,29 +246,29 @@ class DeduplicationWindow:
         indexes = list(self._groups)
         return indexes[max(bisect_left(indexes, index) - 1, 0)]
 
-    def _place(self, at: int, event: CdcEvent, zero: Zero | None, index: int | None = None) -> Placed:
-        late = index is not None
-        if zero is not None:
-            if zero.behind > self.next.commit:
-                self.next = Position(zero.behind, 0)
-            late = zero.behind < self.next.commit or zero.place < len(self._zeros(zero.behind))
-        placed = Placed(self.next, at, event, zero, late, index)
-        self._add(zero, index, event.known)
+    def _place(self, at: int, event: CdcEvent, zero: Zero) -> Placed:
+        if zero.behind > self.next.commit:
+            self.next = Position(zero.behind, 0)
+        late = zero.behind < self.next.commit or zero.place < len(self._zeros(zero.behind))
+        placed = Placed(self.next, at, event, zero, late)
+        self._add_zero(zero, event.known)
+        self.next = Position(self.next.commit, self.next.ordinal + 2)
         return placed
 
-    def _add(self, zero: Zero | None, index: int | None, known: EventId) -> None:
-        """Add an event at `next`, and advance `next`."""
-        home = zero.behind if zero is not None else self.next.commit if index is None else index
-        self.next = Position(self.next.commit, self.next.ordinal + 2)
-        if home not in self._groups and home < self._newest:
-            if zero is not None or home < self._oldest:
-                return  # a late one, whose entry is no longer remembered
-            self._groups = dict(sorted([*self._groups.items(), (home, KnownEntry())]))
-        group = self._groups.setdefault(home, KnownEntry())
-        if zero is None:
-            group.own = group.own.with_events([known])
-        else:
-            group.zeros.insert(zero.place, known)
+    def _add_own(self, index: int, known: Iterable[EventId]) -> None:
+        if self._oldest <= index < self._newest and index not in self._groups:
+            self._groups = dict(sorted([*self._groups.items(), (index, KnownEntry())]))
+        if index >= self._oldest or not self._groups:  # otherwise it is no longer remembered
+            group = self._groups.setdefault(index, KnownEntry())
+            group.own = group.own.with_events(known)
+            self._trim()
+
+    def _add_zero(self, zero: Zero, known: EventId) -> None:
+        if zero.behind in self._groups or zero.behind >= self._newest:  # otherwise it is no longer remembered
+            self._groups.setdefault(zero.behind, KnownEntry()).zeros.insert(zero.place, known)
+            self._trim()
+
+    def _trim(self) -> None:
         while len(self._groups) > self._bound:
             del self._groups[self._oldest]
 

@@ -75,7 +75,7 @@ def build(placed: list[Placed], request: PostedRequest) -> Frame:
     for one in placed:
         commit, ordinal = one.position
         zero = "" if one.zero is None else f'"zero": {list(one.zero)}, '
-        zero += "" if one.index is None else f'"entry": {one.index}, '
+        zero += "" if one.entry is None else f'"entry": {one.entry}, '
         event = one.event.belated if one.late else one.event
         line = f'{{"index": {commit}, "ordinal": {ordinal}, "at": {one.at}, {zero}{event.text}\n'.encode()
         lines.append(line)

@@ -14,7 +14,7 @@ from tailrace.source.option import JournalOptions, SourceOptions
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
 
-MAX_BODY_BYTES = 32_000_000
+MAX_BODY_BYTES = 128_000_000
 
 
 def is_loopback(host: str) -> bool:

@@ -205,6 +205,13 @@ class RqliteSource(Source):
         services = list((raw.get("services") or {}).values())
         error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
         marks = [one["mark"] for one in services if one.get("mark")]
+        if not error and (retrying := raw.get("retrying")) and is_receiving(self.journal):
+            worst = max(retrying, key=lambda one: one["attempts"])
+            error = {
+                "message": f"rqlite keeps retrying a request of cluster {worst['service'] or 'unknown'}:"
+                f" {worst['attempts']} attempts in {worst['seconds']:.0f} seconds; {worst['reason']}",
+                "fix": "see `transmit_timeout` and `max_body` in docs/rqlite.md; nothing is lost meanwhile",
+            }
         return SourceStatus(
             # A receiver that was killed leaves its last status in the file.
             gear="receiving" if raw.get("receiving") and is_receiving(self.journal) else "waiting",
