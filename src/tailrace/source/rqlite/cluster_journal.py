@@ -268,13 +268,16 @@ class Cluster:
         lost: LostError | None = None
         with JournalEntries(self._folder) as earlier:
             for request in requests:
+                last, node = window.next.commit, window.node
                 try:
                     placed = window.admit(request, earlier.find) if lost is None else []
                 except LostError as error:
                     lost, placed = error, []
                 outcomes.append(lost)
                 if placed:
-                    frames.append(build(placed, request))
+                    # The election of a leader takes one index, so another two are missing: see `missed_change`.
+                    has_gap = node not in ("", request.node) and placed[0].position.commit > last + 2
+                    frames.append(build(placed, request, has_gap=has_gap))
                     fresh += placed
         reach("rqlite.before_append")
         self._writer.append(frames)

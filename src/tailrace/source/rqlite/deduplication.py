@@ -119,6 +119,11 @@ class DeduplicationWindow:
         """The digest of the last request that held something new."""
         return self._request
 
+    @property
+    def node(self) -> str:
+        """The node that sent it."""
+        return self._node
+
     def admit(self, request: PostedRequest, find: FindEntry = _no_journal) -> list[Placed]:
         """The events of a request that are new, with their positions. They are known from then on.
 

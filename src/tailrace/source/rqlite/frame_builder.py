@@ -5,6 +5,7 @@
            that index came after newer ones; either kind of late event has no images and holds the whole event
            in "sent"
     meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
+           with "gap": true if another node sends from here on, and indexes are missing before its first
 
 `missing` counts the events without images. A shape is a run of events of one table whose images have the same
 columns: the position of the first of them, and for each column the letters of the kinds of values in that run:
@@ -68,7 +69,7 @@ class _Summary:
         }
 
 
-def build(placed: list[Placed], request: PostedRequest) -> Frame:
+def build(placed: list[Placed], request: PostedRequest, *, has_gap: bool = False) -> Frame:
     """The frame of one request's new events, of which there is at least one."""
     tables: dict[str, _Summary] = {}
     lines: list[bytes] = []
@@ -88,7 +89,9 @@ def build(placed: list[Placed], request: PostedRequest) -> Frame:
         Position(last.commit, last.ordinal + 1),
         True,
         len(lines),
-        json.dumps({"request": request.digest, "node": request.node, "tables": described}).encode(),
+        json.dumps(
+            {"request": request.digest, "node": request.node, "tables": described} | ({"gap": True} if has_gap else {})
+        ).encode(),
         b"".join(lines),
     )
 

@@ -22,6 +22,7 @@ from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
 from tailrace.source.rqlite.decode import identifies_row, needs_image, position_of, read_lines
 from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.log_split import EventColumns, Summary, summaries
+from tailrace.source.rqlite.missed_change import MissedChanges
 from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
 from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, rowid_column, stored_columns
@@ -83,8 +84,17 @@ def _joined(kinds: Mapping[str, set[str]]) -> Kinds:
 class RqliteSchemaLog(SchemaLog[str]):
     """One per service. `failures` holds the position at which a table got unknown columns, and the error to raise."""
 
-    def __init__(self, service: str, versions: SchemaVersions, discovery: RqliteDiscovery, *, rowids: bool) -> None:
+    def __init__(
+        self,
+        service: str,
+        versions: SchemaVersions,
+        discovery: RqliteDiscovery,
+        missed: MissedChanges,
+        *,
+        rowids: bool,
+    ) -> None:
         super().__init__(versions)
+        self._missed = missed
         self._service = service
         self._discovery = discovery
         self._rowids = rowids
@@ -111,6 +121,10 @@ class RqliteSchemaLog(SchemaLog[str]):
 
         def read(begin: Position, end: Position) -> None:
             for ref in journal.frames(begin, end):
+                if self._missed.are_before(ref):
+                    for name, entry in tables.items():
+                        if max(begin, entry.snapshot_position) < ref.first <= end:
+                            self._mark(name, ref.first)
                 for name, summary in summaries(ref.meta).items():
                     if name not in tables or tables[name].phase == "init":
                         continue

@@ -81,9 +81,10 @@ class RqliteSource(Source):
         auth, tls = self.options.api_auth, self.options.api_tls or ApiTlsOptions()
         username, password = (auth.username, auth.password.reveal()) if auth else (None, None)
         trust = ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key)))
-        given = self.options.api
-        urls = {"": given} if isinstance(given, str) else given or {}
-        return {service: Api(url, username, password, trust) for service, url in sorted(urls.items())}
+        return {
+            service: Api(urls[0], username, password, trust, tuple(urls[1:]))
+            for service, urls in sorted(self.options.nodes().items())
+        }
 
     def services(self) -> list[str]:
         """The clusters that have posted or have an API. Raises UnavailableError if the API must answer and does not."""
