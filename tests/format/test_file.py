@@ -117,13 +117,22 @@ def test_the_schedule_of_polls_is_rewritten_byte_for_byte(tmp_path: Path) -> Non
 # -- rqlite ---------------------------------------------------------------------------------------------------
 
 
-def test_the_window_of_a_cluster_is_rewritten_byte_for_byte(folder: Path, tmp_path: Path) -> None:
+def test_the_window_of_a_cluster_is_upgraded_and_knows_the_same_events(folder: Path, tmp_path: Path) -> None:
     file = folder / "rqlite" / "shop" / "window"
     window = DeduplicationWindow.load(file)
     assert window is not None
     assert (window.mark, window.next) == (Position(9, 1), Position(9, 2))
-    window.save(tmp_path / "again")
-    assert (tmp_path / "again").read_bytes() == file.read_bytes()
+    stored = json.loads(file.read_bytes().split(b"\n", 1)[1])["groups"]
+    window.save(tmp_path / "upgraded")
+    upgraded = DeduplicationWindow.load(tmp_path / "upgraded")
+    assert upgraded is not None
+    for index, own, zeros in stored:
+        known = upgraded.entry(index)
+        assert known is not None
+        assert known == window.entry(index)
+        assert (known.own.events, len(known.zeros)) == (len(own), len(zeros))
+    upgraded.save(tmp_path / "again")
+    assert (tmp_path / "again").read_bytes() == (tmp_path / "upgraded").read_bytes()
 
 
 def test_a_cluster_that_stopped_stays_stopped_and_keeps_its_files_byte_for_byte(folder: Path) -> None:

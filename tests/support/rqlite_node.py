@@ -62,7 +62,8 @@ class RqliteNode:
     """The leader of a cluster of its own. Any thread may call its methods; leaving the `with` block ends it.
 
     `asked` has the paths of the requests that its API got with a body, `answers` counts what the endpoint answered,
-    `dropped` the batches of nothing but index 0, which rqlite drops. `tls` makes its API HTTPS.
+    `dropped` the batches of nothing but index 0, which rqlite drops. `overflowed` is how many transactions its counters
+    say it dropped. `tls` makes its API HTTPS.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class RqliteNode:
         self.service = service
         self.node_id = node_id
         self.answers: dict[int, int] = {}
-        self.dropped = 0
+        self.dropped = self.overflowed = self.restores = 0
         self.asked: list[str] = []
         self._batch = max_batch_size, max_batch_delay_seconds
         self._backoff_seconds = backoff_seconds
@@ -165,6 +166,13 @@ class RqliteNode:
             self._sent = first
             self._epoch += 1
             self._wakes.notify_all()
+
+    def fail_over_to_restored(self) -> None:
+        """Another node leads, which got everything not sent yet with a snapshot: it has no events of that."""
+        with self._lock:
+            self._sent = len(self._log)
+            self.restores += 1
+            self.fail_over()
 
     def rebuild(self) -> None:
         """The cluster is made again: an empty database, indexes from the start."""
@@ -328,6 +336,10 @@ class RqliteNode:
         capture = {"node_id": self.node_id, "is_leader": True, "fifo": {"has_next": length > 0, "length": length}}
         return {"build": {"version": "scripted"}, "cdc": {**capture, **service}}
 
+    def variables(self) -> dict[str, Any]:
+        """The node's counters, as far as a source reads them."""
+        return {"db": {"dropped_cdc_events": self.overflowed}, "store": {"num_restores": self.restores}}
+
     def query(self, sql: str, values: Sequence[Any]) -> dict[str, Any]:
         """One SELECT, answered as rqlite does."""
         with self._lock:
@@ -401,8 +413,9 @@ class _Exchange(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         if self._is_over():
             return
-        path = urlsplit(self.path).path
-        self._answer(200 if path == "/status" else 404, self.server.node.status() if path == "/status" else {})
+        path, node = urlsplit(self.path).path, self.server.node
+        answers = {"/status": node.status, "/debug/vars": node.variables}
+        self._answer(200 if path in answers else 404, answers[path]() if path in answers else {})
 
     def do_POST(self) -> None:
         if self._is_over():

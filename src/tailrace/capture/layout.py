@@ -61,7 +61,7 @@ _DECLARED = {
     "updates": "BLOB",
 }
 _ROWID_NAMES = ("rowid", "_rowid_", "oid")
-_PLAIN, _GENERATED_VIRTUAL, _GENERATED_STORED = 0, 2, 3
+_PLAIN, GENERATED_VIRTUAL, GENERATED_STORED = 0, 2, 3
 
 
 class CaptureConnection(Protocol):
@@ -204,7 +204,7 @@ def read_table_shape(connection: CaptureConnection, table: str) -> TableShape:
         if hidden == _PLAIN
     )
     names = [str(row[1]) for row in rows]
-    generated = any(row[6] in (_GENERATED_VIRTUAL, _GENERATED_STORED) for row in rows)
+    generated = any(row[6] in (GENERATED_VIRTUAL, GENERATED_STORED) for row in rows)
     rowid = rowid_name(names)
     return TableShape(table, fields, rowid, generated, _lacks_rowid(connection, table, rowid))
 

@@ -138,3 +138,22 @@ def test_a_check_says_what_is_wrong_with_a_cluster(tmp_path: Path) -> None:
     (tmp_path / "schema.sql").write_text("CREATE TABLE t (")
     findings = make_source(tmp_path, free_port(), schema_file=tmp_path / "schema.sql").check()
     assert [one.level for one in findings] == ["ok", "error", "warning"]
+
+
+def test_check_warns_of_dropped_changes_and_of_tables_that_every_change_copies(tmp_path: Path) -> None:
+    with RqliteNode("http://127.0.0.1:1/cdc") as node:
+        node.execute("CREATE TABLE sums (w TEXT PRIMARY KEY, n INT, twice INT AS (n * 2) VIRTUAL)")
+        node.overflowed = 7
+        said = [f"{one.level}: {one.message}" for one in make_source(tmp_path, 0, api=node.url).check()]
+    assert any(one.startswith("warning") and "dropped 7" in one for one in said)
+    assert any(one.startswith("warning") and "every change copies the table again" in one for one in said)
+
+
+def test_another_node_is_asked_when_the_first_does_not_answer(tmp_path: Path) -> None:
+    with RqliteNode("http://127.0.0.1:1/cdc", service="svc") as node:
+        node.execute("CREATE TABLE t (id INTEGER PRIMARY KEY)")
+        source = make_source(tmp_path, 0, api=["http://127.0.0.1:1", node.url])
+        assert source.services() == ["svc"]
+        assert [str(table.table) for table in source.tables()] == ["svc.t"]
+        by_service = make_source(tmp_path, 0, api={"svc": [node.url, "http://127.0.0.1:1"]})
+        assert [str(table.table) for table in by_service.tables()] == ["svc.t"]

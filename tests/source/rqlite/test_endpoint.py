@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import urllib3
@@ -22,12 +23,13 @@ import urllib3
 from tailrace.cli.run import receive
 from tailrace.errors import ConfigError, OwnedError, TailraceError, UnavailableError
 from tailrace.source.rqlite.cluster_journal import Cluster
-from tailrace.source.rqlite.endpoint import Lane, RateLimit
+from tailrace.source.rqlite.endpoint import CdcEndpoint, Lane, Limits, RateLimit
 from tailrace.source.rqlite.receiver import RqliteReceiver, is_receiving
 from tailrace.source.rqlite.request import PostedRequest, parse
 from tailrace.system import http_listener
 from tailrace.testing.certificate import make_authority
 from tailrace.testing.wait import wait_until
+from tests.support.rqlite_following import make_source
 from tests.support.rqlite_posting import Running, body, entry, insert, lines, make_options, recorded, running
 
 RECEIVE = (
@@ -311,6 +313,75 @@ def test_requests_that_wait_for_a_sync_share_the_next_one(tmp_path: Path) -> Non
     assert asyncio.run(send()) == [None] * 20
     assert groups == [1, 19]
     assert len(lines(tmp_path)) == 20
+
+
+async def ask(endpoint: CdcEndpoint, method: str, path: str, content: bytes = b"") -> tuple[int, bytes]:
+    """The answer of an endpoint in this process."""
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": content}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": method, "path": path, "query_string": b"", "root_path": ""}
+    await endpoint.application({**scope, "headers": [(b"content-type", b"application/json")]}, receive, send)
+    return sent[0]["status"], sent[1]["body"]
+
+
+def test_a_request_that_is_sent_again_before_its_answer_gets_the_answer_of_the_first(tmp_path: Path) -> None:
+    parsed: list[int] = []
+    storing = threading.Event()
+
+    class Slow(Cluster):
+        def commit(self, requests: Sequence[PostedRequest]) -> list[TailraceError | None]:
+            parsed.append(len(requests))
+            storing.wait(60)
+            return super().commit(requests)
+
+    def make(service: str) -> Cluster:
+        return Slow(service, tmp_path, segment_bytes=1_000_000, max_bytes=10**9)
+
+    async def send() -> tuple[list[int], dict[str, Any], dict[str, Any]]:
+        endpoint = CdcEndpoint("/cdc", Limits(10**9, None, None), make)
+        content = body([entry(1, *map(insert, range(5000)))], service="big")
+        tries = [asyncio.create_task(ask(endpoint, "POST", "/cdc", content)) for _ in range(4)]
+        while not parsed:
+            await asyncio.sleep(0.001)
+        waiting = json.loads((await ask(endpoint, "GET", "/healthz"))[1])
+        storing.set()
+        codes = [(await one)[0] for one in tries]
+        for again in (content, body([entry(2, insert(-1))], service="big")):
+            codes.append((await ask(endpoint, "POST", "/cdc", again))[0])
+        after = json.loads((await ask(endpoint, "GET", "/healthz"))[1])
+        endpoint.clusters[0].close()
+        return codes, waiting, after
+
+    codes, waiting, after = asyncio.run(send())
+    assert codes == [200] * 6
+    assert parsed == [1, 1]  # the large request once, and the one after it
+    assert len(lines(tmp_path, "big")) == 5001
+    assert waiting["status"] == "retrying"
+    assert waiting["retrying"][0]["attempts"] == 4
+    assert "transmit_timeout" in waiting["retrying"][0]["reason"]
+    assert after == {"status": "ok", "stopped": {}, "retrying": []}
+
+
+def test_a_request_that_rqlite_keeps_sending_shows_in_health_metrics_and_status(tmp_path: Path) -> None:
+    options = make_options(tmp_path / "journal", max_body=1000)
+    source = make_source(tmp_path, 0)
+    with running(options) as receiver:
+        for _ in range(3):
+            assert receiver.post(body([entry(1, insert(1, v="x" * 2000))])) == 413
+        health = receiver.get("/healthz")
+        assert health.status == 200  # nothing is lost, and a restart would not help
+        assert health.json()["retrying"][0]["attempts"] == 3
+        assert b"tailrace_rqlite_retrying" in receiver.get("/metrics").data
+        wait_until(lambda: bool(receiver.status().get("retrying")))
+        status = source.status()
+        assert "rqlite keeps retrying" in (status.error or "")
+        assert "max_body" in (status.error or "")
 
 
 def write_pipeline(folder: Path, source: str) -> Path:

@@ -219,17 +219,66 @@ def test_row_ids_alone_are_enough_with_an_api(tmp_path: Path) -> None:
         ]
 
 
-def test_a_change_without_its_row_is_flagged_where_its_key_is_not_the_rowid(tmp_path: Path) -> None:
-    with node_and_replay(tmp_path, WORDS, "INSERT INTO words VALUES ('a', 1)") as (node, replay):
+@pytest.mark.parametrize("change", ["UPDATE words SET w = 'b'", "DELETE FROM words WHERE w = 'a'"])
+def test_a_table_whose_key_is_not_the_rowid_is_copied_again_after_a_change_without_its_row(
+    tmp_path: Path, change: str
+) -> None:
+    with node_and_replay(tmp_path, WORDS, "INSERT INTO words VALUES ('a', 1), ('z', 2)") as (node, replay):
         node.execute("ALTER TABLE words ADD COLUMN note TEXT")
-        node.execute("UPDATE words SET w = 'b'")
-        error = fails(replay)
-        assert "its key (w) is not the rowid" in error.message
-        assert error.fix == "tailrace resync FILE svc.words"
-        replay.planned = None
-        replay.directives = TableDirectives(resync={"svc.words": 1})
+        node.execute(change)
+        node.execute("INSERT INTO words VALUES ('c', 3, 'new')")
         replay.catch_up()
-        assert rows(replay, "svc.words") == [{"w": "b", "n": 1, "note": None}]
+        found = node.rows("SELECT w, n, note FROM words ORDER BY w")
+        assert rows(replay, "svc.words") == [{"w": w, "n": n, "note": note} for w, n, note in found]
+
+
+def test_a_table_that_may_not_change_is_flagged_at_a_change_without_its_row(tmp_path: Path) -> None:
+    port = free_port()
+    tables = TableOptions.model_validate({"defaults": {"schema_changes": "stop"}})
+    with RqliteNode(f"http://127.0.0.1:{port}/cdc") as node:
+        node.execute(WORDS)
+        node.execute("INSERT INTO words VALUES ('a', 1)")
+        source = with_tables(make_source(tmp_path, port, api=node.url), tables)
+        with SourceReplay(source, LIMIT) as replay:
+            replay.catch_up()
+            node.execute("ALTER TABLE words ADD COLUMN note TEXT")
+            node.execute("UPDATE words SET w = 'b'")
+            assert "words" in str(fails(replay))
+            assert len(rows(replay, "rqlite.words")) == 1
+
+
+def test_changes_that_the_new_leader_got_with_a_snapshot_are_repaired(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with node_and_replay(tmp_path, WORDS, ITEMS, "INSERT INTO words VALUES ('a', 1), ('b', 2)") as (node, replay):
+        node.execute("INSERT INTO words VALUES ('c', 3)")
+        replay.catch_up()
+        node.pause()
+        node.execute("DELETE FROM words WHERE w = 'a'")
+        node.execute("UPDATE words SET n = 20 WHERE w = 'b'")
+        node.execute("INSERT INTO items VALUES (1, 'one', 1.5)")
+        node.fail_over_to_restored()
+        node.resume()
+        node.execute("INSERT INTO words VALUES ('d', 4)")
+        replay.catch_up()
+        assert rows(replay, "svc.words") == [{"w": "b", "n": 20}, {"w": "c", "n": 3}, {"w": "d", "n": 4}]
+        assert [one["id"] for one in rows(replay, "svc.items")] == [1]
+        assert "every table is copied again" in caplog.text
+
+
+def test_a_gap_after_a_failover_costs_nothing_where_the_node_took_over_no_snapshot(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with node_and_replay(tmp_path, WORDS, "INSERT INTO words VALUES ('a', 1)") as (node, replay):
+        node.execute("INSERT INTO words VALUES ('b', 2)")
+        replay.catch_up()
+        for _ in range(5):
+            node.execute("CREATE TABLE IF NOT EXISTS words (w)")  # uses an index, and changes no row
+        node.fail_over()
+        node.execute("INSERT INTO words VALUES ('c', 3)")
+        replay.catch_up()
+        assert "copied again" not in caplog.text
+        assert len(rows(replay, "svc.words")) == 3
 
 
 def test_columns_follow_what_the_events_show(tmp_path: Path) -> None:

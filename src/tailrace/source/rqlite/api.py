@@ -3,7 +3,8 @@
 Relies on the following. `POST /db/query` takes a list of [SQL, parameter, …] and answers {"results": [{"values": [[…],
 …]} or {"error": …}, …]}; `level=linearizable` sees everything that was committed before the request, on every node; a
 node that is not the leader forwards the request. `GET /status` shows `cdc` with `service_id` (absent where none is
-configured) and `fifo.length`, the batches that were not yet sent to the endpoint and that no watermark covers.
+configured) and `fifo.length`, the batches that were not yet sent to the endpoint and that no watermark covers, and its
+own `node_id`. `GET /debug/vars` has the node's counters since it started.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -38,6 +39,16 @@ class Pending:
 
 
 @dataclass(frozen=True)
+class CaptureCounters:
+    """What a node counted since it started: changes that it dropped, and snapshots that it took over from others."""
+
+    url: str
+    node: str | None
+    dropped: int
+    restores: int
+
+
+@dataclass(frozen=True)
 class ApiTls:
     """PEM files: authorities to trust instead of the system's, and our certificate. Verification is always on."""
 
@@ -51,12 +62,16 @@ SYSTEM = ApiTls()
 
 @dataclass(frozen=True)
 class Api:
-    """One cluster's API. Frozen and picklable; the password never shows in its repr."""
+    """One cluster's API. Frozen and picklable; the password never shows in its repr.
+
+    `others` are further nodes of the cluster, asked in turn when the first does not answer.
+    """
 
     url: str
     username: str | None = None
     password: str | None = field(default=None, repr=False)
     tls: ApiTls = SYSTEM
+    others: tuple[str, ...] = ()
 
     def query(self, sql: str, *parameters: Any) -> list[list[Any]]:
         """The rows of a SELECT. Raises QueryRefusedError, UnavailableError, PreflightError for wrong credentials."""
@@ -84,7 +99,37 @@ class Api:
             return None
         return Pending(capture.get("service_id"), int((capture.get("fifo") or {}).get("length", 0)))
 
+    def counters(self) -> list[CaptureCounters]:
+        """The counters of the nodes that are configured, and answer, and show them to this user."""
+        found: list[CaptureCounters] = []
+        for node in self._nodes():
+            try:
+                capture, variables = node._ask("GET", "/status", None).get("cdc"), node._ask("GET", "/debug/vars", None)
+            except (UnavailableError, PreflightError):
+                continue
+            database, service, store = (variables.get(name) or {} for name in ("db", "cdc.service", "store"))
+            dropped = int(database.get("dropped_cdc_events", 0)) + int(service.get("dropped_failed_to_send", 0))
+            name = capture.get("node_id") if isinstance(capture, dict) else None
+            found.append(CaptureCounters(node.url, name, dropped, int(store.get("num_restores", 0))))
+        return found
+
+    def _nodes(self) -> list[Api]:
+        return [replace(self, url=url, others=()) for url in (self.url, *self.others)]
+
     def _ask(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
+        """The answer of the first node that gives one."""
+        if not self.others:
+            return self._ask_this(method, path, body)
+        failure: UnavailableError | None = None
+        for node in self._nodes():
+            try:
+                return node._ask_this(method, path, body)
+            except UnavailableError as error:
+                failure = failure or error
+        assert failure is not None
+        raise failure
+
+    def _ask_this(self, method: str, path: str, body: bytes | None) -> dict[str, Any]:
         headers = {"Content-Type": "application/json"}
         if self.username is not None:
             headers |= urllib3.make_headers(basic_auth=f"{self.username}:{self.password or ''}")

@@ -67,6 +67,14 @@ def is_followable(table: TableDefinition | None) -> bool:
     return table is not None and (bool(table.key) or not table.lacks_rowid)
 
 
+def is_always_copied(table: TableDefinition | None) -> bool:
+    """Whether every change copies it again, because of its generated columns.
+
+    With a VIRTUAL one rqlite sends no rows, which needs the rowid as the key; a STORED one is sent, but is no column.
+    """
+    return table is not None and (table.has_stored or (table.has_virtual and bool(table.key) and table.alias is None))
+
+
 def upstream_id(service: str, table: str) -> str:
     """Its name in directives and versions. A part that holds a dot is quoted: any text may be a service or a table."""
     return str(TableName(service, table))

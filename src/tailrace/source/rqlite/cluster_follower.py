@@ -19,6 +19,7 @@ from tailrace.source.rqlite.catalog import upstream_id
 from tailrace.source.rqlite.copy import WHOLE, RqliteCopySplit, chunk_bounds
 from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.log_split import RqliteLogSplit, RqliteRange, summaries
+from tailrace.source.rqlite.missed_change import MissedChanges
 from tailrace.source.rqlite.receiver import STATUS
 from tailrace.source.rqlite.schema_log import Arrival, RqliteSchemaLog, arrivals
 from tailrace.source.source import RESYNC
@@ -52,7 +53,8 @@ class ClusterFollower(LogFollower[SqliteOffset]):
         self._api = source.api_of(service)
         file = source.options.schema_file if self._api is None else None
         self._discovery = RqliteDiscovery(service, source.context.tables, self._api, file)
-        self._schemas = RqliteSchemaLog(service, versions, self._discovery, rowids=source.options.rowids)
+        missed = MissedChanges(service, self._api)
+        self._schemas = RqliteSchemaLog(service, versions, self._discovery, missed, rowids=source.options.rowids)
         self._journal = JournalReader(self._folder)
         self._compared: tuple[int, frozenset[str]] | None = None
 

@@ -130,6 +130,13 @@ def needs_image(event: EventDict, *, by_rowid: bool) -> bool:
     return "after" not in event
 
 
+def identifies_row(event: EventDict, *, by_rowid: bool) -> bool:
+    """Whether the event has the image it needs, or shows which row to query. An insert has no former key."""
+    if by_rowid or not needs_image(event, by_rowid=False):
+        return True
+    return event["op"] == "INSERT" and ("new_row_id" in event or "old_row_id" in event)
+
+
 def unreadable(table: TableSchema, events: Events, at: int, why: str, fix: str | None = None) -> TableError:
     """The error for one event; its line goes to the dead letter."""
     error = TableError(

@@ -3,10 +3,12 @@
     POST path      200 stored, or known already       400 not what rqlite posts     401 bad credentials
                    408 too slow                       413 too large                 415 compressed, or not JSON
                    429 too many a second              503 not now: rqlite keeps it and tries again
-    GET /healthz   200, or 503 when a cluster has stopped
+    GET /healthz   200, or 503 when a cluster has stopped; it also says which requests rqlite keeps sending
     GET /metrics   for Prometheus, with the endpoint's credentials if it has any
 
-rqlite accepts only 200 and 202 and sends everything else again, so a refusal loses nothing.
+rqlite accepts only 200 and 202 and sends everything else again, so a refusal loses nothing. It also sends again what
+was not answered within its `transmit_timeout`. So a body is known by its digest before it is parsed: the same one gets
+the answer of the first and is not parsed again. A slow request is then late once, and not for ever.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -31,8 +34,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tailrace.errors import TailraceError, UnavailableError
+from tailrace.source.rqlite.attempt import AttemptLog
 from tailrace.source.rqlite.cluster_journal import Cluster
-from tailrace.source.rqlite.request import NotOursError, PostedRequest, parse
+from tailrace.source.rqlite.request import NotOursError, PostedRequest, digest_of, parse
 
 # The receiver's metrics in Prometheus's text format. Labels name services, never rows.
 
@@ -49,9 +53,12 @@ _MEANINGS = {
 class ReceiverMetrics(Collector):
     """Reads the clusters and the answers on every scrape; nothing is counted twice."""
 
-    def __init__(self, clusters: Callable[[], Iterable[Cluster]], answers: Mapping[int, int]) -> None:
+    def __init__(
+        self, clusters: Callable[[], Iterable[Cluster]], answers: Mapping[int, int], attempts: AttemptLog
+    ) -> None:
         self._clusters = clusters
         self._answers = answers
+        self._attempts = attempts
         self._registry = CollectorRegistry()
         self._registry.register(self)
 
@@ -83,7 +90,12 @@ class ReceiverMetrics(Collector):
             size.add_metric([cluster.service], level.bytes)
             usage.add_metric([cluster.service], level.usage)
             stopped.add_metric([cluster.service], cluster.error is not None)
-        yield from (index, size, usage, stopped)
+        retrying = GaugeMetricFamily(
+            "tailrace_rqlite_retrying", "Attempts of requests that rqlite keeps sending", labels=["service"]
+        )
+        for one in self._attempts.retrying():
+            retrying.add_metric([one["service"] or ""], one["attempts"])
+        yield from (index, size, usage, stopped, retrying)
 
 
 _log = logging.getLogger(__name__)
@@ -168,7 +180,9 @@ class CdcEndpoint:
         self._lanes: dict[str, Lane] = {}
         self._rate_limit = RateLimit(limits.per_second) if limits.per_second else None
         self._lines = RateLimit(1.0)
-        self._figures = ReceiverMetrics(lambda: self.clusters, self.answers)
+        self._attempts = AttemptLog()
+        self._in_flight: dict[str, asyncio.Task[TailraceError | None]] = {}
+        self._figures = ReceiverMetrics(lambda: self.clusters, self.answers, self._attempts)
         self.application = Starlette(
             routes=[
                 Route(path, self._counted(self._receive), methods=["POST"]),
@@ -214,23 +228,53 @@ class CdcEndpoint:
         except (TimeoutError, ClientDisconnect):
             return _refuse(408, "the body did not arrive")
         if body is None:
-            return self._turn_down(
-                413, f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size"
-            )
+            reason = f"larger than {self._limits.max_body} bytes; raise max_body, or lower max_batch_size"
+            size = f"{http.headers.get('content-length')} bytes"
+            self._attempts.came(size)
+            self._attempts.answered(size, None, reason)
+            return self._turn_down(413, reason)
+        return await self._answer(body)
+
+    async def _answer(self, body: bytes) -> Response:
+        """The answer to a body. One that is being stored already gets the answer of the first."""
+        is_large = len(body) >= LARGE_BYTES
+        # In a thread: a large body must not keep other clusters waiting.
+        digest = await asyncio.to_thread(digest_of, body) if is_large else digest_of(body)
+        self._attempts.came(digest)
+        if any(cluster.holds(digest) for cluster in self.clusters):
+            return Response(status_code=200)
+        task = self._in_flight.get(digest)
+        if task is None:
+            task = self._in_flight[digest] = asyncio.create_task(self._store(body, digest))
+            task.add_done_callback(lambda _: self._in_flight.pop(digest, None))
         try:
-            # In a thread: a large body must not keep other clusters waiting.
-            request = parse(body) if len(body) < LARGE_BYTES else await asyncio.to_thread(parse, body)
+            refusal = await asyncio.shield(task)
         except NotOursError as error:
+            self._attempts.answered(digest, None, str(error))
             return self._turn_down(400, str(error))
-        lane = self._lanes.get(request.service)
-        if lane is None:
-            if len(self._lanes) >= CLUSTERS:
-                return _refuse(503, f"{CLUSTERS} services are served already", retry=_RETRY_SECONDS)
-            lane = self.add(self._make(request.service))
-        refusal = await lane.store(request)
         if refusal is not None:
             return _refuse(503, refusal.message, retry=_RETRY_SECONDS)
         return Response(status_code=200)
+
+    async def _store(self, body: bytes, digest: str) -> TailraceError | None:
+        """None once the request is durable. Raises NotOursError."""
+        is_large = len(body) >= LARGE_BYTES
+        request = await asyncio.to_thread(parse, body, digest) if is_large else parse(body, digest)
+        lane = self._lanes.get(request.service)
+        if lane is None:
+            if len(self._lanes) >= CLUSTERS:
+                return UnavailableError(f"{CLUSTERS} services are served already")
+            lane = self.add(self._make(request.service))
+        refusal = await lane.store(request)
+        if refusal is None:
+            self._attempts.stored(digest, request.service)
+        else:
+            self._attempts.answered(digest, request.service, refusal.message)
+        return refusal
+
+    def retrying(self) -> list[dict[str, Any]]:
+        """The requests that rqlite keeps sending; see `AttemptLog`."""
+        return self._attempts.retrying()
 
     def _turn_down(self, code: int, reason: str) -> Response:
         """A refusal that someone should look into. Not every one is logged: there may be any number."""
@@ -262,7 +306,10 @@ class CdcEndpoint:
 
     async def _health(self, http: HttpRequest) -> Response:
         stopped = {one.service: type(one.error).__name__ for one in self.clusters if one.error is not None}
-        return JSONResponse({"status": "stopped" if stopped else "ok", "stopped": stopped}, 503 if stopped else 200)
+        retrying = self.retrying()
+        status = "stopped" if stopped else "retrying" if retrying else "ok"
+        # Only a stopped cluster is a failure: a restart of the receiver would make a slow request slower.
+        return JSONResponse({"status": status, "stopped": stopped, "retrying": retrying}, 503 if stopped else 200)
 
     async def _metrics(self, http: HttpRequest) -> Response:
         if not self._is_known(http):

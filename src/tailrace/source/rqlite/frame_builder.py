@@ -1,9 +1,11 @@
 """New events as a frame of the journal: one line of JSON each, and a summary, so that planning need not read the lines.
 
     line   {"index": …, "ordinal": …, "at": …, the event as it came}
-           with "zero": [index, place] if it came with index 0, and where it belongs; a late one has no
-           images and holds the whole event in "sent"
+           with "zero": [index, place] if it came with index 0, and where it belongs; with "entry": index if
+           that index came after newer ones; either kind of late event has no images and holds the whole event
+           in "sent"
     meta   {"request": digest, "node": …, "tables": {name: {"rows", "bytes", "missing", "shapes"}}}
+           with "gap": true if another node sends from here on, and indexes are missing before its first
 
 `missing` counts the events without images. A shape is a run of events of one table whose images have the same
 columns: the position of the first of them, and for each column the letters of the kinds of values in that run:
@@ -67,13 +69,14 @@ class _Summary:
         }
 
 
-def build(placed: list[Placed], request: PostedRequest) -> Frame:
+def build(placed: list[Placed], request: PostedRequest, *, has_gap: bool = False) -> Frame:
     """The frame of one request's new events, of which there is at least one."""
     tables: dict[str, _Summary] = {}
     lines: list[bytes] = []
     for one in placed:
         commit, ordinal = one.position
         zero = "" if one.zero is None else f'"zero": {list(one.zero)}, '
+        zero += "" if one.entry is None else f'"entry": {one.entry}, '
         event = one.event.belated if one.late else one.event
         line = f'{{"index": {commit}, "ordinal": {ordinal}, "at": {one.at}, {zero}{event.text}\n'.encode()
         lines.append(line)
@@ -86,7 +89,9 @@ def build(placed: list[Placed], request: PostedRequest) -> Frame:
         Position(last.commit, last.ordinal + 1),
         True,
         len(lines),
-        json.dumps({"request": request.digest, "node": request.node, "tables": described}).encode(),
+        json.dumps(
+            {"request": request.digest, "node": request.node, "tables": described} | ({"gap": True} if has_gap else {})
+        ).encode(),
         b"".join(lines),
     )
 
@@ -98,4 +103,4 @@ def remember(frame: Frame, window: DeduplicationWindow) -> None:
         found, event = read_line(line)
         zero = Zero(*found["zero"]) if "zero" in found else None
         position = Position(found["index"], found["ordinal"])
-        window.remember(position, event.known, zero, meta["request"], meta["node"])
+        window.remember(position, event.known, zero, found.get("entry"), meta["request"], meta["node"])

@@ -11,13 +11,11 @@ from dataclasses import dataclass
 
 from tailrace.model.schema import TableSchema
 from tailrace.source.rqlite.api import Api
-from tailrace.source.rqlite.decode import EventDict, Events, needs_image, unreadable
+from tailrace.source.rqlite.decode import EventDict, Events, identifies_row, needs_image, unreadable
 from tailrace.source.rqlite.query import fetch_by_rowid
 from tailrace.source.sqlite.catalog import rowid_column
 
 _log = logging.getLogger(__name__)
-
-_IDS = ("new_row_id", "old_row_id")
 
 
 @dataclass(frozen=True)
@@ -67,8 +65,7 @@ def _deletion(event: EventDict, *, by_rowid: bool) -> EventDict | None:
 
 
 def _require_identity(table: TableSchema, events: Events, at: int, *, by_rowid: bool) -> None:
-    event = events.events[at]
-    if by_rowid or (event["op"] == "INSERT" and any(name in event for name in _IDS)):
+    if identifies_row(events.events[at], by_rowid=by_rowid):
         return
     raise unreadable(
         table,

@@ -14,7 +14,7 @@ from tailrace.source.option import JournalOptions, SourceOptions
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
 
-MAX_BODY_BYTES = 32_000_000
+MAX_BODY_BYTES = 128_000_000
 
 
 def is_loopback(host: str) -> bool:
@@ -47,10 +47,24 @@ def _url(value: str) -> str:
     return value.rstrip("/")
 
 
-def _urls(value: str | dict[str, str] | None) -> str | dict[str, str] | None:
+Urls = str | list[str]
+"""One node's URL, or those of several nodes of one cluster."""
+
+
+def _nodes(value: Urls) -> Urls:
+    if isinstance(value, list) and not value:
+        raise ValueError("names no node")
+    return _url(value) if isinstance(value, str) else [_url(url) for url in value]
+
+
+def _urls(value: Urls | dict[str, Urls] | None) -> Urls | dict[str, Urls] | None:
     if isinstance(value, dict):
-        return {service: _url(url) for service, url in value.items()}
-    return value if value is None else _url(value)
+        return {service: _nodes(urls) for service, urls in value.items()}
+    return value if value is None else _nodes(value)
+
+
+def _listed(urls: Urls) -> list[str]:
+    return [urls] if isinstance(urls, str) else urls
 
 
 class AuthOptions(Options):
@@ -106,9 +120,10 @@ class RqliteOptions(SourceOptions):
     max_requests: float | None = Field(
         default=None, gt=0, description="per second; more get 429, and rqlite sends them again"
     )
-    api: Annotated[str | dict[str, str] | None, AfterValidator(_urls)] = Field(
+    api: Annotated[Urls | dict[str, Urls] | None, AfterValidator(_urls)] = Field(
         default=None,
-        description="rqlite's HTTP API, for schemas, copies and missing images; one URL, or one for each service",
+        description="rqlite's HTTP API, for schemas, copies and missing images: a URL or a list of the nodes' URLs,"
+        " or that for each service",
     )
     api_auth: AuthOptions | None = Field(default=None, description="credentials for the API")
     api_tls: ApiTlsOptions | None = Field(default=None, description="for an API with certificates of its own")
@@ -135,7 +150,15 @@ class RqliteOptions(SourceOptions):
                 "listens beyond this machine without knowing who posts;"
                 " add auth: {username, password} or tls: {cert, key, client_ca}, or listen on 127.0.0.1"
             )
-        urls = self.api.values() if isinstance(self.api, dict) else [self.api or ""]
+        urls = [url for nodes in self.nodes().values() for url in nodes]
         if self.api_tls is not None and not any(url.startswith("https:") for url in urls):
             raise ValueError("has api_tls, but no `api` with https")
         return self
+
+    def nodes(self) -> dict[str, list[str]]:
+        """The nodes' URLs by service; under `""` those whose service only the nodes themselves know."""
+        if self.api is None:
+            return {}
+        return {
+            name: _listed(one) for name, one in (self.api if isinstance(self.api, dict) else {"": self.api}).items()
+        }

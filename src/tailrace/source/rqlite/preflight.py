@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from tailrace.errors import Finding, PreflightError
 from tailrace.model.schema import TableName
 from tailrace.source.rqlite.api import Api
-from tailrace.source.rqlite.catalog import Tables, ask_tables, is_followable, read_tables
+from tailrace.source.rqlite.catalog import Tables, ask_tables, is_always_copied, is_followable, read_tables
 from tailrace.source.rqlite.option import SERVICE
 
 if TYPE_CHECKING:
@@ -59,6 +59,15 @@ def _cluster(source: RqliteSource, service: str, api: Api) -> Iterator[Finding]:
             f"the node at {api.url} sends its changes as service {pending.service or SERVICE}",
             "name that service under source.api, or set service_id in the node's CDC configuration",
         )
+    for node in api.counters():
+        if node.dropped:
+            yield Finding(
+                "warning",
+                subject,
+                f"the node at {node.url} has dropped {node.dropped} transactions or batches since it started;"
+                " no other node may have sent them",
+                "tailrace verify FILE shows which tables differ; tailrace resync FILE TABLE copies them again",
+            )
     yield from _tables(source, service or (pending.service if pending else None) or SERVICE, ask_tables(api))
 
 
@@ -71,6 +80,15 @@ def _tables(source: RqliteSource, service: str, listed: Tables) -> Iterator[Find
                 f"table {table}",
                 "its CREATE TABLE is not understood by this SQLite",
                 "exclude it under `tables`",
+                str(table),
+            )
+        elif is_always_copied(listed[table.name]):
+            yield Finding(
+                "warning",
+                f"table {table}",
+                "has a STORED generated column, or a VIRTUAL one and a key that is not the rowid: rqlite does not send"
+                " its rows as they are, so every change copies the table again",
+                "make the column VIRTUAL and the key an INTEGER PRIMARY KEY, or exclude the table under `tables`",
                 str(table),
             )
         elif not is_followable(listed[table.name]):

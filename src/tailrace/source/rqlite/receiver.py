@@ -7,6 +7,7 @@ process ends only when nothing can be received at all. It writes its status to t
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -39,6 +40,7 @@ LOCK = "receiver.lock"
 MAINTENANCE_SECONDS = 1.0
 LOOK_SECONDS = 0.1
 CONNECTIONS = 256
+GARBAGE_OBJECTS = 1_000_000
 KEEP_ALIVE_SECONDS = 75
 """Longer than most pauses of a quiet cluster, so that its connection is still open for the next change."""
 
@@ -109,6 +111,8 @@ class RqliteReceiver:
         Raises OwnedError when another process receives into the journal, UnavailableError when the address is taken
         or the disk does not answer, ConfigError when the certificate cannot be used.
         """
+        # A large transaction makes millions of objects, none of them in cycles: the search for cycles would cost most.
+        gc.set_threshold(GARBAGE_OBJECTS)
         with receiving_alone(self.journal):
             try:
                 with listening(split_listen(self.options.listen), CONNECTIONS, option="source.listen") as listener:
@@ -132,6 +136,7 @@ class RqliteReceiver:
             "receiving": self._started and error is None,
             "answers": {str(code): count for code, count in sorted(self.endpoint.answers.items())},
             "services": {one.service: one.describe() for one in self.endpoint.clusters},
+            "retrying": self.endpoint.retrying(),
             "error": error.describe() if error else None,
         }
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from urllib.parse import quote
 
 from tailrace.source.rqlite.option import SERVICE
 
+_FIELDS = ("op", "table", "new_row_id", "old_row_id", "before", "after", "error")
 _OPS = frozenset({"INSERT", "UPDATE", "DELETE"})
 _INTEGERS = range(-(2**63), 2**63)
 _ROW_ID = frozenset({int, type(None)})
@@ -62,7 +64,7 @@ class CdcEvent(NamedTuple):
             stripped["op"] = "UPDATE"
             if "old_row_id" in sent:
                 stripped["new_row_id"] = sent["old_row_id"]
-        stripped |= {"error": "it came with index 0, after newer changes", "sent": sent}
+        stripped |= {"error": "it came after newer changes", "sent": sent}
         return self._replace(text=_text(stripped)[1:], columns=())
 
     def is_same(self, known: EventId) -> bool:
@@ -90,8 +92,8 @@ class PostedRequest:
     digest: str
 
 
-def parse(body: bytes) -> PostedRequest:
-    """The request in a body. Raises NotOursError."""
+def parse(body: bytes, digest: str | None = None) -> PostedRequest:
+    """The request in a body, whose digest may be known already. Raises NotOursError."""
     try:
         found = json.loads(body, parse_int=_integer, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
@@ -110,14 +112,19 @@ def parse(body: bytes) -> PostedRequest:
         checked_service(service or SERVICE),
         node,
         tuple(_entry(entry, f"payload[{at}]") for at, entry in enumerate(entries)),
-        hashlib.blake2b(body, digest_size=16).hexdigest(),
+        digest_of(body) if digest is None else digest,
     )
+
+
+def digest_of(body: bytes) -> str:
+    """Equal only for identical bodies. Much faster than `parse`."""
+    return hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def read_line(line: bytes) -> tuple[dict[str, Any], CdcEvent]:
     """An event of the journal: its line, and what rqlite had sent."""
     found = json.loads(line, parse_int=_integer)
-    return found, _event(found.get("sent", found), "the line")
+    return found, _event(found.get("sent", found))
 
 
 def checked_service(name: str) -> str:
@@ -145,37 +152,54 @@ def _entry(found: object, where: str) -> RaftEntry:
     if type(at) is not int:
         raise NotOursError(f"{where}.commit_timestamp is not a number of milliseconds")
     events = _list(found.get("events"), f"{where}.events")
-    return RaftEntry(index, at, tuple(_event(event, f"{where}.events[{at}]") for at, event in enumerate(events)))
+    return RaftEntry(index, at, tuple(_events(events, f"{where}.events")))
 
 
-def _event(found: object, where: str) -> CdcEvent:
+def _events(found: list[Any], where: str) -> Iterator[CdcEvent]:
+    for at, event in enumerate(found):
+        try:
+            yield _event(event)
+        except NotOursError as error:
+            raise NotOursError(f"{where}[{at}]{error}") from None
+
+
+def _event(found: object) -> CdcEvent:
+    """The event. Raises NotOursError with what is wrong, to be preceded by where it is. There may be very many."""
     if not isinstance(found, dict):
-        raise NotOursError(f"{where} is not an object")
-    op, table, error = found.get("op"), found.get("table"), found.get("error")
-    new, old, before, after = map(found.get, ("new_row_id", "old_row_id", "before", "after"))
+        raise NotOursError(" is not an object")
+    op, table, new, old, before, after, error = map(found.get, _FIELDS)
     if not isinstance(op, str) or op not in _OPS:
-        raise NotOursError(f"{where}.op is not INSERT, UPDATE or DELETE")
+        raise NotOursError(".op is not INSERT, UPDATE or DELETE")
     if not isinstance(table, str) or not table:
-        raise NotOursError(f"{where}.table is not a name")
+        raise NotOursError(".table is not a name")
     if type(new) not in _ROW_ID or type(old) not in _ROW_ID:
-        raise NotOursError(f"{where} has a row id that is not a number")
+        raise NotOursError(" has a row id that is not a number")
     if error is not None and not isinstance(error, str):
-        raise NotOursError(f"{where}.error is not a text")
-    rows = {name: row for name, row in (("before", before), ("after", after)) if row is not None}
-    if rows and ("before" if op == "DELETE" else "after") not in rows:
-        raise NotOursError(f"{where} has images, but not the one of its op")
-    columns = tuple([_columns(row, f"{where}.{name}") for name, row in rows.items()])
+        raise NotOursError(".error is not a text")
+    if (before if op == "DELETE" else after) is None and not (before is None and after is None):
+        raise NotOursError(" has images, but not the one of its op")
     try:
         what = f'"op": "{op}", "table": {_name(table)}'
         what += f', "new_row_id": {new}' if new is not None else ""
         what += f', "old_row_id": {old}' if old is not None else ""
-        images = _text(rows)[1:-1] if rows else ""
+        # In the order of their names, so that the text is the same from every node.
+        texts: list[str] = []
+        columns: list[ColumnSignature] = []
+        if after is not None:
+            columns.append(_columns(after, ".after"))
+            texts.append(f'"after": {_text(after)}')
+        if before is not None:
+            columns.insert(0, _columns(before, ".before"))
+            texts.append(f'"before": {_text(before)}')
+        images = ", ".join(texts)
         flag = f', "error": {_text(error)}' if error else ""
         flag.encode()
-        text = f"{what}, {images}{flag}}}" if rows else f"{what}{flag}}}"
-        return CdcEvent(table, text, _digest(what), _digest(images) if rows else 0, columns)
+        text = f"{what}, {images}{flag}}}" if images else f"{what}{flag}}}"
+        return CdcEvent(table, text, _digest(what), _digest(images) if images else 0, tuple(columns))
+    except NotOursError:
+        raise
     except ValueError:
-        raise NotOursError(f"{where} holds half a character or an infinite number") from None
+        raise NotOursError(" holds half a character or an infinite number") from None
 
 
 def _columns(image: object, where: str) -> ColumnSignature:

@@ -19,12 +19,13 @@ from tailrace.source.follower import SchemaVersions
 from tailrace.source.offset import ChunkedTableOffset
 from tailrace.source.rqlite import catalog
 from tailrace.source.rqlite.catalog import Kinds, stored_names, upstream_id
-from tailrace.source.rqlite.decode import needs_image, position_of, read_lines
+from tailrace.source.rqlite.decode import identifies_row, needs_image, position_of, read_lines
 from tailrace.source.rqlite.discovery import RqliteDiscovery
 from tailrace.source.rqlite.log_split import EventColumns, Summary, summaries
+from tailrace.source.rqlite.missed_change import MissedChanges
 from tailrace.source.schema_log import SchemaLog
 from tailrace.source.sqlite import schema_diff
-from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, stored_columns
+from tailrace.source.sqlite.catalog import ALIAS, ROWID, TableDefinition, rowid_column, stored_columns
 
 # The first events of unknown tables: where they begin, and the kinds of their values.
 
@@ -83,8 +84,17 @@ def _joined(kinds: Mapping[str, set[str]]) -> Kinds:
 class RqliteSchemaLog(SchemaLog[str]):
     """One per service. `failures` holds the position at which a table got unknown columns, and the error to raise."""
 
-    def __init__(self, service: str, versions: SchemaVersions, discovery: RqliteDiscovery, *, rowids: bool) -> None:
+    def __init__(
+        self,
+        service: str,
+        versions: SchemaVersions,
+        discovery: RqliteDiscovery,
+        missed: MissedChanges,
+        *,
+        rowids: bool,
+    ) -> None:
         super().__init__(versions)
+        self._missed = missed
         self._service = service
         self._discovery = discovery
         self._rowids = rowids
@@ -111,15 +121,39 @@ class RqliteSchemaLog(SchemaLog[str]):
 
         def read(begin: Position, end: Position) -> None:
             for ref in journal.frames(begin, end):
+                if self._missed.are_before(ref):
+                    for name, entry in tables.items():
+                        if max(begin, entry.snapshot_position) < ref.first <= end:
+                            self._mark(name, ref.first)
                 for name, summary in summaries(ref.meta).items():
                     if name not in tables or tables[name].phase == "init":
                         continue
+                    after_copy = max(begin, tables[name].snapshot_position)
+                    if (
+                        summary.missing
+                        and (lost := self._unidentified(journal, ref, name, after_copy, end)) is not None
+                    ):
+                        self._mark(name, lost)
                     missing = self._missing(journal, ref, name, summary) if summary.missing else []
                     for shape in sorted([*summary.shapes, *missing], key=lambda shape: shape.at):
-                        if max(begin, tables[name].snapshot_position) < shape.at <= end and name not in self.failures:
+                        if after_copy < shape.at <= end and name not in self.failures:
                             self._take(name, shape)
 
         self._scan(after, upto, read)
+
+    def _unidentified(
+        self, journal: JournalReader, ref: FrameRef, name: str, after: Position, upto: Position
+    ) -> Position | None:
+        """The last event of a frame that came without its row and does not say which key the row had.
+
+        None if there is none, or if the table's rows cannot be queried: then the event itself is the error.
+        """
+        known = self._versions.schema_at(upstream_id(self._service, name), ref.last)
+        if not self._discovery.is_live or known is None or rowid_column(known) is not None:
+            return None
+        events = read_lines(journal.read(ref).payload).events
+        places = [position_of(e) for e in events if e["table"] == name and not identifies_row(e, by_rowid=False)]
+        return max((at for at in places if after < at <= upto), default=None)
 
     def _missing(self, journal: JournalReader, ref: FrameRef, name: str, summary: Summary) -> list[EventColumns]:
         """A frame's events without their row, as shapes without columns, unless the table is unchanged."""

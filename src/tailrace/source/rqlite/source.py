@@ -85,9 +85,10 @@ class RqliteSource(Source):
         auth, tls = self.options.api_auth, self.options.api_tls or ApiTlsOptions()
         username, password = (auth.username, auth.password.reveal()) if auth else (None, None)
         trust = ApiTls(*(str(file) if file else None for file in (tls.ca, tls.cert, tls.key)))
-        given = self.options.api
-        urls = {"": given} if isinstance(given, str) else given or {}
-        return {service: Api(url, username, password, trust) for service, url in sorted(urls.items())}
+        return {
+            service: Api(urls[0], username, password, trust, tuple(urls[1:]))
+            for service, urls in sorted(self.options.nodes().items())
+        }
 
     def services(self) -> list[str]:
         """The clusters that have posted or have an API. Raises UnavailableError if the API must answer and does not."""
@@ -209,6 +210,13 @@ class RqliteSource(Source):
         services = list((raw.get("services") or {}).values())
         error = raw.get("error") or next((one["error"] for one in services if one.get("error")), None) or {}
         marks = [one["mark"] for one in services if one.get("mark")]
+        if not error and (retrying := raw.get("retrying")) and is_receiving(self.journal):
+            worst = max(retrying, key=lambda one: one["attempts"])
+            error = {
+                "message": f"rqlite keeps retrying a request of cluster {worst['service'] or 'unknown'}:"
+                f" {worst['attempts']} attempts in {worst['seconds']:.0f} seconds; {worst['reason']}",
+                "fix": "see `transmit_timeout` and `max_body` in docs/rqlite.md; nothing is lost meanwhile",
+            }
         return SourceStatus(
             # A receiver that was killed leaves its last status in the file.
             gear="receiving" if raw.get("receiving") and is_receiving(self.journal) else "waiting",

@@ -31,7 +31,10 @@ ALIAS = "INTEGER PRIMARY KEY"
 
 @dataclass(frozen=True)
 class TableDefinition:
-    """A table as its CREATE TABLE declares it: stored columns, NOT NULL columns, the key, and the rowid's alias."""
+    """A table as its CREATE TABLE declares it: stored columns, NOT NULL columns, the key, and the rowid's alias.
+
+    `has_virtual` and `has_stored` say whether it has generated columns of either kind; those are not among the fields.
+    """
 
     name: str
     fields: tuple[Field, ...]
@@ -39,6 +42,8 @@ class TableDefinition:
     key: tuple[str, ...]
     alias: str | None
     lacks_rowid: bool
+    has_virtual: bool = False
+    has_stored: bool = False
 
     def declared(self, field: Field) -> str:
         """The type for people. The column that is the rowid is distinguished from other INTEGER columns."""
@@ -66,12 +71,16 @@ def describe(sql: str) -> TableDefinition:
         shape = layout.read_table_shape(scratch, name)
         key = [field for field in sorted(shape.fields, key=lambda field: field.key) if field.key]
         rows = scratch.execute(f"PRAGMA table_info({quoted(name)})").fetchall()
+        hidden = {row[6] for row in scratch.execute(f"PRAGMA table_xinfo({quoted(name)})")}
+        generated = (layout.GENERATED_VIRTUAL in hidden, layout.GENERATED_STORED in hidden)
         required = frozenset(str(row[1]) for row in rows if row[3])
         # An index for the primary key shows that the column is not the rowid itself, as with DESC.
         indexed = any(row[3] == "pk" for row in scratch.execute(f"PRAGMA index_list({quoted(name)})").fetchall())
     alias = key[0].name if len(key) == 1 and key[0].declared.upper() == "INTEGER" and not indexed else None
     lacks_rowid = shape.without_rowid or not shape.rowid
-    return TableDefinition(name, shape.fields, required, tuple(field.name for field in key), alias, lacks_rowid)
+    return TableDefinition(
+        name, shape.fields, required, tuple(field.name for field in key), alias, lacks_rowid, *generated
+    )
 
 
 @dataclass(frozen=True)

@@ -350,6 +350,17 @@ def test_a_held_request_is_given_up_when_the_sender_has_to_stop_and_sent_by_the_
         assert endpoint.ids() == ids(1, 15)
 
 
+def test_what_was_delivered_is_stored_while_the_next_request_waits_for_its_answer(tmp_path: Path, queue: Path) -> None:
+    fill(queue, numbered(1, 15))
+    other = another_node(tmp_path)
+    with WebhookEndpoint() as endpoint:
+        endpoint.script(Reply(), Reply(500, hold_seconds=3600))
+        with sending(options(queue, endpoint.url, tmp_path, timeout=3600.0, interval=2.0)):
+            wait_until(lambda: len(endpoint.requests) == 2)
+            wait_until(lambda: max(other.watermarks().values(), default=START) == Position(10, 0))
+    other.close()
+
+
 def test_a_place_within_a_frame_is_known_again(tmp_path: Path, queue: Path) -> None:
     fill(queue, events(copied("public.a", 1, 25)))
     with WebhookEndpoint() as endpoint:

@@ -8,6 +8,7 @@ when its answer was lost, or after a change of leader, if the old leader deliver
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -63,6 +64,9 @@ class Sender:
         self._marks: dict[str, Position] = {}
         self._stored = self._released = self._place
         self._stored_at = 0.0
+        # A request may take long, and what was delivered before it is stored meanwhile, by the ticker's thread.
+        self._storing = threading.RLock()
+        self._leading: Leadership | None = None
         self._blocked: tuple[str, Position] | None = None
         self._asked_to_stop: float | None = None
 
@@ -107,10 +111,12 @@ class Sender:
             with (
                 Ticker(self._renew, self._options.leader.seconds / 4) as renewing,
                 Ticker(self._tick, TICK_SECONDS) as reporting,
+                Ticker(self._store_in_flight, self._options.leader.interval) as storing,
             ):
                 while not self._is_stopping() and not self._is_done():
                     renewing.check()
                     reporting.check()
+                    storing.check()
                     self._take_turn(leadership)
         finally:
             with suppress(UnavailableError):
@@ -142,8 +148,10 @@ class Sender:
         )
         try:
             try:
+                self._leading = leadership
                 self._send(backlog, leadership)
             finally:
+                self._leading = None
                 # Also when the queue cannot be read any further: what was delivered is not to be sent again.
                 self._store(leadership, at_once=True)
         except OwnedError as error:
@@ -191,13 +199,24 @@ class Sender:
             if not self._delivery.deliver(parcel.events, may_go_on):
                 return False
             reach("sender.delivered")
-        self._place = parcel.place
-        merge(self._marks, parcel.watermarks)
+        with self._storing:
+            self._place = parcel.place
+            merge(self._marks, parcel.watermarks)
         self._report.reached(self._place)
         return True
 
     def _store(self, leadership: Leadership, *, at_once: bool = False) -> None:
         """Store the progress now and then, and release the queue up to it. Raises OwnedError if another node leads."""
+        with self._storing:
+            self._store_progress(leadership, at_once=at_once)
+
+    def _store_in_flight(self) -> None:
+        """Runs next to a request that takes long."""
+        if (leadership := self._leading) is not None:
+            with suppress(OwnedError):  # the sending thread finds the same, once its request has its answer
+                self._store(leadership)
+
+    def _store_progress(self, leadership: Leadership, *, at_once: bool) -> None:
         due = at_once or time.monotonic() - self._stored_at >= self._options.leader.interval
         if not due or (self._place == self._stored and frame_of(self._stored) == self._released):
             return
