@@ -43,11 +43,12 @@ class Stored(NamedTuple):
 class Buckets:
     """The server. While it is `down` it answers everything with 503.
 
-    A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
+    `asked` are the paths of all GET and HEAD requests. A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
+        self.asked: list[str] = []
         self.down = False
         self.unanswered: list[str] = []
         self.uploads: dict[str, dict[int, bytes]] = {}
@@ -144,6 +145,7 @@ class _Request(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.buckets.asked.append(self.path)
         query = self._query()
         if self.buckets.down:
             return self._answer(503)
