@@ -43,7 +43,9 @@ class Stored(NamedTuple):
 class Buckets:
     """The server. While it is `down` it answers everything with 503.
 
-    `asked` are the paths of all GET and HEAD requests. A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
+    `asked` are the paths of all GET and HEAD requests.
+
+    A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each.
     """
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import dead_letter, queue, sqlite, tape
+from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
@@ -222,6 +222,7 @@ app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintai
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
+app.add_typer(slatedb.app)
 app.add_typer(sqlite.app)
 app.add_typer(tape.app)
 

@@ -85,7 +85,7 @@ def test_a_copy_that_lost_its_log_waits_longer_each_time_and_says_why(
             def lost() -> bool:
                 replay.step()
                 assert replay.offset is not None
-                return replay.offset["tables"][TABLE]["phase"] == "init"
+                return bool(replay.offset["tables"][TABLE]["phase"] == "init")
 
             wait_until(lost)
             wait_until(lambda: "the copy of slatedb.db1 needed, 1 times" in (_status(replay, source) or ""))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -260,7 +261,7 @@ def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
     keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.source.slatedb.follower.BYPASS_SECONDS", 0.0)
-    options = {"keep_wal": tmp_path / "kept"} if keep else {}
+    options: dict[str, Any] = {"keep_wal": tmp_path / "kept"} if keep else {}
     with (
         Writer(tmp_path / "store") as writer,
         SourceReplay(writer.source(tmp_path / "state", **options), LIMIT) as replay,
