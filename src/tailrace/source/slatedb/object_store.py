@@ -150,6 +150,7 @@ class ObjectStore:
         key = ("client", os.getpid(), self.type, self.place, *sorted(self.options.items()))
         if key not in _opened:
             self._require_encryption()
+            _objects()
             stores = import_module("obstore.store")
             make = {"s3": stores.S3Store, "gcs": stores.GCSStore, "azure": stores.AzureStore}[self.type]
             plain = any(name.lower().endswith("allow_http") for name in (*self.options, *os.environ))
