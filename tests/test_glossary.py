@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = next(each for each in Path(__file__).resolve().parents if (each / "pyproject.toml").exists())
-SHARED: frozenset[str] = frozenset()
+SHARED: frozenset[str] = frozenset(
+    {"Cursor"}  # of a reader of the journal; and in `tailrace.slatedb`, whose users know it by this name
+)
 """Names that may mean several things, each with its reason in a comment."""
 
 

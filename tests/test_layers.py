@@ -36,10 +36,12 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "verify": MODEL | CONFIGURATION,
     "extend": MODEL | CONFIGURATION | {"source", "destination", "state"},
     "testing": MODEL | CONFIGURATION | {"journal", "state", "source", "destination"},
+    "slatedb": MODEL | {"source"},
     "demo": MODEL | {"source", "destination", "testing"},
     "cli": MODEL
     | CONFIGURATION
-    | {"system.child_process", "capture", "state", "source", "destination", "stream", "sync", "verify", "demo"},
+    | {"system.child_process", "capture", "state", "source", "destination", "stream"}
+    | {"slatedb", "sync", "verify", "demo"},
 }
 """For each part (a room or module right below `tailrace`, or a module with a place of its own), what it may know of."""
 

@@ -15,8 +15,8 @@ from tailrace.errors import LostError, revive
 from tailrace.journal import Cursor, Frame, Journal, cursors
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.poll.consumer import FileWatermarks
 from tailrace.source.poll.schedule import PollSchedule
+from tailrace.source.poll.watermark import FileWatermarks
 from tailrace.source.rqlite.cluster_journal import Cluster
 from tailrace.source.rqlite.deduplication import DeduplicationWindow
 from tailrace.source.schema_file import SchemaFile

@@ -44,12 +44,15 @@ class Stored(NamedTuple):
 class Buckets:
     """The server. While it is `down` it answers everything with 503.
 
+    `requests` counts by kind, `asked` are the paths of all GET and HEAD requests.
+
     A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each. With
-    `ignores_conditions` a PUT overwrites whatever it is told, as some stores do. `requests` counts by kind.
+    `ignores_conditions` a PUT overwrites whatever it is told, as some stores do.
     """
 
     def __init__(self) -> None:
         self.objects: dict[str, Stored] = {}
+        self.asked: list[str] = []
         self.down = False
         self.ignores_conditions = False
         self.requests: Counter[str] = Counter()
@@ -175,6 +178,7 @@ class _Request(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
+        self.buckets.asked.append(self.path)
         query = self._query()
         self.buckets.requests["LIST" if "list-type" in query else "GET"] += 1
         if self.buckets.down:

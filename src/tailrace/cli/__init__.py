@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import dead_letter, queue, sqlite, tape
+from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
@@ -225,6 +225,7 @@ app.command("serve-sync", epilog="Example: tailrace serve-sync shop.db --listen 
 app.command(epilog="Example: tailrace sync phone.db http://127.0.0.1:8080")(sync)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
+app.add_typer(slatedb.app)
 app.add_typer(sqlite.app)
 app.add_typer(tape.app)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import time
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -90,7 +91,7 @@ def test_a_collected_file_stops_with_the_way_out(tmp_path: Path) -> None:
         replay.catch_up()
         lose_files(writer)
         with pytest.raises(LostError, match="only a new snapshot helps") as caught:
-            replay.step()
+            wait_until(replay.step)
         assert f"re-snapshot: tailrace resync FILE {TABLE}" in str(caught.value.fix)
         replay.directives = TableDirectives(resync={TABLE: 1})
         replay.catch_up()
@@ -255,11 +256,16 @@ def test_a_database_without_wal_is_refused(tmp_path: Path) -> None:
         assert "wal_enabled=false" in finding.message
 
 
+@pytest.mark.parametrize("keep", [False, True])
 def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tailrace.source.slatedb.follower.BYPASS_SECONDS", 0.0)
-    with Writer(tmp_path / "store") as writer, SourceReplay(writer.source(tmp_path / "state"), LIMIT) as replay:
+    options: dict[str, Any] = {"keep_wal": tmp_path / "kept"} if keep else {}
+    with (
+        Writer(tmp_path / "store") as writer,
+        SourceReplay(writer.source(tmp_path / "state", **options), LIMIT) as replay,
+    ):
         writer.put(b"k", b"v")
         writer.flush()
         replay.catch_up()
@@ -269,7 +275,7 @@ def test_rows_that_bypass_the_log_of_a_running_pipeline_are_noticed(
         writer.run(writer._db.put(b"unseen", b"v"))
         writer.flush()
         with pytest.raises(LostError, match="wal_enabled=false"):
-            replay.step()
+            wait_until(replay.step)
 
 
 def test_a_database_that_is_not_there_is_an_error_of_check(tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tailrace.destination.webhook.format.event import format_of
 from tailrace.errors import ConfigError, TableError, UnfitError
 from tailrace.model.change import Op
 from tailrace.option.table import TableOptions
@@ -200,6 +202,37 @@ def test_a_changelog_keeps_every_write_and_operand_in_order(tmp_path: Path) -> N
         (Op.DELETE, None),
     ]
     assert source.tables()[0].key == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "operations"),
+    [
+        ("cloudevents", ["tailrace.insert", "tailrace.merge", "tailrace.delete"]),
+        ("debezium", ["c", "o", "d"]),
+        ("rqlite", ["INSERT", "MERGE", "DELETE"]),
+    ],
+)
+def test_operands_of_a_changelog_reach_a_webhook_as_they_are(name: str, operations: list[str], tmp_path: Path) -> None:
+    tables = mapped(key="utf8", value="utf8", keep="changelog")
+    with Writer(tmp_path / "store", tables) as writer:
+        source = writer.source(tmp_path / "state", tables)
+        with SourceReplay(source, LIMIT) as replay:
+            replay.catch_up()
+            writer.put(b"t:k", b"one")
+            writer.merge(b"t:k", b"two")
+            writer.delete(b"t:k")
+            assert replay.plan()
+            assert replay.offset is not None
+            assert replay.planned is not None
+            encoded = [
+                json.loads(text)
+                for split in replay.follower.plan(replay.offset, replay.planned)
+                for changes in source.read(split)
+                for text in format_of(name).encode(changes, source="shop").column("event").to_pylist()
+            ]
+    assert [event.get("op", event.get("type")) for event in encoded] == operations
+    [_, operand, _] = [event.get("data", event) for event in encoded]
+    assert (operand["after"]["key"], operand["after"]["value"]) == ("k", "two")
 
 
 @pytest.mark.parametrize(

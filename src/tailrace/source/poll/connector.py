@@ -25,6 +25,7 @@ from typing import Any, Final, cast
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tailrace.errors import ConfigError, Finding, TailraceError
 from tailrace.model.schema import TableName, TableSchema
@@ -63,6 +64,18 @@ class Polled:
         """What marks refer to: a mark of another column, kind of time or key is meaningless here."""
         kind = kind_of(self.schema.column(self.version)) if self.version is not None else None
         return json.dumps([self.version, kind.name if kind is not None else None, *self.schema.key])
+
+    @cached_property
+    def tells_inserts(self) -> bool:
+        """Whether a row shows that it was never updated: both of its times are there, of types that can be compared."""
+        if self.created is None or self.version is None:
+            return False
+        types = [self.schema.column(name).type for name in (self.created, self.version)]
+        try:
+            pc.equal(*(pa.array([], each) for each in types))
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return False
+        return True
 
     def order(self, column: str | None) -> tuple[str, ...]:
         """The columns that order the rows: those of the key, after `column` where it is given."""
@@ -205,6 +218,10 @@ class ConnectorSession(ABC):
 
     def count_unversioned(self, table: Polled) -> int:
         """How many rows have a null version. By default this is unknown, and 0."""
+        return 0
+
+    def count_keyless(self, table: Polled) -> int:
+        """How many rows have a null in their key. By default 0: few databases allow it in a primary key."""
         return 0
 
     def lacks_index(self, table: Polled, column: str) -> bool:

@@ -118,6 +118,18 @@ def examine(session: ConnectorSession, table: Polled) -> list[Finding]:
             findings.append(
                 Finding("warning", name, message, "set source.time_zone, or look_back: 1h over a clock change", name)
             )
+    if table.created is not None and table.version is not None and not table.tells_inserts:
+        message = (
+            f"{table.created} and {table.version} are of types that cannot be compared: every change is an update, none"
+            " an insert"
+        )
+        fix = f"give both the same type, or leave out tables.settings.{name}.created_at"
+        findings.append(Finding("warning", name, message, fix, name))
+    if keyless := session.count_keyless(table):
+        key = " OR ".join(f"{column} IS NULL" for column in table.schema.key)
+        message = f"{keyless} rows have a null in their key, so they cannot be identified"
+        fix = f"give the rows of {name} WHERE {key} a key or delete them, and declare the key NOT NULL"
+        findings.append(Finding("error", name, message, fix, name))
     if table.version is not None and (count := session.count_unversioned(table)):
         message = (
             f"{count} rows have no {table.version}: polling does not see them change, only copies and full diffs do"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Collection
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from tailrace.source.follower import Follower, Limit, Offset, SchemaVersions, Ta
 from tailrace.source.offset import apply_directives
 from tailrace.source.poll.connector import ConnectorSession, Polled, has_unknown_past
 from tailrace.source.poll.discovery import PollDiscovery, select_tables
-from tailrace.source.poll.key_snapshot import Hashes, KeySnapshot
+from tailrace.source.poll.key_snapshot import Hashes, KeySnapshot, last_step
 from tailrace.source.poll.keyset import START, Keyset
 from tailrace.source.poll.offset import PollOffset, PollTableOffset, StepRead
 from tailrace.source.poll.plan import Planner
@@ -54,6 +55,7 @@ class PollFollower(Follower):
         self._session: ConnectorSession | None = None
         self._discovery = PollDiscovery({}, {}, [])
         self._called: float | None = None
+        self._recorded: int | None = None
         self._settled_clock: SettledClock | None = None
         self._target: float | None = None
         self._cache: dict[str, PollCache] = {}
@@ -93,7 +95,11 @@ class PollFollower(Follower):
 
     def _advance(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         given = PollOffset.from_json(start)
-        now = self._enrol(self._apply_directives(given, directives))
+        if self._recorded is None:
+            self._recorded = last_step(self.source.folder)
+        # Without its offset, or with an older one, a step must not be taken for one that left files under its number.
+        now = replace(given, step=max(given.step, self._recorded))
+        now = self._enrol(self._apply_directives(now, directives), directives.paused)
         # A table that is new here may have been stopped before its first batch.
         now = self._apply_directives(now, directives)
         step = now.step + 1
@@ -139,6 +145,11 @@ class PollFollower(Follower):
         self._discover()
         unfit = {each: table for each, (table, _) in self._discovery.unfit.items()}
         return Planner(self.source, {**unfit, **self._discovery.tables}, self._versions).plan(PollOffset.from_json(end))
+
+    def idle_seconds(self, without: Collection[str] = ()) -> float:
+        """How long no table, `without` some, is due. Never longer than a few seconds: new tables are looked for."""
+        tables = [each for each in self._discovery.tables if each not in without]
+        return min(DISCOVERY_SECONDS, self._schedule.seconds_until_due(tables))
 
     def stop(self) -> None:
         self._schedule.save()
@@ -188,17 +199,17 @@ class PollFollower(Follower):
                 KeySnapshot.of(str(self.source.folder), each).forget(entry.step)
         return now.with_tables(tables)
 
-    def _enrol(self, now: PollOffset) -> PollOffset:
+    def _enrol(self, now: PollOffset, paused: Collection[str]) -> PollOffset:
         """Remove tables that are gone, add new ones that wait for their copy, and handle unusable watermarks."""
         tables: dict[str, PollTableOffset] = {}
         for each, table in self._discovery.tables.items():
             entry = now.tables.get(each)
             if entry is None and each in now.damaged:
-                entry = (
-                    PollTableOffset("init")
-                    if self._rewinds
-                    else self._refuse(table, PollTableOffset("ready"), now.step + 1)
-                )
+                # This entry refers to no column, so it is refused as well once the table is no longer paused.
+                unusable = PollTableOffset("ready")
+                entry = PollTableOffset("init") if self._rewinds else unusable
+                if entry is unusable and each not in paused:
+                    entry = self._refuse(table, unusable, now.step + 1)
             elif entry is None:
                 entry = PollTableOffset("init")
             elif entry.phase in ("ready", "copy") and entry.by != table.basis:

@@ -186,6 +186,12 @@ class KeySnapshot:
             pq.write_table(rows, file, compression="zstd", write_page_checksum=True)
 
 
+def last_step(folder: Path) -> int:
+    """The highest step that wrote a file of any table in the state folder; 0 when there is none."""
+    files = [path for table in folder.glob("*/") for path in KeySnapshot(table)._files()]
+    return max(map(_step, files), default=0)
+
+
 def _load(path: str | Path, **options: Any) -> pa.Table:
     """The rows of a file. Raises DamagedError when they are not those that were written."""
     try:

@@ -51,7 +51,7 @@ class PollOptions(SourceOptions):
     statement_timeout: Duration = Field(default=60.0, gt=0, description="what one query may take")
     max_queries_per_second: float | None = Field(default=None, gt=0, description="for all tasks together")
     parallel: int | None = Field(
-        default=None, ge=1, description="tasks that share max_queries_per_second; default: the cores"
+        default=None, ge=1, description="tasks that run at once and share max_queries_per_second; default: the cores"
     )
     look_back: Duration | None = Field(
         default=None,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -78,6 +80,11 @@ class PollSchedule:
         """Whether it is time to poll. With `since` (monotonic clock): whether it was not found idle since then."""
         turn = self._turn(table)
         return time.monotonic() >= turn.next if since is None else turn.idle_since < since
+
+    def seconds_until_due(self, tables: Iterable[str]) -> float:
+        """How long until the first of the tables is to be polled; infinite without tables."""
+        first = min((self._turn(table).next for table in tables), default=math.inf)
+        return max(0.0, first - time.monotonic())
 
     def is_idle(self, table: str, since: float) -> bool:
         """Whether a poll that began since then found nothing, or a later one brought what changed meanwhile."""

@@ -39,6 +39,8 @@ class PollSource(Source):
     Options = PollOptions
 
     options: PollOptions
+    alone: bool = False
+    """Whether one process does everything, so that nothing shares the limit on queries with it."""
 
     @property
     def dsn(self) -> str:
@@ -54,10 +56,11 @@ class PollSource(Source):
         seconds = self.options.look_back
         return None if seconds is None else round(seconds * 1_000_000)
 
-    def connector(self, tasks: int = 1) -> Connector:
-        """The database, for one of several sessions that share the limit on its load."""
+    def connector(self) -> Connector:
+        """The database, for one of the processes that share the limit on its load: the tasks, and the one that plans
+        what they read."""
         bound = self.options.max_queries_per_second
-        share = bound / tasks if bound is not None else None
+        share = bound / (1 if self.alone else self.parallel + 1) if bound is not None else None
         return connect(self.dsn, ConnectorOptions(self.options.statement_timeout, share, self.options.time_zone))
 
     def keeps_keys(self, table: Polled) -> bool:
@@ -92,7 +95,7 @@ class PollSource(Source):
         if isinstance(split, DiffResultSplit):
             yield from split.read()
             return
-        with self.connector(self.parallel).open() as session:
+        with self.connector().open() as session:
             if isinstance(split, PollSplit):
                 yield from read_changes(session, split)
             elif isinstance(split, ChunkSplit):
@@ -109,7 +112,7 @@ class PollSource(Source):
         """The current rows of these keys. Polls emit complete rows, so this should not be needed."""
         deletes = self.context.tables.settings_of(str(table.table)).deletes
         polled = Polled(table, None, soft=deletes.soft if deletes is not None else None)
-        with self.connector(self.parallel).open() as session:
+        with self.connector().open() as session:
             found = [pa.RecordBatch.from_struct_array(page.rows) for page in session.fetch(polled, keys, table)]
         return pa.Table.from_batches(found, pa.schema(list(table.row_type)))
 

@@ -143,8 +143,10 @@ def read_changes(session: ConnectorSession, split: PollSplit) -> Iterator[Change
 
 def _operations(table: Polled, rows: pa.StructArray) -> npt.NDArray[np.int8]:
     """A row that was created when it was last updated is an insert. Without `created_at` every row may be one."""
-    if table.created is None or table.version is None:
+    if not table.tells_inserts:
         return np.full(len(rows), Op.UPDATE, np.int8)
+    assert table.created is not None
+    assert table.version is not None
     same = pc.fill_null(pc.equal(rows.field(table.created), rows.field(table.version)), False)
     return np.where(same.to_numpy(zero_copy_only=False), Op.INSERT, Op.UPDATE).astype(np.int8)
 

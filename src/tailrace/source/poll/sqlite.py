@@ -19,14 +19,15 @@ from tailrace.capture.column_type import read_column
 from tailrace.capture.layout import list_tables, literal, quoted, rowid_name
 from tailrace.errors import DamagedError, Finding, PreflightError, SchemaChangedError, UnavailableError, UnfitError
 from tailrace.model.schema import Column, TableName, TableSchema
-from tailrace.source.poll.connector import Connector, ConnectorOptions, Polled, number_by_name
-from tailrace.source.poll.keyset import KeyValue
+from tailrace.source.poll.connector import Connector, ConnectorOptions, Page, Polled, Query, number_by_name
+from tailrace.source.poll.keyset import Keyset, KeyValue
 from tailrace.source.poll.option import path_of
 from tailrace.source.poll.schedule import QuerySpacing, spacing_of
 from tailrace.source.poll.sql_session import SqlSession
 from tailrace.source.poll.version_column import Scale, VersionKind, require_iso
 from tailrace.source.sqlite.catalog import ROWID, SCHEMA, make_schema, try_describe
 from tailrace.source.sqlite.connection import fetch
+from tailrace.source.sqlite.decode import unfit_key
 from tailrace.source.sqlite.value import cells_of
 from tailrace.system import closed_file, turso_lock
 
@@ -165,6 +166,25 @@ class SqliteSession(SqlSession):
         if isinstance(value, float) and math.isinf(value):
             return "9e999" if value > 0 else "-9e999"
         return super().literal(table, name, value)
+
+    def read(self, query: Query, rest: str) -> Page:
+        page = super().read(query, rest)
+        for name in query.table.schema.key:
+            if name in query.columns.key and page.rows.field(name).null_count:
+                raise unfit_key(query.table.schema, name, None)
+        return page
+
+    def chunk_bound(self, table: Polled, after: Keyset, rows: int) -> Keyset | None:
+        bound = super().chunk_bound(table, after, rows)
+        for name, value in zip(table.schema.key, bound or (), strict=False):
+            if value is None:
+                raise unfit_key(table.schema, name, None)
+        return bound
+
+    def count_keyless(self, table: Polled) -> int:
+        """A key that is not the rowid may be null in SQLite, unless its column is declared NOT NULL."""
+        where = " OR ".join(f"{self.column(table, name)} IS NULL" for name in table.schema.key)
+        return int(self.ask(f"SELECT count(*) FROM {self.source(table)} WHERE {where}", table)[0][0])
 
     def parse(self, values: Sequence[Any], column: Column) -> tuple[pa.Array[Any], pa.Array[Any] | None]:
         found = read_column(cells_of(values), column.type)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +30,6 @@ from tailrace.source.slatedb.offset import (
 from tailrace.source.slatedb.preflight import Watch
 from tailrace.source.slatedb.wal import (
     Measure,
-    RemoteLog,
     WalLog,
     WalWitness,
     find_tail,
@@ -42,11 +41,16 @@ from tailrace.source.slatedb.wal import (
     wal_point_before,
 )
 from tailrace.source.slatedb.wal_archive import WalArchive, archived_bytes
+from tailrace.source.slatedb.wal_buffer import BufferedLog
 from tailrace.source.split import Split
+from tailrace.system.backoff import Backoff
 
 if TYPE_CHECKING:
     from tailrace.source.slatedb.source import SlateDbSource
 
+log = logging.getLogger(__name__)
+
+COPY_RETRIES = Backoff((10.0,), longest_seconds=1800.0, factor=3.0)
 EXPIRY_SECONDS = 1.0
 """How often a batch may consist only of rows that expire."""
 BYPASS_SECONDS = 10.0
@@ -61,6 +65,24 @@ def read_clock() -> int:
     return int(time.time() * 1000)
 
 
+class CopyAttempt:
+    """How often the copy of a table failed because its log was deleted meanwhile, and when it may begin again."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self.is_running = False
+        self._due = -math.inf
+
+    def fail(self) -> None:
+        self.failures += 1
+        self.is_running = False
+        self._due = time.monotonic() + COPY_RETRIES.delay(self.failures)
+
+    @property
+    def seconds_left(self) -> float:
+        return max(0.0, self._due - time.monotonic())
+
+
 class SlateDbFollower(Follower):
     """Owns the copy's checkpoint and, with `keep_wal`, the thread that copies WAL files."""
 
@@ -73,7 +95,8 @@ class SlateDbFollower(Follower):
         self._watch = Watch(source.status_file, None if source.keep_wal else source.options.min_age)
         self._snapshot: SlateDbSnapshot | None = None
         self._log: WalLog | None = None
-        self._more = self._is_same = False
+        self._more = self._is_same = self._is_past_gap = False
+        self._attempts: dict[str, CopyAttempt] = {}
         self._tail = 0
         self._goal: int | None = None
         self._looked = self._expired = self._bypass = -math.inf
@@ -101,11 +124,14 @@ class SlateDbFollower(Follower):
         now = self._enrol(before.apply_directives(directives, self._place))
         # A table that is new here may have been stopped before its first batch.
         now = now.apply_directives(directives, self._place)
-        busy = self._more or now != before or now.within("init", "copy", "catchup") or directives.resync
+        waiting = any(self._attempts[name].seconds_left > 0 for name in now.within("init") if name in self._attempts)
+        copying = now.within("init", "copy", "catchup") and not waiting
+        busy = self._more or now != before or copying or directives.resync
         if not busy and time.monotonic() - self._looked < self.source.options.poll:
             return start
         self._looked = time.monotonic()
         self._require_same(before)
+        self._buffer(now)
         end = self._read_log(now, limit, directives)
         end = self._copy(end, directives)
         end = self._expire(now, end)
@@ -153,10 +179,12 @@ class SlateDbFollower(Follower):
     def _open_log(self) -> WalLog:
         if self._log is None:
             database, folder = self.source.database, self.source.keep_wal
+            poll = self.source.options.poll
             if folder is None:
-                self._log = RemoteLog(database)
+                self._log = BufferedLog(database, self.source.wal_buffer, self.source.options.copy_buffer, poll)
             else:
-                self._log = WalArchive(database, folder, read_head(database).flushed, self.source.options.poll)
+                flushed, past = read_head(database).flushed, self._is_past_gap
+                self._log = WalArchive(database, folder, flushed, poll, is_past_gap=past)
         return self._log
 
     def _read_log(self, now: SlateDbOffset, limit: Limit, directives: TableDirectives) -> SlateDbOffset:
@@ -236,7 +264,7 @@ class SlateDbFollower(Follower):
         head = read_head(self.source.database)
         if find_tail(self.source.database, head.flushed) < now.log.wal:
             self._jump(now.log)
-        if head.seq > now.log.seq and self.source.keep_wal is None and head.flushed <= now.log.wal:
+        if head.seq > now.log.seq and head.flushed <= now.log.wal:
             raise LostError(
                 "SlateDB holds newer rows than its WAL: it was opened with wal_enabled=false",
                 fix=f"open the database with wal_enabled=true, then {RESYNC}",
@@ -260,16 +288,16 @@ class SlateDbFollower(Follower):
                 " prevents it",
             ) from error
         if self.source.keep_wal is not None and self._log is not None:
-            # The kept files end before the gap, so they are of no further use.
+            # The kept files end before the gap; the next ones are copied from where the new snapshot will be.
             self._log.stop()
             self._log = None
-            shutil.rmtree(self.source.keep_wal)
+            self._is_past_gap = True
         return now.with_tables({name: entry.recopy() for name, entry in needy.items()})
 
     # -- the copy -----------------------------------------------------------------------------------------
 
     def _copy(self, end: SlateDbOffset, directives: TableDirectives) -> SlateDbOffset:
-        new = end.due(directives)
+        new = self._begin_due(end, end.due(directives), directives)
         if not new and not end.within("copy"):
             self._close_snapshot()
             if not end.within("catchup"):
@@ -291,6 +319,35 @@ class SlateDbFollower(Follower):
                 request=entry.request,
             )
         return replace(end.copy_on(begun, _RANGES_PER_BATCH, 1), copies=end.copies + len(begun))
+
+    def _buffer(self, now: SlateDbOffset) -> None:
+        """Go on keeping the log of tables that an earlier process was copying."""
+        behind = [entry.place(now.log).wal for entry in now.within("copy", "catchup").values()]
+        if behind and self.source.keep_wal is None:
+            self._open_log().hold(min(behind))
+
+    def _begin_due(
+        self, end: SlateDbOffset, new: Mapping[str, SlateDbTableOffset], directives: TableDirectives
+    ) -> dict[str, SlateDbTableOffset]:
+        """Those of the tables whose copy may begin now: one that lost its log waits before it tries again."""
+        for name, entry in end.tables.items():
+            attempt = self._attempts.setdefault(name, CopyAttempt())
+            requested = entry.request < directives.resync.get(name, 0)
+            if entry.phase == "ready" or requested:
+                self._attempts[name] = CopyAttempt()
+            elif entry.phase == "init" and attempt.is_running:
+                attempt.fail()
+                log.warning(
+                    "the copy of %s took longer than SlateDB keeps WAL files and starts again in %.0f s (attempt %d);"
+                    " raise min_age of the writer's WAL garbage collection, copy_buffer, or set keep_wal",
+                    self._name_of(name),
+                    attempt.seconds_left,
+                    attempt.failures + 1,
+                )
+        begun = {name: entry for name, entry in new.items() if self._attempts[name].seconds_left <= 0}
+        for name in begun:
+            self._attempts[name].is_running = True
+        return begun
 
     def _open_snapshot(self) -> SlateDbSnapshot:
         if self._snapshot is None:
@@ -327,8 +384,10 @@ class SlateDbFollower(Follower):
         if not self._watch.is_due:
             return
         folder = self.source.keep_wal
-        oldest = oldest_at(self._open_log(), now.low_water.wal, self._tail) if now.tables and not folder else None
-        self._watch.write(now, self._tail, oldest, archived_bytes(folder) if folder else None)
+        kept = self._open_log().kept(now.low_water.wal)
+        oldest = oldest_at(self._open_log(), kept, self._tail) if now.tables and not folder else None
+        retries = {self._name_of(name): one for name, one in self._attempts.items() if one.failures}
+        self._watch.write(now, self._tail, oldest, archived_bytes(folder or self.source.wal_buffer) or None, retries)
 
     # -- splitting ----------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from tailrace.source.slatedb.object_store import CollectedError
 from tailrace.source.slatedb.offset import WalPoint
 from tailrace.source.slatedb.row import WalRows, build, by_table, look_up, merge_error
 from tailrace.source.slatedb.table_mapping import TableMapping
-from tailrace.source.slatedb.wal import MERGE, ROWS, TOMBSTONE, VALUE, read_files
+from tailrace.source.slatedb.wal import MERGE, ROWS, TOMBSTONE, VALUE
 from tailrace.source.slatedb.wal_archive import read_archived
+from tailrace.source.slatedb.wal_buffer import read_buffered
 from tailrace.source.split import Split
 
 if TYPE_CHECKING:
@@ -81,7 +82,7 @@ def read_wal(source: SlateDbSource, split: WalSplit) -> Iterator[Changes]:
         if source.keep_wal is not None:
             batches = [read_archived(source.keep_wal, number) for number in range(split.first, split.last + 1)]
         else:
-            batches = read_files(source.database, split.first, split.last)
+            batches = read_buffered(source.database, source.wal_buffer, split.first, split.last)
     except CollectedError as error:
         raise _collected(source, split, error) from error
     whole = pa.Table.from_batches(batches, ROWS).combine_chunks().to_batches()

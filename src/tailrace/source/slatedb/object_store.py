@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Awaitable, Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 from tailrace.errors import ConfigError, DamagedError, LostError, TailraceError, UnavailableError
@@ -36,6 +39,16 @@ def binding() -> Any:
     except ImportError as error:
         raise ConfigError(
             "the source type slatedb needs the package slatedb", fix="pip install 'tailrace[slatedb]'"
+        ) from error
+
+
+def _objects() -> Any:
+    """The module of the object store's own client. Raises ConfigError where it is not installed."""
+    try:
+        return import_module("obstore")
+    except ImportError as error:
+        raise ConfigError(
+            "the source type slatedb needs the package obstore", fix="pip install 'tailrace[slatedb]'"
         ) from error
 
 
@@ -84,6 +97,78 @@ class ObjectStore:
                 f"the {self.type} store cannot be opened: {text}",
                 fix="check `store` and its `options` in the pipeline file",
             ) from None
+
+    def has(self, path: str) -> bool:
+        """Whether there is an object with this path: one request. True also for a store that only SlateDB can ask."""
+        if self.type == "local":
+            return Path(self.place, path).exists()
+        client = self._client()
+        if client is None:
+            return True
+        obstore = _objects()
+        try:
+            obstore.head(client, path)
+        except FileNotFoundError:
+            return False
+        except obstore.exceptions.BaseError as error:
+            raise self._unanswered(error) from error
+        return True
+
+    def list(self, folder: str, after: str | None = None) -> Iterator[tuple[str, int, datetime]]:
+        """Path, size and time of the objects in a folder, those after a path. Raises ConfigError for a memory store."""
+        if self.type == "local":
+            for file in Path(self.place, folder).glob("*"):
+                path = f"{folder}{file.name}"
+                with suppress(FileNotFoundError):  # just deleted
+                    if after is None or path > after:
+                        status = file.stat()
+                        yield path, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC)
+            return
+        client = self._client()
+        if client is None:
+            raise ConfigError(
+                f"the files of a {self.type} store cannot be listed", fix="use a store outside the process"
+            )
+        obstore = _objects()
+        try:
+            for some in obstore.list(client, folder, offset=after):
+                yield from ((one["path"], one["size"], one["last_modified"]) for one in some)
+        except obstore.exceptions.BaseError as error:
+            raise self._unanswered(error) from error
+
+    def _unanswered(self, error: Exception) -> UnavailableError:
+        # Only the kind of the error: its text quotes the request.
+        return UnavailableError(
+            f"the {self.type} store {self.place} did not answer ({type(error).__name__})",
+            fix="check its endpoint and credentials, and the network",
+        )
+
+    def _client(self) -> Any:
+        """A client of the store's own interface; None for a store that exists only within SlateDB."""
+        if self.type == "memory":
+            return None
+        key = ("client", os.getpid(), self.type, self.place, *sorted(self.options.items()))
+        if key not in _opened:
+            self._require_encryption()
+            _objects()
+            stores = import_module("obstore.store")
+            make = {"s3": stores.S3Store, "gcs": stores.GCSStore, "azure": stores.AzureStore}[self.type]
+            plain = any(name.lower().endswith("allow_http") for name in (*self.options, *os.environ))
+            config = {name: value for name, value in self.options.items() if not name.endswith("allow_http")}
+            try:
+                _opened[key] = make(
+                    self.place,
+                    config=config,
+                    client_options={"allow_http": plain, "timeout": timedelta(seconds=ANSWER_SECONDS)},
+                    retry_config={"max_retries": 3, "retry_timeout": timedelta(seconds=ANSWER_SECONDS)},
+                )
+            except _objects().exceptions.BaseError as error:
+                # Leave out the cause: its text quotes values.
+                raise ConfigError(
+                    f"the {self.type} store cannot be opened: {type(error).__name__}",
+                    fix="check `store` and its `options` in the pipeline file",
+                ) from None
+        return _opened[key]
 
     def _require_encryption(self) -> None:
         """The client refuses every request to a plain endpoint, and SlateDB would retry forever."""

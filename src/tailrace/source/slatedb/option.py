@@ -6,7 +6,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from tailrace.option.value import Duration, FilePath, Options, Secret
+from tailrace.option.value import Duration, FilePath, Options, Secret, Size
 from tailrace.source.option import SourceOptions
 
 _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
@@ -63,6 +63,11 @@ class SlateDbOptions(SourceOptions):
     )
     keep_wal: FilePath | None = Field(
         default=None, description="a folder to copy WAL files to as they appear; on a cluster one every executor sees"
+    )
+    copy_buffer: Size = Field(
+        default=4 << 30,
+        ge=0,
+        description="how much disk the WAL files may take that appear while a table is copied; 0: they are not kept",
     )
     on_collected: Literal["stop", "resnapshot"] = Field(
         default="stop", description="when a WAL file that is still needed was deleted: stop, or copy again by itself"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from tailrace.source.slatedb.wal import Head, find_tail, read_head
 from tailrace.system.status_file import read_file, write_file
 
 if TYPE_CHECKING:
+    from tailrace.source.slatedb.follower import CopyAttempt
     from tailrace.source.slatedb.source import SlateDbSource
 
 
@@ -49,7 +51,7 @@ def _retention(source: SlateDbSource) -> Finding:
     return Finding(
         "ok",
         "WAL retention",
-        f"a copy or an outage must not last longer than {source.options.min_age:.0f} s (min_age of the writer's garbage"
+        f"an outage must not last longer than {source.options.min_age:.0f} s (min_age of the writer's garbage"
         " collection); keep_wal removes that limit while the pipeline runs",
     )
 
@@ -84,8 +86,18 @@ class Watch:
     def is_due(self) -> bool:
         return time.monotonic() - self._written >= _EVERY_SECONDS
 
-    def write(self, now: SlateDbOffset, tail: int, oldest_ms: int | None, kept_bytes: int | None) -> None:
-        """`oldest_ms` is when the oldest file that is still needed was written; None when nothing is unread."""
+    def write(
+        self,
+        now: SlateDbOffset,
+        tail: int,
+        oldest_ms: int | None,
+        kept_bytes: int | None,
+        retries: Mapping[str, CopyAttempt],
+    ) -> None:
+        """`oldest_ms` is when the oldest file that is still needed and not kept was written; None when there is none.
+
+        `retries` are the tables whose copy lost its log.
+        """
         self._written = time.monotonic()
         age = 0.0 if oldest_ms is None else max(0.0, time.time() - oldest_ms / 1000)
         status: dict[str, Any] = {
@@ -95,11 +107,17 @@ class Watch:
             "wal": now.low_water.wal,
             "tail": tail,
             "age": age,
-            **self._warning(now, age),
+            **self._warning(now, age, retries),
         }
         write_file(self._file, status)
 
-    def _warning(self, now: SlateDbOffset, age: float) -> dict[str, str]:
+    def _warning(self, now: SlateDbOffset, age: float, retries: Mapping[str, CopyAttempt]) -> dict[str, str]:
+        for name, attempt in retries.items():
+            return {
+                "error": f"SlateDB deleted WAL files that the copy of {name} needed, {attempt.failures} times"
+                + (f"; it starts again in {attempt.seconds_left:.0f} s" if attempt.seconds_left else "; it runs again"),
+                "fix": "raise min_age of the writer's WAL garbage collection, raise copy_buffer, or set keep_wal",
+            }
         if self._min_age is None or age < self._min_age * _WARN_FRACTION:
             return {}
         return {

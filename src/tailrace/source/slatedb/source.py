@@ -97,6 +97,11 @@ class SlateDbSource(Source):
         return {"state": Path(self.expiry_folder)} | kept
 
     @property
+    def wal_buffer(self) -> str:
+        """WAL files that appeared while a table was copied."""
+        return str(self.folder / "wal")
+
+    @property
     def checkpoint_name(self) -> str:
         part = self.options.partition
         share = f"-{part.index}-of-{part.of}" if part is not None else ""
@@ -149,6 +154,8 @@ class SlateDbSource(Source):
         at = SlateDbOffset.from_json(upto)
         if self.keep_wal is not None:
             remove_archived(self.keep_wal, at.low_water.wal)
+        else:
+            remove_archived(self.wal_buffer, at.low_water.wal, keep_last=False)
         for name, entry in at.tables.items():
             if entry.phase in ("ready", "catchup"):
                 ExpiryIndex(self.expiry_folder, name).tidy(entry.clock)

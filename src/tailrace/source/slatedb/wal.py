@@ -43,6 +43,10 @@ class WalLog(Protocol):
         """End `hold`: files may be deleted again once they are read."""
         ...
 
+    def kept(self, after: int) -> int:
+        """The last file, from `after` on, that SlateDB cannot delete before it is read."""
+        ...
+
     def stop(self) -> None: ...
 
 
@@ -55,6 +59,9 @@ class RemoteLog:
 
     def tail(self, after: int) -> int:
         return find_tail(self._database, after)
+
+    def kept(self, after: int) -> int:
+        return after
 
     def _summary(self, number: int) -> FileSummary:
         [rows] = read_files(self._database, number, number)

@@ -14,8 +14,9 @@ import pyarrow as pa
 
 from tailrace.errors import RESYNC, LostError, TailraceError, UnavailableError
 from tailrace.source.slatedb.expiry_index import write_durably
-from tailrace.source.slatedb.object_store import SlateDbDatabase
-from tailrace.source.slatedb.wal import ROWS, FileSummary, find_tail, read_files
+from tailrace.source.slatedb.object_store import CollectedError, SlateDbDatabase
+from tailrace.source.slatedb.wal import ROWS, FileSummary, read_files
+from tailrace.source.slatedb.wal_tail import WalTail
 from tailrace.system.atomic_file import make_folder, replace_durably
 
 _PAUSE_SECONDS = 1.0
@@ -46,11 +47,12 @@ def archived_numbers(folder: str | Path) -> list[int]:
     return sorted(int(path.stem) for path in Path(folder).glob("[0-9]*.arrow"))
 
 
-def remove_archived(folder: str | Path, upto: int) -> None:
-    """Remove the copies up to a number, except the very last one: it shows where to continue."""
+def remove_archived(folder: str | Path, upto: int, *, keep_last: bool = True) -> None:
+    """Remove the copies up to a number; `keep_last` keeps the very last one, which shows where to continue."""
     with suppress(FileNotFoundError):
         upto = min(upto, int((Path(folder) / _FLOOR).read_text()))
-    for number in archived_numbers(folder)[:-1]:
+    numbers = archived_numbers(folder)
+    for number in numbers[:-1] if keep_last else numbers:
         if number <= upto:
             archived_file(folder, number).unlink(missing_ok=True)
 
@@ -65,14 +67,21 @@ def archived_bytes(folder: str | Path) -> int:
 
 
 class WalArchive:
-    """Copies the files after `after`, or after the last existing copy, in a thread of its own."""
+    """Copies the files after `after`, or after the last existing copy if that is newer, in a thread of its own.
 
-    def __init__(self, database: SlateDbDatabase, folder: str, after: int, poll_seconds: float) -> None:
+    There may be older copies before a gap: they are read as long as something needs them.
+    """
+
+    def __init__(
+        self, database: SlateDbDatabase, folder: str, after: int, poll_seconds: float, *, is_past_gap: bool = False
+    ) -> None:
         self._database = database
         self._folder = Path(folder)
         self._poll_seconds = max(poll_seconds, _LEAST_POLL_SECONDS)
         make_folder(self._folder)
-        self.head = max(archived_numbers(folder), default=after)
+        # Without a gap the last copy is where it continues, even if SlateDB has flushed more meanwhile.
+        self.head = max([*archived_numbers(folder), *([after] if is_past_gap else [])], default=after)
+        self._end = WalTail(database)
         self._error: TailraceError | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._archive, name="tailrace-keep-wal", daemon=True)
@@ -85,12 +94,20 @@ class WalArchive:
         return self.head
 
     def summary(self, number: int) -> FileSummary:
-        return FileSummary.of(read_archived(self._folder, number))
+        try:
+            return FileSummary.of(read_archived(self._folder, number))
+        except LostError as error:
+            raise CollectedError(error.message, fix=error.fix) from error
+
+    def kept(self, after: int) -> int:
+        return max(after, self.head)
 
     def hold(self, after: int) -> None:
         """Keep the files after `after`, including those before the first copy, until `release`."""
         replace_durably(self._folder / _FLOOR, b"%d" % after)
-        first = min(archived_numbers(self._folder), default=self.head + 1)
+        first = self.head + 1
+        while archived_file(self._folder, first - 1).exists():
+            first -= 1
         # Backwards, so that an interruption leaves no gap between the copies.
         for number in range(first - 1, after, -1):
             [rows] = read_files(self._database, number, number)
@@ -106,7 +123,7 @@ class WalArchive:
     def _archive(self) -> None:
         while not self._stopping.is_set():
             try:
-                tail = find_tail(self._database, self.head)
+                tail = self._end.find(self.head)
                 self._error = None
                 if tail <= self.head:
                     self._stopping.wait(self._poll_seconds)

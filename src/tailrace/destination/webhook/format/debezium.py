@@ -15,8 +15,8 @@ from tailrace.model.change import Changes, Op, position_texts
 
 _WRITER = EventWriter()
 _UNAVAILABLE = '"__debezium_unavailable_value"'
-_LETTERS = ["", "c", "u", "d", "r", "t"]
-"""By the number of the operation."""
+_LETTERS = ["", "c", "u", "d", "r", "t", "o"]
+"""By the number of the operation. Debezium has no merge operands; the letter is ours."""
 
 
 class DebeziumFormat:

@@ -14,7 +14,6 @@ import pyarrow.compute as pc
 
 from tailrace.destination.webhook.format.event import QUEUE_SCHEMA
 from tailrace.destination.webhook.format.json_value import EventWriter
-from tailrace.errors import TableError
 from tailrace.model.change import Changes, Op, position_texts
 from tailrace.model.digest import row_digests
 
@@ -91,18 +90,11 @@ def build_images(
     """The events of the changes. With `joins`, the two halves of a changed key are one update.
 
     An image has the columns `names`, in that order; all by default. Those that the upstream did not send are left out,
-    or have the JSON `placeholder` as value. Boundaries of transactions and schema versions are not events. Raises
-    TableError for merge operands, because only the upstream knows the row that results from them.
+    or have the JSON `placeholder` as value. Boundaries of transactions and schema versions are not events. A merge
+    operand, which only comes where a changelog was asked for, is sent as it is: its row holds the operand.
     """
     op = changes.numpy("op")
-    if (op == Op.MERGE).any():
-        raise TableError(
-            "a merge operand cannot be sent as an event",
-            table=str(changes.table.table),
-            position=str(changes.first),
-            fix="let the source fold operands into rows before they are sent",
-        )
-    place = np.flatnonzero(op <= Op.TRUNCATE)
+    place = np.flatnonzero((op <= Op.TRUNCATE) | (op == Op.MERGE))
     old_place = np.arange(len(changes))
     kind = op
     if joins and len(second := second_halves(changes)):
