@@ -50,7 +50,7 @@ def test_a_command_that_the_server_does_not_know_is_no_server_that_is_down(sqlst
 
 def test_a_replication_command_that_the_server_does_not_know_is_not_tried_again(database: PostgresDatabase) -> None:
     with Replication(database.dsn) as replication:
-        with pytest.raises(PreflightError, match="does not understand .* syntax error"):
+        with pytest.raises(PreflightError, match=r"does not understand .* syntax error"):
             replication.execute('CREATE_REPLICATION_SLOT "s" TEMPORARY LOGICAL pgoutput SNAPSHOT_EXPORT')
         with pytest.raises(PreflightError, match="does not understand"):
             replication.execute('CREATE_REPLICATION_SLOT "s" TEMPORARY LOGICAL pgoutput (SNAPSHOT export me)')
