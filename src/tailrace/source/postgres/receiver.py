@@ -82,6 +82,7 @@ class PostgresReceiverOptions:
     max_bytes: int
     acknowledge: str
     heartbeat_seconds: float | None
+    messages: bool = False
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
@@ -98,7 +99,7 @@ class PostgresReceiver:
         )
         # The log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
         self.mode = "starting"
         self._session: psycopg.Connection[tuple[Any, ...]] | None = None
         self._slot: SlotStatus | None = None
@@ -107,6 +108,9 @@ class PostgresReceiver:
         self._failures = 0
         self._is_checked = False
         self._walsender: int | None = None
+
+    def _build_frames(self) -> FrameBuilder:
+        return FrameBuilder(self.durable, takes_messages=self.options.messages)
 
     def run(self) -> None:
         """Run until stopped. UnavailableError is retried, every other error is raised."""
@@ -160,7 +164,7 @@ class PostgresReceiver:
         self._close_session()
         self._is_checked = False
         # The server sends what the journal did not store again, with its relations.
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
         self.mode = "waiting"
         self.publish(error)
         self._failures += 1
@@ -197,7 +201,7 @@ class PostgresReceiver:
         whole = hole.after.ordinal == LAST_ORDINAL or hole.after == START
         self.writer.cut_back(hole.after if whole else before(hole.after.commit))
         self.durable = self.writer.mark.commit + 1
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)
