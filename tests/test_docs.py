@@ -165,3 +165,29 @@ def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None
 def anchors(page: Path) -> set[str]:
     headings = re.findall(r"^#+ (.+)$", page.read_text("utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def behaviours() -> Iterator[tuple[str, str, str]]:
+    """The rows of the page of behaviours: what, the module, the test."""
+    for line in (DOCS / "seeds.md").read_text("utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith("|") and len(cells) == 3 and cells[0] not in ("behaviour", "---"):
+            yield cells[0], cells[1].strip("`"), cells[2].strip("`")
+
+
+def test_every_behaviour_is_where_the_page_says_and_held_by_the_test_it_names() -> None:
+    missing = []
+    for what, module, test in behaviours():
+        file, _, name = test.partition("::")
+        held = [path for path in (ROOT / "tests" / file, ROOT / "src/tailrace" / file) if path.is_file()]
+        if not (ROOT / "src/tailrace" / module).is_file():
+            missing.append(f"{what}: no {module}")
+        if not held or not re.search(rf"^ *def {name}\(", held[0].read_text("utf-8"), re.MULTILINE):
+            missing.append(f"{what}: no {test}")
+    assert missing == []
+
+
+def test_the_page_of_behaviours_covers_all_five_subjects() -> None:
+    page = (DOCS / "seeds.md").read_text("utf-8")
+    sections = re.split(r"^## ", page, flags=re.MULTILINE)[1:]
+    assert [section.count("\n| ") - 1 >= 9 for section in sections] == [True] * 5

@@ -45,6 +45,9 @@ def test_every_version_found_decodes_logically(
     assert database.rows("SELECT current_setting('server_version_num')::int / 10000") == [(version,)]
     changes = "pg_logical_slot_peek_binary_changes('s', NULL, NULL, 'proto_version', '1', 'publication_names', 'p')"
     kinds = [row[0][:1] for row in database.rows(f"SELECT data FROM {changes}")]
+    if version < 15:  # sends transactions without a published change as well
+        assert kinds[:2] == [b"B", b"C"]
+        del kinds[:2]
     assert kinds == [b"B", b"R", b"I", b"C"]
 
 

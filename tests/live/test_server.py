@@ -28,13 +28,22 @@ def copy_and_follow(scenario: Scenario, database: PostgresDatabase) -> None:
 
     ZooTraffic(database.dsn, seed=2).run(300)
     database.run("TRUNCATE zoo.full_log, zoo.parted")
+    database.run("ALTER TABLE zoo.full_log ADD COLUMN since text DEFAULT 'before'")
     ZooTraffic(database.dsn, seed=3).run(20)
     Pipeline.from_file(scenario.file).run(once=True)
     assert scenario.differences() == []
     assert scenario.doubled() == []
 
 
-@pytest.mark.parametrize("version", sorted(find_servers()))
+def promised_versions() -> list[object]:
+    """The versions that the documentation promises, those that are not on this machine skipped."""
+    found = find_servers()
+    reason = "no such PostgreSQL here: install it, or name a folder of installations in TAILRACE_POSTGRES_INSTALLS"
+    absent = pytest.mark.skip(reason)
+    return [version if version in found else pytest.param(version, marks=absent) for version in range(14, 19)]
+
+
+@pytest.mark.parametrize("version", promised_versions())
 def test_every_version_is_copied_and_followed(
     version: int,
     postgres_server: Callable[[int], EmbeddedPostgres],

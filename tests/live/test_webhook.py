@@ -273,3 +273,41 @@ def test_of_two_nodes_one_posts_and_when_it_is_killed_the_other_goes_on_without_
         assert follower.wait() == 0
         assert endpoint.duplicates()
         print(f"{len(made)} changes, {endpoint.duplicates()} repeats, {len(posted)} requests")
+
+
+def test_the_event_stream_has_transactions_columns_and_messages_in_the_order_of_the_log(
+    tmp_path: Path, database: PostgresDatabase
+) -> None:
+    with database.connect() as connection, WebhookEndpoint() as endpoint:
+        connection.execute("CREATE TABLE orders (id int PRIMARY KEY)")
+        connection.execute("CREATE TABLE items (id int PRIMARY KEY)")
+        file = write_file(tmp_path, database, endpoint, events=True)
+        content = yaml.safe_load(file.read_text())
+        content["source"]["messages"] = True
+        file.write_text(yaml.safe_dump(content))
+        apply(file)
+        with connection.transaction():
+            connection.execute("INSERT INTO orders VALUES (1)")
+            connection.execute("SELECT pg_logical_emit_message(true, 'audit', 'paid')")
+            connection.execute("INSERT INTO items VALUES (7)")
+        connection.execute("SELECT pg_logical_emit_message(false, 'audit', 'alone')")
+        connection.execute("ALTER TABLE orders ADD COLUMN note text")
+        connection.execute("INSERT INTO orders VALUES (2, 'n')")
+        with RunningPipeline(file, once=True, failpoints="queue.appended:kill!once") as run:
+            assert run.wait() == -signal.SIGKILL
+        apply(file)
+        found = events(endpoint)
+    assert [" ".join([event["type"][9:], event.get("subject", "")]).strip() for event in found] == [
+        *("begin", "relation public.orders", "insert public.orders"),
+        *("relation pg_logical.message", "insert pg_logical.message"),
+        *("relation public.items", "insert public.items", "commit"),
+        *("begin", "insert pg_logical.message", "commit"),
+        *("begin", "relation public.orders", "insert public.orders", "commit"),
+    ]
+    assert found[0]["data"]["txn"] == found[7]["data"]["txn"] == found[2]["data"]["txn"]
+    assert [
+        event["data"]["after"]["content"]
+        for event in found
+        if event.get("subject") == "pg_logical.message" and event["type"] == "tailrace.insert"
+    ] == ["cGFpZA==", "YWxvbmU="]
+    assert [column["name"] for column in found[12]["data"]["columns"]] == ["id", "note"]

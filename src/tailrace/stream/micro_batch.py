@@ -141,7 +141,7 @@ class Applier:
             for table, receipts in groupby((row for row in rows if row.kind != LOG), lambda row: row.table)
         }
         splits = [row.log() for row in rows if row.kind == LOG]
-        if isinstance(self.destination, EventDestination):
+        if isinstance(self.destination, EventDestination) and self.destination.takes_events:
             yield from self._write_events(self.destination, copies, splits, batch)
             return
         for table, work in copies.items():
@@ -170,7 +170,8 @@ class Applier:
         for chunk in log:
             works[str(chunk.table.table)].note(chunk)
         reach("stream.before_write")
-        written = destination.write_events(event_stream(chain.from_iterable(copied), log), batch)
+        completed = [work.require_table() for name, work in copies.items() if work.completes and name not in errors]
+        written = destination.write_events(event_stream(chain.from_iterable(copied), log, completed), batch)
         reach("stream.written")
         for name, work in works.items():
             self.stage.discard(work.staged)

@@ -402,7 +402,7 @@ class Pipeline:
 
     def _known_whole(self, known: KnownTables) -> LastBatch | None:
         """The last batch that the destination holds as a whole. An event destination writes all tables together."""
-        if isinstance(self.destination, EventDestination):
+        if isinstance(self.destination, EventDestination) and self.destination.takes_events and WHOLE not in known.held:
             return max(known.held.values(), key=lambda last: last.id, default=None)
         return known.held.get(WHOLE)
 

@@ -120,9 +120,16 @@ def test_a_publication_is_listed_as_the_server_lists_it(
 def as_the_server_says(
     connection: psycopg.Connection[tuple[object, ...]], publication: str
 ) -> Iterator[tuple[str, tuple[str, ...], str | None]]:
+    # Before version 15, a publication always shows all rows and columns.
+    shown = "attnames::text[], rowfilter"
+    if connection.info.server_version < 150000:
+        shown = (
+            "ARRAY(SELECT a.attname::text FROM pg_attribute a"
+            " WHERE a.attrelid = format('%%I.%%I', schemaname, tablename)::regclass"
+            " AND a.attnum > 0 AND NOT a.attisdropped ORDER BY a.attnum), NULL"
+        )
     rows = connection.execute(
-        "SELECT schemaname || '.' || tablename, attnames::text[], rowfilter FROM pg_publication_tables"
-        " WHERE pubname = %s",
+        f"SELECT schemaname || '.' || tablename, {shown} FROM pg_publication_tables WHERE pubname = %s".encode(),
         [publication],
     )
     for table, columns, row_filter in rows.fetchall():

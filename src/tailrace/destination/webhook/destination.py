@@ -21,16 +21,27 @@ from typing import ClassVar, Literal
 
 import pyarrow as pa
 
-from tailrace.destination import Batch, Committer, CopyMode, Destination, Stage, Staged, TableBatch, Written
+from tailrace.destination import (
+    Batch,
+    Committer,
+    CopyMode,
+    Event,
+    EventDestination,
+    Stage,
+    Staged,
+    TableBatch,
+    Written,
+)
 from tailrace.destination.chunking import belong_together
 from tailrace.destination.webhook.address import WebhookTarget
 from tailrace.destination.webhook.batch_file import EventStage, Piece, as_copied, markers
-from tailrace.destination.webhook.format.event import EVERY, Format, format_of
+from tailrace.destination.webhook.format.event import EVERY, Format, format_of, stream_format_of
 from tailrace.destination.webhook.option import WebhookOptions
 from tailrace.destination.webhook.queue import QueueReader, QueueWriter
 from tailrace.destination.webhook.queue_view import WebhookQueue
 from tailrace.destination.webhook.sender.lock import is_claimed
 from tailrace.destination.webhook.sender.status import STATUS
+from tailrace.destination.webhook.transaction import encode_events
 from tailrace.destination.webhook.transport import open_transport
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.model.change import Changes, Position
@@ -47,7 +58,7 @@ DRAIN_SECONDS = 60.0
 """How long a run with `--once` waits for an endpoint that accepts nothing at all."""
 
 
-class WebhookDestination(WebhookOptions, Destination):
+class WebhookDestination(WebhookOptions, EventDestination):
     """An endpoint. Its repr shows no secret."""
 
     type: Literal["webhook"] = "webhook"
@@ -55,6 +66,14 @@ class WebhookDestination(WebhookOptions, Destination):
 
     def shared_folders(self) -> dict[str, Path]:
         return {"destination.queue.path": self.queue.path}
+
+    @property
+    def takes_events(self) -> bool:  # type: ignore[override]
+        return self.events
+
+    @property
+    def lanes(self) -> int | None:  # type: ignore[override]
+        return 1 if self.events else None
 
     @property
     def name(self) -> str:
@@ -87,6 +106,8 @@ class WebhookDestination(WebhookOptions, Destination):
             # Read them even so: some sources record the rows they return, to find deleted ones later.
             deque(rows, maxlen=0)
             rows = ()
+        if self.events:
+            return stage.write(table, rows)
         piece = self._event_stage.write(as_copied(self._encode(chunk, stage)) for chunk in rows if len(chunk))
         return Staged(json.dumps(piece.to_json()), piece.events, piece.bytes)
 
@@ -103,6 +124,17 @@ class WebhookDestination(WebhookOptions, Destination):
                 batch.batch, str(batch.table.table), copied=copied, log=[log], completes=batch.completes_copy
             )
         return Written(changes=log.events, upserts=log.events)
+
+    def write_events(self, events: Iterator[Event], batch: Batch) -> Written:
+        """With `events`: stage the changes of all tables, with the boundaries of transactions and the columns."""
+        form = stream_format_of(self.format)
+        tables = encode_events(events, form, batch.pipeline.rpartition("/")[0] or batch.pipeline)
+        written = Written()
+        for name, found in tables.items():
+            copied, log = self._event_stage.write(found.copied), self._event_stage.write(found.log)
+            self._event_stage.enter(batch, name, copied=[copied], log=[log], completes=found.completes_copy)
+            written += Written(changes=log.events, upserts=log.events)
+        return written
 
     @contextmanager
     def committer(self, pipeline: str) -> Iterator[WebhookCommitter]:

@@ -172,6 +172,10 @@ class WebhookOptions(TypedOptions):
     copied_rows: bool = Field(
         default=True, description="send the rows of a copy as events; false: only what changes from then on"
     )
+    events: bool = Field(
+        default=False,
+        description="also send where transactions begin and commit, and the columns of tables; not with rqlite",
+    )
     batch: EventBatchOptions = Field(default_factory=EventBatchOptions)
     retry: RetryOptions = Field(default_factory=RetryOptions)
     timeout: Duration = Field(default=5.0, gt=0, description="how long one request may take, answer included")
@@ -189,6 +193,12 @@ class WebhookOptions(TypedOptions):
     service_id: str = Field(default="", description="the name of the sending service, in bodies of the format rqlite")
     node_id: str = Field(default_factory=socket.gethostname, min_length=1, description="default: the host's name")
     queue: QueueOptions = Field(default_factory=dict, validate_default=True)
+
+    @model_validator(mode="after")
+    def _check_events(self) -> Self:
+        if self.events and self.format == "rqlite":
+            raise ValueError("the format rqlite has no events but changes: use cloudevents or debezium with `events`")
+        return self
 
     def to_text(self, pipeline: str) -> str:
         """One line, for the sender's standard input and nothing else: it holds every secret."""

@@ -89,6 +89,11 @@ def translate(error: Exception, doing: str) -> TailraceError:
         )
     if state == "42501" or "permission denied" in signs or "must be superuser" in signs:
         return DeniedError(f"the role lacks a right, while {doing}: {text}", fix="tailrace check FILE names the GRANTs")
+    if state in _UNKNOWN_SYNTAX:
+        return PreflightError(
+            f"the server does not understand what was sent to it, while {doing}: {text}",
+            fix="use PostgreSQL 14 or later, and connect to the server itself: a pooler does not speak replication",
+        )
     if lacks("publication", text):
         # The log is decoded with the catalog of its time, so the publication may exist by now.
         return UnavailableError(f"there was no publication, while {doing}: {text}", fix="tailrace check FILE")
@@ -128,6 +133,8 @@ _UNFIT = (
     "invalid connection option",  # psycopg accepts more of them than ADBC, whose libpq is older
 )
 
+_UNKNOWN_SYNTAX = ("42601", "0A000")
+"""A syntax error, and a feature that is not supported: no wait helps."""
 _PASSING = ("08", "53", "57", "58")
 """SQLSTATE classes of temporary errors: broken connection, no disk or memory, shutdown or cancel, system error."""
 
@@ -228,6 +235,7 @@ class Replication:
         with translated("opening a replication connection"):
             self._connection: PgConnection = BoundedConnection.connect(address, autocommit=True)
         self.pgconn = self._connection.pgconn
+        self.server_version = self.pgconn.server_version
         # Whoever streams flushes what it sends.
         self.pgconn.nonblocking = 0
 
@@ -249,14 +257,20 @@ class Replication:
         if result.status != expected and not (not copies and result.status == pq.ExecStatus.COMMAND_OK):
             sqlstate = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
             message = result.get_error_message()
-            error = (
-                psycopg.errors.lookup(sqlstate)(message) if sqlstate in _STATES else psycopg.OperationalError(message)
-            )
-            raise translate(error, f"sending {command.split('(')[0].strip()}")
+            raise translate(_error_of(sqlstate, message), f"sending {command.split('(')[0].strip()}")
         if copies or not result.ntuples:
             return []
         values = (result.get_value(0, i) for i in range(result.nfields))
         return [None if value is None else value.decode() for value in values]
 
 
-_STATES = {"55006", "42704", "42501", "28P01", "28000", "42710", "55000", "58P01", "53100", "53200", "53300", "53400"}
+def _error_of(sqlstate: str, message: str) -> psycopg.Error:
+    """The driver's error for a refused replication command.
+
+    An internal error (XX) may be one of decoding a catalog that is just being changed: it is worth another try.
+    """
+    try:
+        kind = psycopg.errors.lookup(sqlstate)
+    except KeyError:
+        kind = psycopg.OperationalError
+    return psycopg.OperationalError(message) if sqlstate.startswith("XX") else kind(message)

@@ -33,6 +33,7 @@ from tailrace.source.postgres.copy_query import Converter, output_text, select_l
 from tailrace.source.postgres.offset import Chunk, parse_lsn
 from tailrace.source.postgres.pgoutput.instant import DAY_US, format_microsecond
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.source.postgres.slot import snapshot_slot_command
 from tailrace.source.split import Split
 
 READ_BYTES = 16 * 1024 * 1024
@@ -47,9 +48,7 @@ class PostgresSnapshot:
     def __init__(self, dsn: str) -> None:
         with Replication(dsn) as replication:
             slot = f"tailrace_round_{replication.pgconn.backend_pid}"
-            _, x, snapshot, _ = replication.execute(
-                f"CREATE_REPLICATION_SLOT \"{slot}\" TEMPORARY LOGICAL pgoutput (SNAPSHOT 'export')"
-            )
+            _, x, snapshot, _ = replication.execute(snapshot_slot_command(slot, replication.server_version))
             assert x is not None
             assert snapshot is not None
             self.x = parse_lsn(x)

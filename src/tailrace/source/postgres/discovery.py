@@ -72,7 +72,7 @@ class PostgresDiscovery(Discovery):
             roll = self._select_tables(connection)
             if at_once or roll != self._roll:
                 began = before(server_position(connection))
-                tables = {one.oid: one for one in preflight.select_published(connection, self._source)}
+                tables = {one.oid: one for one in preflight.select_followed(connection, self._source)}
                 has_trigger = event_trigger.installed_version(connection) == event_trigger.VERSION
                 self.look = CatalogLook(tables, began, before(server_position(connection)), has_trigger)
                 self._roll = roll

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from tailrace import journal
 from tailrace.model.change import Position
+from tailrace.source.postgres.message_table import replace_messages
 from tailrace.source.postgres.offset import before
 from tailrace.source.postgres.pgoutput.message import (
     EPOCH_US,
-    LogicalMessage,
     MalformedError,
     MessageKind,
     Relation,
@@ -180,9 +180,10 @@ def messages_of(payload: pa.Buffer | memoryview | bytes) -> pa.Array[Any]:
 class FrameBuilder:
     """Cuts a stream of messages into frames. After a stream broke, create a new one from what is durable."""
 
-    def __init__(self, skip_below: int) -> None:
+    def __init__(self, skip_below: int, *, takes_messages: bool = False) -> None:
         self.durable_end = skip_below
         """The end LSN of the last complete transaction in a frame; earlier ones that arrive again are skipped."""
+        self._takes_messages = takes_messages
         self._relations: dict[int, bytes] = {}
         self._transaction: OpenTransaction | None = None
         self._carry: pa.Array[Any] | None = None
@@ -197,7 +198,11 @@ class FrameBuilder:
         if self._carry is not None:
             messages = pa.concat_arrays([self._carry, messages])
             self._carry = None
-        messages, batch = _ours(messages)
+        batch = MessageBatch.of(messages)
+        # Those of other programs may be of any size, and are of use only where they are wanted.
+        ours = replace_messages(messages, batch, keeps=self._takes_messages, ddl_prefix=DDL_PREFIX)
+        if ours is not messages:
+            messages, batch = ours, MessageBatch.of(ours)
         commits = batch.places(MessageKind.COMMIT)
         cut = int(commits[-1]) + 1 if len(commits) else 0
         frames = self._frame(messages.slice(0, cut), batch.head(cut)) if cut else []
@@ -240,23 +245,6 @@ class FrameBuilder:
         rows = _changes_per_relation(found)
         meta = FrameMeta(rows, {oid: known[oid] for oid in rows if oid in known}, found.start, shapes)
         return [journal.Frame(first, last, found.end is None, found.changes, meta.to_bytes(), _payload(messages))]
-
-
-def _ours(messages: pa.Array[Any]) -> tuple[pa.Array[Any], MessageBatch]:
-    """Drop the logical messages of other programs: nothing reads them, and they may be of any size."""
-    batch = MessageBatch.of(messages)
-    foreign = [index for index in batch.places(MessageKind.MESSAGE).tolist() if not _is_ddl(batch.message(index))]
-    if not foreign:
-        return messages, batch
-    kept = np.ones(len(messages), bool)
-    kept[foreign] = False
-    messages = messages.filter(pa.array(kept))
-    return messages, MessageBatch.of(messages)
-
-
-def _is_ddl(raw: bytes) -> bool:
-    message = parse(raw)
-    return isinstance(message, LogicalMessage) and message.transactional and message.prefix == DDL_PREFIX
 
 
 def _position(transaction: OpenTransaction | None) -> Position:

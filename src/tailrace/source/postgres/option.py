@@ -61,6 +61,9 @@ class PostgresOptions(SourceOptions):
     heartbeat: DurationOrOff = Field(
         default=10.0, description="how often an idle database gets a heartbeat, so that its slot advances; or off"
     )
+    messages: bool = Field(
+        default=False, description="also follow pg_logical_emit_message, as rows of the table pg_logical.message"
+    )
     acknowledge: Literal["journal", "applied"] = Field(
         default="journal", description="confirm changes to Postgres once in the journal, or once at the destination"
     )

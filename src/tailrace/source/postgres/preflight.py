@@ -15,7 +15,7 @@ from tailrace.errors import Finding, PreflightError
 from tailrace.journal import JournalReader, check_journal
 from tailrace.model.change import START
 from tailrace.model.schema import TableName
-from tailrace.source.postgres import event_trigger
+from tailrace.source.postgres import event_trigger, message_table
 from tailrace.source.postgres.catalog import CatalogRelation, Published, Shown, describe, list_published, list_tables
 from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.slot import (
@@ -60,6 +60,14 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
     chosen = source.context.tables.select([relation.table for relation in candidates])
     found = describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown or {})
     return found if shown is not None else publishable(connection, source, found)
+
+
+def select_followed(connection: PgConnection, source: PostgresSource) -> list[Published]:
+    """The tables of `select_published`, and the one of logical messages where it is wanted."""
+    wants_messages = source.options.messages and (
+        source.is_pipeline or bool(source.context.tables.select([message_table.TABLE]))
+    )
+    return [*select_published(connection, source), *([message_table.PUBLISHED] if wants_messages else [])]
 
 
 def _stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:

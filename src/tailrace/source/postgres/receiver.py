@@ -82,6 +82,7 @@ class PostgresReceiverOptions:
     max_bytes: int
     acknowledge: str
     heartbeat_seconds: float | None
+    messages: bool = False
     folder: str = ""
     """Where status and log are; the journal's own folder, if it has one."""
     storage_options: dict[str, str] | None = field(default=None, repr=False)
@@ -107,7 +108,7 @@ class PostgresReceiver:
         self._pace = self.writer.pace
         # The log before this LSN is durable in the journal.
         self.durable = self.writer.mark.commit + 1
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
         self.mode = "starting"
         self._session: psycopg.Connection[tuple[Any, ...]] | None = None
         self._slot: SlotStatus | None = None
@@ -120,6 +121,9 @@ class PostgresReceiver:
         self._gathered_bytes = 0
         self._stored_at = self._noted_at = self._kept_at = self._slowest_read_at = 0.0
         self._slowest = START
+
+    def _build_frames(self) -> FrameBuilder:
+        return FrameBuilder(self.durable, takes_messages=self.options.messages)
 
     def run(self) -> None:
         """Run until stopped. UnavailableError is retried, every other error is raised."""
@@ -175,7 +179,7 @@ class PostgresReceiver:
         self._close_session()
         self._is_checked = False
         # The server sends what the journal did not store again, with its relations.
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
         self._gathered, self._gathered_bytes = [], 0
         self.mode = "waiting"
         self.publish(error)
@@ -213,7 +217,7 @@ class PostgresReceiver:
         whole = hole.after.ordinal == LAST_ORDINAL or hole.after == START
         self.writer.cut_back(hole.after if whole else before(hole.after.commit))
         self.durable = self.writer.mark.commit + 1
-        self.framer = FrameBuilder(self.durable)
+        self.framer = self._build_frames()
 
     def _worth_backlog(self, status: SlotStatus) -> bool:
         ahead = max(status.confirmed, self.durable)

@@ -125,7 +125,8 @@ def _commits(frame: Frame) -> Iterator[tuple[int, bytes]]:
     content = bytes(frame.payload)
     for commit in {frame.first.commit, frame.last.commit}:
         begin = b"B" + commit.to_bytes(8)
-        if (at := content.find(begin)) >= 0:
+        # A begin without a transaction id is that of a message, which the server does not send as a transaction.
+        if (at := content.find(begin)) >= 0 and any(content[at + len(begin) + 8 :][:4]):
             yield commit, content[at + len(begin) :][:8]
 
 

@@ -22,6 +22,9 @@ PATIENCE_SECONDS = 3.0
 """How long a new slot may take before the log names what it waits for."""
 REMINDER_SECONDS = 60.0
 
+OPTION_LIST_VERSION = 150000
+"""The first server that reads the options of CREATE_REPLICATION_SLOT as a list in parentheses."""
+
 WAL_POSITION = "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END"
 
 
@@ -114,6 +117,12 @@ def create_slot(session: PgConnection, slot: str, should_stop: Callable[[], bool
 
     with Ticker(check, STOP_CHECK_SECONDS):
         session.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [slot])
+
+
+def snapshot_slot_command(slot: str, server_version: int) -> str:
+    """The replication command for a temporary slot that exports its snapshot; `server_version` is as in 160004."""
+    exporting = "(SNAPSHOT 'export')" if server_version >= OPTION_LIST_VERSION else "EXPORT_SNAPSHOT"
+    return f'CREATE_REPLICATION_SLOT "{slot}" TEMPORARY LOGICAL pgoutput {exporting}'
 
 
 def drop_slot(session: PgConnection, slot: str) -> None:

@@ -117,7 +117,7 @@ class PostgresSource(Source):
         With the name of an exported snapshot, as that snapshot shows them.
         """
         with session(self.dsn, "reading the tables") as connection, as_of(connection, snapshot):
-            return {published.oid: published for published in preflight.select_published(connection, self)}
+            return {published.oid: published for published in preflight.select_followed(connection, self)}
 
     def prepare(self, should_stop: Callable[[], bool] = lambda: False) -> None:
         """Create the publication and the slot if they are missing. A repeat changes nothing.
@@ -262,4 +262,5 @@ class PostgresSource(Source):
             max_bytes=self.options.journal.max_bytes,
             acknowledge=self.options.acknowledge,
             heartbeat_seconds=self.options.heartbeat,
+            messages=self.options.messages,
         )

@@ -9,10 +9,11 @@ from urllib.parse import quote as quote_uri
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.webhook.format.event import join_texts, member
+from tailrace.destination.webhook.format.event import columns_of, join_texts, member
 from tailrace.destination.webhook.format.image import EventImages, build_images
 from tailrace.destination.webhook.format.json_value import EventWriter
 from tailrace.model.change import Changes, op_names, position_texts
+from tailrace.model.schema import TableSchema
 
 _WRITER = EventWriter()
 
@@ -50,6 +51,34 @@ class CloudEventsFormat:
             "",
         )
         return images.to_queue(ids, texts)
+
+    def boundary(
+        self, kind: str, *, positions: pa.Array[Any], txn: pa.Array[Any], at: pa.Array[Any], source: str
+    ) -> pa.Array[Any]:
+        return pc.binary_join_element_wise(
+            '{"specversion":"1.0","id":',
+            _WRITER.texts(pc.binary_join_element_wise(f"{source}:{kind}:", positions, "")),
+            f',"source":{_WRITER.name(quote_uri(source))},"type":"tailrace.{kind}"',
+            member("time", _WRITER.moments(at)),
+            ',"datacontenttype":"application/json","data":{"position":"',
+            positions,
+            '","txn":',
+            _WRITER.value(txn),
+            "}}",
+            "",
+        )
+
+    def relation(self, table: TableSchema, *, position: str, source: str) -> str:
+        event = {
+            "specversion": "1.0",
+            "id": f"{source}:{table.table}:relation:{position}",
+            "source": quote_uri(source),
+            "type": "tailrace.relation",
+            "subject": str(table.table),
+            "datacontenttype": "application/json",
+            "data": {"position": position, "key": list(table.key), "columns": columns_of(table)},
+        }
+        return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
 
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         """Ignores the names of service and node: they are not part of these events."""

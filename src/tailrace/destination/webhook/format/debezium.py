@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.webhook.format.event import join_texts
+from tailrace.destination.webhook.format.event import columns_of, join_texts
 from tailrace.destination.webhook.format.image import EventImages, build_images, second_halves
 from tailrace.destination.webhook.format.json_value import EventWriter
 from tailrace.model.change import Changes, Op, position_texts
+from tailrace.model.schema import TableSchema
 
 _WRITER = EventWriter()
 _UNAVAILABLE = '"__debezium_unavailable_value"'
@@ -61,6 +63,39 @@ class DebeziumFormat:
         )
         return images.to_queue(ids, texts)
 
+    def boundary(
+        self, kind: str, *, positions: pa.Array[Any], txn: pa.Array[Any], at: pa.Array[Any], source: str
+    ) -> pa.Array[Any]:
+        return pc.binary_join_element_wise(
+            '{"id":',
+            _WRITER.texts(pc.binary_join_element_wise(f"{source}:{kind}:", positions, "")),
+            f',"status":"{"BEGIN" if kind == "begin" else "END"}"'
+            f',"source":{{"connector":"tailrace","name":{_WRITER.name(source)},"position":"',
+            positions,
+            '","txId":',
+            _WRITER.value(txn),
+            '},"ts_ms":',
+            _as_milliseconds(at),
+            "}",
+            "",
+        )
+
+    def relation(self, table: TableSchema, *, position: str, source: str) -> str:
+        name = table.table
+        shape = {"primaryKeyColumnNames": list(table.key), "columns": columns_of(table)}
+        event = {
+            "id": f"{source}:{name}:relation:{position}",
+            "source": {
+                "connector": "tailrace",
+                "name": source,
+                "schema": name.schema,
+                "table": name.name,
+                "position": position,
+            },
+            "tableChanges": [{"type": "ALTER", "id": str(name), "table": shape}],
+        }
+        return json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+
     def body(self, events: pa.Table, *, service_id: str, node_id: str) -> bytes:
         """Ignores the names of service and node: they are not part of these events."""
         return b"[" + join_texts(events.column("event"), ",") + b"]"
@@ -68,7 +103,11 @@ class DebeziumFormat:
 
 def _milliseconds(images: EventImages) -> pa.Array[Any]:
     """The time of the commit, not of the encoding: an event is the same text whenever it is encoded."""
-    at = pc.floor_temporal(images.column("committed_at"), unit="millisecond")
+    return _as_milliseconds(images.column("committed_at"))
+
+
+def _as_milliseconds(moments: pa.Array[Any]) -> pa.Array[Any]:
+    at = pc.floor_temporal(moments, unit="millisecond")
     return _WRITER.value(at.cast(pa.timestamp("ms", "UTC")).cast(pa.int64()))
 
 

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 
 from tailrace.errors import ConfigError
 from tailrace.model.change import Changes
+from tailrace.model.schema import TableSchema
 
 QUEUE_SCHEMA = pa.schema(
     [
@@ -68,6 +69,20 @@ class Format(Protocol):
         ...
 
 
+class StreamFormat(Format, Protocol):
+    """A format that also has events for the boundaries of transactions and for the columns of tables."""
+
+    def boundary(
+        self, kind: str, *, positions: pa.Array[Any], txn: pa.Array[Any], at: pa.Array[Any], source: str
+    ) -> pa.Array[Any]:
+        """The texts of begins or commits (`kind`); each at the position of the change next to it."""
+        ...
+
+    def relation(self, table: TableSchema, *, position: str, source: str) -> str:
+        """The text that names a table's columns, before the change at this position."""
+        ...
+
+
 def format_of(name: str) -> Format:
     """The format with this name. Raises ConfigError for an unknown one."""
     from tailrace.destination.webhook.format.cloudevents import CloudEventsFormat
@@ -81,9 +96,29 @@ def format_of(name: str) -> Format:
     return known[name]
 
 
+def stream_format_of(name: str) -> StreamFormat:
+    """The format with this name. Raises ConfigError for one that has changes only."""
+    from tailrace.destination.webhook.format.cloudevents import CloudEventsFormat
+    from tailrace.destination.webhook.format.debezium import DebeziumFormat
+
+    formats: list[StreamFormat] = [CloudEventsFormat(), DebeziumFormat()]
+    known = {each.name: each for each in formats}
+    if name not in known:
+        raise ConfigError(f"the webhook format {name} has changes only", fix=f"format: {' | '.join(known)}")
+    return known[name]
+
+
 def member(name: str, text: pa.Array[Any]) -> pa.Array[Any]:
     """`,"name":text`, and nothing where there is no text."""
     return pc.fill_null(pc.binary_join_element_wise(f',"{name}":', text, ""), "")
+
+
+def columns_of(table: TableSchema) -> list[dict[str, Any]]:
+    """The columns of a table as a relation names them: the upstream's type, and whether a value may be missing."""
+    return [
+        {"name": column.name, "type": column.upstream_type or str(column.type), "optional": column.nullable}
+        for column in table.columns
+    ]
 
 
 def join_texts(texts: pa.Array[Any] | pa.ChunkedArray[Any], separator: str) -> bytes:

@@ -331,14 +331,17 @@ def _build(
     unchanged: npt.NDArray[np.bool_] | None = None,
     before: pa.StructArray | None = None,
 ) -> Changes:
+    xid = placement.xid[changes]
+    # A message outside any transaction has neither.
+    nothing = None if xid.all() else xid == 0
     return Changes.build(
         table,
         table.rows(columns, len(changes)),
         op=op,
         commit=placement.commit[changes],
         ordinal=placement.ordinal[changes] + half,
-        txn=pa.array(placement.xid[changes]),
-        committed_at=pa.array(placement.committed_at_us[changes]).view(pa.timestamp("us", "UTC")),
+        txn=pa.array(xid, mask=nothing),
+        committed_at=pa.array(placement.committed_at_us[changes], mask=nothing).view(pa.timestamp("us", "UTC")),
         unchanged=None if unchanged is None else pack_unchanged(unchanged),
         exact=exact,
         before=before,

@@ -67,11 +67,12 @@ class Truncate:
 
 @dataclass(frozen=True)
 class LogicalMessage:
-    """A message written with `pg_logical_emit_message`."""
+    """A message written with `pg_logical_emit_message`. `lsn` is where it is in the log."""
 
     transactional: bool
     prefix: str
     content: bytes
+    lsn: int = 0
 
 
 Control = Relation | Truncate | LogicalMessage
@@ -98,10 +99,10 @@ def _parse(raw: bytes) -> Control:
             count, _ = body.take("IB")
             return Truncate(body.take(f"{count}I"))
         case MessageKind.MESSAGE:
-            flags, _ = body.take("Bq")
+            flags, lsn = body.take("Bq")
             prefix = body.text()
             (length,) = body.take("I")
-            return LogicalMessage(bool(flags & 1), prefix, body.bytes(length))
+            return LogicalMessage(bool(flags & 1), prefix, body.bytes(length), lsn)
     raise MalformedError(f"a message of kind {chr(kind)!r} cannot be parsed on its own")
 
 
