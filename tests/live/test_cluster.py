@@ -21,6 +21,7 @@ from tests.support.type_zoo import ZooTraffic, create_zoo
 
 pytestmark = pytest.mark.xdist_group("cluster")
 
+
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkCluster]:
     with standalone_cluster(tmp_path_factory.mktemp("cluster")) as cluster:

@@ -19,7 +19,11 @@ POSTGRES = {"type": "postgres", "dsn": "postgresql://db/shop"}
     [
         (POSTGRES, {"type": "delta", "path": "./lake"}, ["destination.path", "source.journal.path"]),
         (POSTGRES | {"journal": {"path": "s3://b/j"}}, {"type": "delta", "path": "s3://b/lake"}, []),
-        (POSTGRES | {"journal": {"path": "s3://b/j"}}, {"type": "sqlite", "path": "./r.db"}, ["destination.path (SQLite)"]),
+        (
+            POSTGRES | {"journal": {"path": "s3://b/j"}},
+            {"type": "sqlite", "path": "./r.db"},
+            ["destination.path (SQLite)"],
+        ),
         ({"type": "sqlite", "path": "./app.db"}, {"type": "delta", "path": "s3://b/lake"}, ["source.path"]),
     ],
 )

@@ -51,8 +51,8 @@ class FrameRef:
     """Where a frame is stored, and all of its fields except the payload.
 
     Picklable. With the journal's place it is enough to read the frame, with one request: `seed` is the checksum of its
-    segment's header, from which the frame's own begins. A ref that goes to one task may have a shorter `meta`; the frame
-    that is read has the stored one.
+    segment's header, from which the frame's own begins. A ref that goes to one task may have a shorter `meta`; the
+    frame that is read has the stored one.
     """
 
     segment: str
