@@ -20,7 +20,7 @@ from tailrace.errors import ConfigError, OwnedError, PreflightError, Unavailable
 from tailrace.sync.page_history import PageHistory, digest
 from tailrace.sync.preflight import require_servable
 from tailrace.sync.sql_batch import SqlBatch
-from tailrace.sync.wal import WalReader, WalState
+from tailrace.sync.wal import WalScan, WalState
 from tailrace.system import failpoint, turso_lock
 from tailrace.system.file_lock import try_lock
 
@@ -45,14 +45,14 @@ class ServedFile:
         self._pulls: list[int] = []
         self._held = _lock_out(path)
         self._pins: list[apsw.Connection] = []
-        self._wal: WalReader | None = None
+        self._wal: WalScan | None = None
         try:
             if path.exists() and (turso_lock.is_locked_whole(path) or turso_lock.is_shared(path)):
                 raise UnavailableError(f"{path} is open in Turso", fix="close it there, then start the server again")
             self._batch = SqlBatch(path, seconds=seconds, result_bytes=result_bytes)
             self._prepare()
             self._pin()
-            self._wal = WalReader(path)
+            self._wal = WalScan(path)
             self._history = PageHistory(Path(f"{path}-sync"), history_bytes)
             self._recorded = self._begin()
         except apsw.NotADBError:
@@ -161,7 +161,7 @@ class ServedFile:
             yield pages
 
     @property
-    def _reader(self) -> WalReader:
+    def _reader(self) -> WalScan:
         assert self._wal is not None
         return self._wal
 

@@ -33,7 +33,7 @@ class WalState:
     pages: int
 
 
-class WalReader:
+class WalScan:
     """Reads the log of one database, while a connection of this process has it open in WAL mode."""
 
     def __init__(self, path: Path) -> None:
