@@ -203,7 +203,7 @@ def test_options_made_by_a_program_have_the_defaults_of_the_pipeline_they_come_t
     source = made.bind(SourceContext("my-shop", TableOptions(), tmp_path))
     assert (source.options.publication, source.options.slot) == ("my-shop", "tailrace_my_shop")
     assert source.journal == tmp_path / "journal"
-    assert (source.dsn, source.parallel) == (dsn, 3)
+    assert (source.dsn, source.copy_tasks) == (dsn, 3)
     assert "canary" not in repr(source)
 
 

@@ -187,11 +187,14 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             found = self._directives(start)
             end = self.follower.latest(start, replace(self.feed.limit, cores=self.feed.cores()), found[0])
             self._idle = _Idle(start, *found) if end is start or end == start else None
-            is_done = self._target is None or self.follower.done(start, self._target)
-            if self._idle is None or (is_done and self._has_waited(start)):
+            if self._idle is None or (self._is_done(start) and self._has_waited(start)):
                 reach("stream.planned")
                 return end
             time.sleep(POLL_SECONDS)
+
+    def _is_done(self, start: Offset) -> bool:
+        """Whether an idle search may end. Only asked when nothing was found: a follower takes it as the end."""
+        return self._target is None or self.follower.done(start, self._target)
 
     def _has_waited(self, start: Offset) -> bool:
         """Whether an idle search has lasted long enough to answer Spark, which would ask again at once."""
