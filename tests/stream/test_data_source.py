@@ -23,6 +23,14 @@ class Scripted:
     def __init__(self) -> None:
         self.seen: list[TableDirectives] = []
         self.next: Offset | None = None
+        self.asked_whether_done = 0
+
+    def target(self) -> Offset:
+        return {"log": 9}
+
+    def done(self, start: Offset, target: Offset) -> bool:
+        self.asked_whether_done += 1
+        return True
 
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         self.seen.append(directives)
@@ -74,3 +82,13 @@ def test_after_a_batch_directives_are_read_before_anything_else_is_planned(reade
     before = reader.reads
     latest(reader, {"log": 2})
     assert reader.reads == before + 1
+
+
+def test_a_follower_is_asked_whether_it_is_done_only_when_it_found_nothing(reader: CountingReader) -> None:
+    follower: Any = reader.follower
+    reader.prepareForTriggerAvailableNow()
+    follower.next = {"log": 2}
+    latest(reader, {"log": 1})
+    assert follower.asked_whether_done == 0
+    latest(reader, {"log": 2})
+    assert follower.asked_whether_done == 1
