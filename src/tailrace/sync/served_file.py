@@ -49,6 +49,7 @@ class ServedFile:
         self._held = _lock_out(path)
         self._pins: list[apsw.Connection] = []
         self._wal: WalScan | None = None
+        self._is_free = False
         try:
             if path.exists() and (turso_lock.is_locked_whole(path) or turso_lock.is_shared(path)):
                 raise UnavailableError(f"{path} is open in Turso", fix="close it there, then start the server again")
@@ -98,17 +99,18 @@ class ServedFile:
     def has_news(self) -> bool:
         """Whether some program committed since the last revision. Costs a read of a hundred bytes."""
         with self._lock:
-            return self._reader.state() != self._recorded
+            return self._reader.state() != self._recorded or self._holds_log()
 
     def advance(self) -> bool:
         """Record what was committed since the last revision; whether there is a new one now."""
         with self._lock:
             reader = self._reader
-            if reader.state() == self._recorded and self._recorded.frames < _LOG_FRAMES:
+            if reader.state() == self._recorded and self._recorded.frames < _LOG_FRAMES and not self._holds_log():
                 return False
             if self._recorded.frames >= _LOG_FRAMES:
                 # All of it is recorded. If this writes back the whole log, the next pin lets SQLite begin it again.
                 self._side.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            before, is_free = reader.state(), reader.is_written_back()
             self._pin()
             state = reader.state()
             numbers = reader.changed(self._recorded, state)
@@ -121,6 +123,7 @@ class ServedFile:
             is_new = self._history.record(state, pages, old)
             self._recorded = state
             self._unpin()
+            self._is_free = is_free and state == before
             self._history.prune(min(self._pulls, default=self._history.revision))
             return is_new
 
@@ -165,6 +168,10 @@ class ServedFile:
     def _reader(self) -> WalScan:
         assert self._wal is not None
         return self._wal
+
+    def _holds_log(self) -> bool:
+        """Whether the pin alone keeps the log from starting over: a program may wait for that with the write lock."""
+        return not self._is_free and self._reader.is_written_back()
 
     def _recover(self) -> None:
         """A writer died while it wrote the index of the log: SQLite's next reader makes it again."""

@@ -68,6 +68,11 @@ class WalScan:
                 return WalState(header[32:40], frames, header[24:32], pages)
         raise DamagedError("the index of the write-ahead log cannot be read", fix="start the server again")
 
+    def is_written_back(self) -> bool:
+        """Whether the database has every frame of the log, so that a new reader needs nothing of the log."""
+        (written,) = struct.unpack("=I", os.pread(self._index, 4, 2 * _INDEX_HEADER))
+        return bool(written == self.state().frames)
+
     def is_on_log(self, state: WalState) -> bool:
         """Whether the log still begins with everything up to this state."""
         now = self.state()
