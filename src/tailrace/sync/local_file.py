@@ -76,6 +76,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
             )
             local = LocalFile(connection, path)
             local.set(format=_FORMAT, client=f"tailrace-{uuid.uuid4()}", remote=address, revision=revision)
+            local.set(sent="0")
             local.set(schema=describe(connection, "main"))
             local.set_base()
     failpoint.reach("sync.bootstrap")
@@ -128,6 +129,15 @@ class LocalFile:
 
     def set(self, **values: str) -> None:
         self.connection.executemany(f"INSERT OR REPLACE INTO {STATE} VALUES (?, ?)", values.items())
+
+    def check_mark(self, mark: int) -> None:
+        """Raise PreflightError if the remote has pushes of this client that this file never sent."""
+        if mark > int(self.get("sent")):
+            raise PreflightError(
+                f"{self.path} is a copy of another replica or was put back from a backup: the remote has later changes "
+                "of the same replica",
+                fix=_START_OVER,
+            )
 
     def set_base(self) -> None:
         """From here on, what is on the tape are own changes on top of the remote."""

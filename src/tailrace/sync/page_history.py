@@ -3,6 +3,8 @@
     page       for each page the revision that changed it last, and a digest to find changes made while no server ran
     old_page   a page as it was up to a revision, until the history is larger than its bound
     size       the size of the database in each revision that can still be given
+    run        a tag for each run of a server that made revisions: a file and history that were put back from a copy
+               make the same numbers again for other pages, but with another tag
 
 The current pages are in the served file itself, so the history of a file that does not change takes no space. What
 changed since a revision is always known; the bound limits only how long an old revision can be given page by page.
@@ -21,6 +23,7 @@ from tailrace.sync.protobuf import PAGE_BYTES
 from tailrace.sync.wal import WalState
 
 _DIGEST_BYTES = 16
+_LONGEST_NUMBER = 18
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS setting (name TEXT PRIMARY KEY, value) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS page (number INTEGER PRIMARY KEY, revision INTEGER NOT NULL, digest BLOB NOT NULL);
@@ -28,6 +31,7 @@ CREATE INDEX IF NOT EXISTS page_revision ON page (revision);
 CREATE TABLE IF NOT EXISTS old_page (number INTEGER, upto INTEGER, data BLOB, PRIMARY KEY (number, upto)) WITHOUT ROWID;
 CREATE INDEX IF NOT EXISTS old_page_upto ON old_page (upto);
 CREATE TABLE IF NOT EXISTS size (revision INTEGER PRIMARY KEY, pages INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS run (first INTEGER PRIMARY KEY, tag TEXT NOT NULL);
 """
 
 
@@ -52,6 +56,10 @@ class PageHistory:
         self.epoch = str(self._get("epoch"))
         self.revision = self._number("revision")
         self.floor = self._number("floor")
+        with self._connection:
+            run = (self.revision + 1, uuid.uuid4().hex[:8])
+            self._connection.execute("INSERT OR REPLACE INTO run VALUES (?, ?)", run)
+        self.current = self.name(self.revision)
 
     def close(self) -> None:
         self._connection.close()
@@ -89,7 +97,11 @@ class PageHistory:
                 else:
                     self._connection.executemany(
                         "INSERT OR IGNORE INTO old_page VALUES (?, ?, ?)",
-                        ((number, self.revision, data) for number, data in old if number in changed),
+                        (
+                            (number, self.revision, data)
+                            for number, data in old
+                            if number in changed or number >= state.pages
+                        ),
                     )
                 self._connection.execute("DELETE FROM page WHERE number >= ?", (state.pages,))
                 self._connection.execute("INSERT OR REPLACE INTO size VALUES (?, ?)", (revision, state.pages))
@@ -98,6 +110,7 @@ class PageHistory:
                 pages=state.pages,
             )  # fmt: skip
         self.revision, self.floor = revision, floor
+        self.current = self.name(revision)
         return is_new
 
     def prune(self, needed: int) -> None:
@@ -116,6 +129,21 @@ class PageHistory:
             self._connection.execute("DELETE FROM size WHERE revision < ?", (floor,))
             self._set(floor=floor)
         self.floor = floor
+
+    def name(self, revision: int) -> str:
+        """The name of a revision, by which clients know it."""
+        sql = "SELECT tag FROM run WHERE first <= ? ORDER BY first DESC LIMIT 1"
+        (tag,) = next(self._connection.execute(sql, (revision,)), ("",))
+        return f"{self.epoch}:{revision}:{tag}"
+
+    def find(self, name: str) -> int | None:
+        """The number of a revision; None for one that was made from other pages, or for no name at all."""
+        _, _, rest = name.partition(":")
+        text, _, _ = rest.partition(":")
+        if not (text.isascii() and text.isdigit() and len(text) < _LONGEST_NUMBER):
+            return None
+        number = int(text)
+        return number if number <= self.revision and self.name(number) == name else None
 
     def size_at(self, revision: int) -> int:
         (pages,) = next(self._connection.execute("SELECT pages FROM size WHERE revision = ?", (revision,)))

@@ -55,6 +55,9 @@ def _problems(connection: CaptureConnection) -> Iterator[tuple[str, str, str]]:
         if table == MARK_TABLE or table in own:
             continue
         columns = connection.execute(f"PRAGMA table_xinfo({quoted(table)})").fetchall()
+        shape = layout.read_table_shape(connection, table)
+        if shape.without_rowid or not shape.rowid:
+            yield table, "has no rowid, so replicas cannot capture its changes", "create it again without WITHOUT ROWID"
         if not any(column[5] for column in columns):
             yield (
                 table,

@@ -19,12 +19,13 @@ from tailrace.capture.change import RecordRow, Schema
 from tailrace.capture.layout import TableShape, quoted, read_table_shape, transaction
 from tailrace.capture.record import encode
 from tailrace.capture.schema_change import is_own_trigger
-from tailrace.errors import TableError, UnavailableError
+from tailrace.errors import ConfigError, TableError, UnavailableError
 from tailrace.sync.conflict import Decide, SyncConflict, SyncRow
+from tailrace.sync.hrana import Step
 from tailrace.sync.local_file import CONFLICTS, LocalFile, image_of
 from tailrace.sync.preflight import MARK_TABLE
 from tailrace.sync.schema import bring_schema, columns, describe, read_objects
-from tailrace.sync.statement import OwnChange, bind, match_key
+from tailrace.sync.statement import OwnChange, bind, insert, match_key
 from tailrace.system import failpoint
 
 
@@ -59,7 +60,9 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
         with transaction(connection):
             if trigger.read_status(connection).pending:
                 raise UnavailableError("the schema of the local file was changed meanwhile", fix="sync again")
-            own = [each for each in local.own_changes(_mark(local)) if not isinstance(each.operation, Schema)]
+            mark = _mark(local)
+            local.check_mark(mark)
+            own = [each for each in local.own_changes(mark) if not isinstance(each.operation, Schema)]
             with _without_triggers(connection):
                 theirs = read_objects(connection, "now")
                 for kind, table in read_objects(connection, "main"):
@@ -168,13 +171,16 @@ class _Replay:
             identity = (change.table, *((type(value), value) for value in key))
             if identity in self._lost:
                 self._give_up(change, "its row's earlier change was given up")
-            elif self._allows(change, shape, key, identity):
-                self._write(change, shape)
+            elif not self._allows(change, shape, key, identity):
+                continue
+            elif (step := change.step(shape)) and not self._write(step):
+                self._lost.add(identity)
+                self._give_up(change, "it breaks a constraint together with rows of the remote")
 
     def _allows(
         self, change: OwnChange, shape: TableShape, key: tuple[object, ...], identity: tuple[object, ...]
     ) -> bool:
-        if identity in self._seen:
+        if identity in self._seen or change.has_null_key(shape):
             return True
         self._seen.add(identity)
         conflict = self._find(change, shape, key)
@@ -193,7 +199,7 @@ class _Replay:
             return True
         self._lost.add(identity)
         if isinstance(decision, Mapping):
-            self._merge(shape, decision)
+            self._merge(change, shape, conflict, decision)
         else:
             self._give_up(change, conflict.kind)
         return False
@@ -226,24 +232,26 @@ class _Replay:
             return None
         return {each.name: value for each, value in zip(shape.fields, row, strict=False)}
 
-    def _write(self, change: OwnChange, shape: TableShape) -> None:
-        step = change.step(shape)
-        if step is None:
-            return
+    def _write(self, step: Step) -> bool:
+        """Run a statement, and return whether the constraints allow it."""
         self._connection.execute("SAVEPOINT one")
         try:
             self._connection.execute(*step)
         except sqlite3.IntegrityError:
             self._connection.execute("ROLLBACK TO one")
-            self._give_up(change, "it breaks a constraint together with rows of the remote")
-        self._connection.execute("RELEASE one")
+            return False
+        finally:
+            self._connection.execute("RELEASE one")
+        return True
 
-    def _merge(self, shape: TableShape, row: SyncRow) -> None:
-        holders, values = bind(list(row.values()))
-        names = ", ".join(map(quoted, row))
-        self._connection.execute(
-            f"INSERT OR REPLACE INTO {quoted(shape.table)} ({names}) VALUES ({', '.join(holders)})", values
-        )
+    def _merge(self, change: OwnChange, shape: TableShape, conflict: SyncConflict, decision: SyncRow) -> None:
+        if unknown := decision.keys() - {each.name for each in shape.fields}:
+            raise ConfigError(f"{shape.table} has no column {min(unknown)}", fix="correct what on_conflict returns")
+        row = {**(conflict.theirs or conflict.own or {}), **decision}
+        values = [row.get(each.name) for each in shape.fields]
+        holders, bound = bind(values)
+        if not self._write((insert(shape, len(values), f"({', '.join(holders)})"), bound)):
+            self._give_up(change, "the merged row breaks a constraint together with rows of the remote")
 
     def _give_up(self, change: OwnChange, reason: str) -> None:
         self._pulled.dead_letters += 1

@@ -21,9 +21,15 @@ from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transac
 from tailrace.sync.preflight import MARK_TABLE, require_servable
 from tailrace.sync.protobuf import MalformedMessageError, PullHeader, PullRequest, decode_page, read_delimited
 from tailrace.sync.sql_batch import SqlBatch
+from tailrace.system import turso_lock
 
 _SECONDS = 120.0
 _RESULT_BYTES = 64 << 20
+_FIXES = {
+    401: "set the token: --token-env NAME",
+    403: "set the token: --token-env NAME",
+    413: "start the server with a larger --max-body",
+}
 
 
 class RefusedPushError(TailraceError):
@@ -103,7 +109,7 @@ class HttpRemote:
         _require_success(self._batch(encode_transaction(steps)))
 
     def _batch(self, request: dict[str, Any]) -> Any:
-        answer = self._post("v2/pipeline", json.dumps(request).encode(), "application/json")
+        answer = self._post("v2/pipeline", json.dumps(request, ensure_ascii=False).encode(), "application/json")
         try:
             content = self._counted(answer.read())
             return json.loads(content)["results"][0]["response"]["result"]
@@ -129,7 +135,7 @@ class HttpRemote:
         answer.release_conn()
         if answer.status >= 500 or answer.status in (408, 429):
             raise self._unavailable(f"it answers {answer.status}")
-        fix = "set the token: --token-env NAME" if answer.status in (401, 403) else "check the URL of the remote"
+        fix = _FIXES.get(answer.status, "check the URL of the remote")
         raise PreflightError(f"{self._shown} answers {answer.status}: {reason}", fix=fix)
 
     def _counted(self, data: bytes) -> bytes:
@@ -185,11 +191,18 @@ class FileRemote:
         _require_success(result["results"][0]["response"]["result"])
 
     def _open(self) -> SqlBatch:
+        # SQLite and Turso do not see each other's locks.
+        if turso_lock.is_locked_whole(self._path) or turso_lock.is_shared(self._path):
+            raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
         return SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)
 
 
 def _require_success(result: Any) -> None:
     errors = [error for error in result["step_errors"] if error]
+    if errors and errors[0].get("code") == "SQLITE_BUSY":
+        raise UnavailableError(
+            "the remote is locked by a program that writes to it", fix="sync again when it is done; changes are kept"
+        )
     if errors:
         raise RefusedPushError(
             f"the remote refused a push: {errors[0].get('message', 'no reason given')}",

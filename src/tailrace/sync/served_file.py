@@ -26,6 +26,7 @@ from tailrace.system.file_lock import try_lock
 
 HISTORY_BYTES = 256 << 20
 _CHUNK_PAGES = 256
+_BUSY_MILLISECONDS = 10_000
 _LOG_FRAMES = 1000
 """From how many frames on the log is written back to the file, so that SQLite can begin it again."""
 
@@ -42,17 +43,22 @@ class ServedFile:
     ) -> None:
         self.path = path
         self._lock = threading.RLock()
+        # Apart from the other: a push may wait for a program that writes, and pulls must not wait with it.
+        self._pushing = threading.Lock()
         self._pulls: list[int] = []
         self._held = _lock_out(path)
         self._pins: list[apsw.Connection] = []
         self._wal: WalScan | None = None
+        self._is_free = False
         try:
             if path.exists() and (turso_lock.is_locked_whole(path) or turso_lock.is_shared(path)):
                 raise UnavailableError(f"{path} is open in Turso", fix="close it there, then start the server again")
             self._batch = SqlBatch(path, seconds=seconds, result_bytes=result_bytes)
             self._prepare()
+            self._side = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
+            self._side.set_busy_timeout(_BUSY_MILLISECONDS)
             self._pin()
-            self._wal = WalScan(path)
+            self._wal = WalScan(path, self._recover)
             self._history = PageHistory(Path(f"{path}-sync"), history_bytes)
             self._recorded = self._begin()
         except apsw.NotADBError:
@@ -68,6 +74,8 @@ class ServedFile:
             self._history.close()
         for pin in self._pins:
             pin.close()
+        if hasattr(self, "_side"):
+            self._side.close()
         if hasattr(self, "_batch"):
             self._batch.close()
         if self._wal is not None:
@@ -76,11 +84,11 @@ class ServedFile:
 
     @property
     def revision(self) -> str:
-        return self._name(self._history.revision)
+        return self._history.current
 
     def push(self, request: Any) -> dict[str, Any]:
         """Run a push, and record the pages that it changed before anyone learns that it is committed."""
-        with self._lock:
+        with self._pushing:
             try:
                 answer = self._batch.pipeline(request)
             finally:
@@ -91,17 +99,18 @@ class ServedFile:
     def has_news(self) -> bool:
         """Whether some program committed since the last revision. Costs a read of a hundred bytes."""
         with self._lock:
-            return self._reader.state() != self._recorded
+            return self._reader.state() != self._recorded or self._holds_log()
 
     def advance(self) -> bool:
         """Record what was committed since the last revision; whether there is a new one now."""
         with self._lock:
             reader = self._reader
-            if reader.state() == self._recorded and self._recorded.frames < _LOG_FRAMES:
+            if reader.state() == self._recorded and self._recorded.frames < _LOG_FRAMES and not self._holds_log():
                 return False
             if self._recorded.frames >= _LOG_FRAMES:
                 # All of it is recorded. If this writes back the whole log, the next pin lets SQLite begin it again.
-                self._batch.connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+                self._side.execute("PRAGMA wal_checkpoint(PASSIVE)")
+            before, is_free = reader.state(), reader.is_written_back()
             self._pin()
             state = reader.state()
             numbers = reader.changed(self._recorded, state)
@@ -114,15 +123,9 @@ class ServedFile:
             is_new = self._history.record(state, pages, old)
             self._recorded = state
             self._unpin()
+            self._is_free = is_free and state == before
             self._history.prune(min(self._pulls, default=self._history.revision))
             return is_new
-
-    def find(self, revision: str) -> int | None:
-        """The number of a revision of this history; None for one of another history, or none at all."""
-        epoch, _, number = revision.partition(":")
-        if epoch != self._history.epoch or not (number.isascii() and number.isdigit()):
-            return None
-        return int(number) if int(number) <= self._history.revision else None
 
     @contextmanager
     def pulling(self, since: str, at: str) -> Iterator[tuple[str, int, list[int], int]]:
@@ -132,20 +135,21 @@ class ServedFile:
         for an `at` that is not kept.
         """
         with self._lock:
-            number = self.find(at) if at else self._history.revision
+            number = self._history.find(at) if at else self._history.revision
             if number is None or number < self._history.floor:
                 raise UnknownRevisionError(f"revision {at[:40]!r} is not kept any more: make the replica again")
             pages = self._history.size_at(number)
-            known = self.find(since)
+            known = self._history.find(since)
             if known is None:
                 wanted = list(range(pages))
             elif known >= number:
                 wanted = []
             else:
                 wanted = self._history.changed_since(known, number, pages)
+            name = self._history.name(number)
             self._pulls.append(number)
         try:
-            yield self._name(number), pages, wanted, number
+            yield name, pages, wanted, number
         finally:
             with self._lock:
                 self._pulls.remove(number)
@@ -165,8 +169,13 @@ class ServedFile:
         assert self._wal is not None
         return self._wal
 
-    def _name(self, revision: int) -> str:
-        return f"{self._history.epoch}:{revision}"
+    def _holds_log(self) -> bool:
+        """Whether the pin alone keeps the log from starting over: a program may wait for that with the write lock."""
+        return not self._is_free and self._reader.is_written_back()
+
+    def _recover(self) -> None:
+        """A writer died while it wrote the index of the log: SQLite's next reader makes it again."""
+        next(self._side.execute("SELECT count(*) FROM sqlite_schema"))
 
     def _prepare(self) -> None:
         connection = self._batch.connection
@@ -183,7 +192,7 @@ class ServedFile:
     def _pin(self) -> None:
         pin = apsw.Connection(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
         self._pins.append(pin)
-        pin.set_busy_timeout(10_000)
+        pin.set_busy_timeout(_BUSY_MILLISECONDS)
         pin.execute("BEGIN; SELECT 1 FROM sqlite_schema LIMIT 1")
         next(pin.execute("SELECT count(*) FROM sqlite_schema"))
 

@@ -58,6 +58,8 @@ class SyncEndpoint:
         self._limits = limits
         self._news = asyncio.Condition()
         self._stopping = False
+        # One push at a time runs anyway; those that wait must not take the threads that answer pulls.
+        self._pushing = asyncio.Lock()
         self.application = Starlette(
             routes=[Route("/{path:path}", self._answer, methods=["POST"])],
         )
@@ -123,7 +125,8 @@ class SyncEndpoint:
             request = await asyncio.to_thread(json.loads, body)
         except (ValueError, RecursionError):
             raise MalformedBatchError("the body is not JSON") from None
-        answer = await asyncio.to_thread(self._served.push, request)
+        async with self._pushing:
+            answer = await asyncio.to_thread(self._served.push, request)
         await self._announce()
         return Response(await asyncio.to_thread(json.dumps, answer), media_type="application/json")
 

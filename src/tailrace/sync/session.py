@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from tailrace.capture.layout import read_table_shape
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.option.value import Secret
 from tailrace.sync.conflict import Decide, choose
-from tailrace.sync.hrana import Step
+from tailrace.sync.hrana import SqlValue, Step
 from tailrace.sync.local_file import LocalFile, bootstrap, image_of, opened, syncing_alone
 from tailrace.sync.preflight import MARK_TABLE
 from tailrace.sync.pull import Pulled, apply_image, attached
@@ -24,8 +24,10 @@ from tailrace.sync.statement import OwnChange, bind, insert
 from tailrace.system import failpoint
 
 _ATTEMPTS = 5
-_PUSH_CHANGES = 20_000
-"""The most changes of one push. More are sent in several pushes, each of which is whole or nothing."""
+_PUSH_BYTES = 24 << 20
+"""About the largest push, well below what a server accepts. Of more changes, each push is whole or nothing."""
+_VALUE_BYTES = 40
+_TEXT_FACTOR = 3
 _STEP_VALUES = 500
 _WATCH_SECONDS = 20.0
 _FILE_SECONDS = 1.0
@@ -102,15 +104,14 @@ class SyncSession:
                 pulled = Pulled()
                 for attempt in range(_ATTEMPTS):
                     self._pull(local, pulled, wait_seconds if not attempt else 0.0)
-                    asked = self._remote.sent
                     try:
-                        result.pushed += self._push(local)
+                        has_pushed = self._push(local, result)
                     except RefusedPushError:
                         if attempt == _ATTEMPTS - 1:
                             raise
                     else:
                         break
-                if result.pushed or self._remote.sent > asked:
+                if has_pushed or result.pushed:
                     self._pull(local, pulled, 0.0)
                 result.pulled += pulled.rows
                 result.conflicts, result.dead_letters = pulled.conflicts, pulled.dead_letters
@@ -144,36 +145,57 @@ class SyncSession:
         if new is not None:
             apply_image(local, new, self._decide, pulled)
 
-    def _push(self, local: LocalFile) -> int:
+    def _push(self, local: LocalFile, result: SyncResult) -> bool:
         own = local.own_changes()
         with attached(local):
-            has_schema = any(push_schema(local.connection))
-        if not own and not has_schema:
-            return 0
+            schema: list[Step] = [(sql, ()) for sql in push_schema(local.connection)]
+        if not own and not schema:
+            return False
         client = local.get("client")
         mark = self._remote.mark(client)
-        own = [change for change in own if change.change_id > mark]
-        count = 0
-        for start in range(0, len(own) or 1, _PUSH_CHANGES):
-            part = own[start : start + _PUSH_CHANGES]
-            failpoint.reach("sync.before-push")
+        local.check_mark(mark)
+        for part in _parts([change for change in own if change.change_id > mark]):
+            if not part and not schema:
+                continue
             last = part[-1].change_id if part else mark
-            if part or has_schema:
-                self._remote.push(self._steps(local, client, part, last))
+            # Before it is sent: a mark beyond this one can only come from a copy of this file.
+            local.set(sent=str(last))
+            failpoint.reach("sync.before-push")
+            self._remote.push(_steps(client, [*schema, *_changes(local, part)], mark, last))
             failpoint.reach("sync.after-push")
-            count += len(part)
-        return count
+            result.pushed += len(part)
+            mark, schema = last, []
+        return True
 
-    @staticmethod
-    def _steps(local: LocalFile, client: str, own: Sequence[OwnChange], last: int) -> list[Step]:
-        table = (
-            f"CREATE TABLE IF NOT EXISTS {MARK_TABLE} (client_id TEXT PRIMARY KEY, pull_gen INTEGER, change_id INTEGER)"
-        )
-        mark = (
-            f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, 0, ?) "
-            "ON CONFLICT (client_id) DO UPDATE SET pull_gen = excluded.pull_gen, change_id = excluded.change_id"
-        )
-        return [(table, ()), *_changes(local, own), (mark, (client, last))]
+
+def _parts(own: Sequence[OwnChange]) -> Iterator[Sequence[OwnChange]]:
+    """The changes of each push; one without changes if there are none."""
+    start = size = 0
+    for at, change in enumerate(own):
+        more = sum(map(_estimate, change.after or change.before or ()))
+        if at > start and size + more > _PUSH_BYTES:
+            yield own[start:at]
+            start, size = at, 0
+        size += more
+    yield own[start:]
+
+
+def _estimate(value: SqlValue) -> int:
+    return _VALUE_BYTES + (_TEXT_FACTOR * len(value) if isinstance(value, str | bytes) else 0)
+
+
+def _steps(client: str, changes: Sequence[Step], known: int, last: int) -> list[Step]:
+    table = f"CREATE TABLE IF NOT EXISTS {MARK_TABLE} (client_id TEXT PRIMARY KEY, pull_gen INTEGER, change_id INTEGER)"
+    # A push that was on its way when this client died may arrive now. Whichever is second has to fail.
+    guard = (
+        f"SELECT abs(CASE WHEN coalesce((SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?), 0) = ? THEN 0 "
+        "ELSE -9223372036854775807 - 1 END)"
+    )
+    mark = (
+        f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, 0, ?) "
+        "ON CONFLICT (client_id) DO UPDATE SET pull_gen = excluded.pull_gen, change_id = excluded.change_id"
+    )
+    return [(table, ()), (guard, (client, known)), *changes, (mark, (client, last))]
 
 
 def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
@@ -192,18 +214,16 @@ def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
         )
         rows.clear()
 
-    with attached(local):
-        steps += [(sql, ()) for sql in push_schema(local.connection)]
-        for change in own:
-            width = len(change.after or ())
-            joins = rows and rows[0].table == change.table and len(rows[0].after or ()) == width
-            if rows and not (change.kind == "insert" and joins and (len(rows) + 1) * width <= _STEP_VALUES):
-                flush()
-            if isinstance(change.operation, Schema):
-                continue  # all of it went first
-            if change.kind == "insert":
-                rows.append(change)
-            elif step := change.step(read_table_shape(local.connection, change.table)):
-                steps.append(step)
-        flush()
+    for change in own:
+        width = len(change.after or ())
+        joins = rows and rows[0].table == change.table and len(rows[0].after or ()) == width
+        if rows and not (change.kind == "insert" and joins and (len(rows) + 1) * width <= _STEP_VALUES):
+            flush()
+        if isinstance(change.operation, Schema):
+            continue  # all of it went first
+        if change.kind == "insert":
+            rows.append(change)
+        elif step := change.step(read_table_shape(local.connection, change.table)):
+            steps.append(step)
+    flush()
     return steps

@@ -46,7 +46,7 @@ class SqlBatch:
 
     def __init__(self, path: Path, *, seconds: float, result_bytes: int) -> None:
         self._seconds, self._result_bytes = seconds, result_bytes
-        self._deadline = 0.0
+        self._deadline = float("inf")
         self._left = 0
         self.connection = connection = apsw.Connection(str(path))
         connection.set_busy_timeout(int(seconds * 1000))
@@ -74,6 +74,7 @@ class SqlBatch:
             results = [self._answer(one) for one in request["requests"]]
         finally:
             self._roll_back()
+            self._deadline = float("inf")
             self.connection.authorizer = None
         return {"baton": None, "base_url": None, "results": results}
 

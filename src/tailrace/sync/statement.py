@@ -47,6 +47,19 @@ class OwnChange:
         flags = getattr(self.operation, "changed", None)
         return [place for place in range(width) if flags is None or flags[place]]
 
+    def has_null_key(self, shape: TableShape) -> bool:
+        """SQLite allows any number of rows whose key is NULL, so the key does not say which of them is meant."""
+        return None in self.key(shape)
+
+    def _identify(self, shape: TableShape) -> tuple[str, list[SqlValue]]:
+        if not self.has_null_key(shape):
+            return match_key(shape, self.key(shape))
+        holders, values = bind(self.before or ())
+        same = " AND ".join(
+            f"{quoted(field.name)} IS {holder}" for field, holder in zip(shape.fields, holders, strict=False)
+        )
+        return f"{shape.rowid} = (SELECT {shape.rowid} FROM {quoted(self.table)} WHERE {same} LIMIT 1)", values
+
     def step(self, shape: TableShape) -> Step | None:
         """The statement that makes this change; None if it changes nothing."""
         table, names = quoted(self.table), [quoted(field.name) for field in shape.fields]
@@ -54,7 +67,7 @@ class OwnChange:
             assert self.after is not None
             holders, values = bind(self.after)
             return insert(shape, len(self.after), f"({', '.join(holders)})"), values
-        where, identity = match_key(shape, self.key(shape))
+        where, identity = self._identify(shape)
         if self.kind == "delete":
             return f"DELETE FROM {table} WHERE {where}", identity
         assert self.after is not None

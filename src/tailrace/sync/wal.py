@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +35,13 @@ class WalState:
 
 
 class WalScan:
-    """Reads the log of one database, while a connection of this process has it open in WAL mode."""
+    """Reads the log of one database, while a connection of this process has it open in WAL mode.
 
-    def __init__(self, path: Path) -> None:
+    `recover` reads the database with a connection, which repairs an index that a writer left half written.
+    """
+
+    def __init__(self, path: Path, recover: Callable[[], None]) -> None:
+        self._recover = recover
         self._database = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._index = os.open(f"{path}-shm", os.O_RDONLY | os.O_CLOEXEC)
         self._log = os.open(f"{path}-wal", os.O_RDONLY | os.O_CLOEXEC)
@@ -51,7 +56,9 @@ class WalScan:
 
     def state(self) -> WalState:
         """The committed end of the log now."""
-        for _ in range(_ATTEMPTS):
+        for attempt in range(_ATTEMPTS):
+            if attempt in (_ATTEMPTS // 4, _ATTEMPTS // 2):
+                self._recover()
             header = os.pread(self._index, 2 * _INDEX_HEADER, 0)
             # A writer changes the second copy first: as long as they differ, it is not done.
             if len(header) == 2 * _INDEX_HEADER and header[:_INDEX_HEADER] == header[_INDEX_HEADER:]:
@@ -60,6 +67,11 @@ class WalScan:
                     pages = os.fstat(self._database).st_size // PAGE_BYTES
                 return WalState(header[32:40], frames, header[24:32], pages)
         raise DamagedError("the index of the write-ahead log cannot be read", fix="start the server again")
+
+    def is_written_back(self) -> bool:
+        """Whether the database has every frame of the log, so that a new reader needs nothing of the log."""
+        (written,) = struct.unpack("=I", os.pread(self._index, 4, 2 * _INDEX_HEADER))
+        return bool(written == self.state().frames)
 
     def is_on_log(self, state: WalState) -> bool:
         """Whether the log still begins with everything up to this state."""

@@ -1,0 +1,183 @@
+"""The served file under other programs: no page is lost, and no program is held up.
+
+Here they are connections of apsw: two copies of SQLite in one process do not see each other's locks.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import apsw
+import pytest
+
+import tailrace
+from tailrace.errors import PreflightError
+from tailrace.sync.served_file import ServedFile, UnknownRevisionError
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "served.db"
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript("PRAGMA journal_mode = WAL; CREATE TABLE note (id INTEGER PRIMARY KEY, text BLOB)")
+    return path
+
+
+def image(served: ServedFile, at: str = "") -> bytes:
+    with served.pulling("", at) as (_, _, numbers, revision):
+        return b"".join(data for chunk in served.read(revision, numbers) for _, data in chunk)
+
+
+def test_old_revisions_keep_pages_that_a_smaller_file_no_longer_has(file: Path) -> None:
+    served = ServedFile(file)
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.executemany("INSERT INTO note VALUES (?, randomblob(3000))", ((number,) for number in range(50)))
+        served.advance()
+        name, before = served.revision, image(served)
+        writer.execute("DELETE FROM note WHERE id > 2")
+        writer.execute("VACUUM")
+        served.advance()
+        assert len(image(served)) < len(before)
+        assert image(served, name) == before
+
+
+def test_a_reader_and_checkpoints_of_other_programs_lose_no_page(file: Path) -> None:
+    served = ServedFile(file)
+    reader = apsw.Connection(str(file))
+    with closing(apsw.Connection(str(file))) as writer, closing(served), closing(reader):
+        kept = {served.revision: image(served)}
+        for turn in range(40):
+            if turn % 10 == 3:
+                reader.execute("BEGIN")
+                reader.execute("SELECT count(*) FROM note").fetchall()
+            if turn % 10 == 8:
+                reader.execute("COMMIT")
+            writer.execute("INSERT INTO note VALUES (?, randomblob(9000))", (turn,))
+            writer.execute("UPDATE note SET text = randomblob(100) WHERE id % 5 = ?", (turn % 5,))
+            mode = ("PASSIVE", "RESTART", "TRUNCATE")[turn % 3]
+            writer.execute(f"PRAGMA wal_checkpoint({mode})")
+            if turn % 2:
+                served.advance()
+                with closing(apsw.Connection(str(file))) as now:
+                    expected = now.serialize("main")
+                got = image(served)
+                assert got[:18] + got[20:] == expected[:18] + expected[20:]
+                kept[served.revision] = got
+        assert all(image(served, name) == data for name, data in kept.items())
+
+
+def test_a_program_that_truncates_the_log_does_not_wait_for_the_server(file: Path) -> None:
+    served = ServedFile(file)
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.execute("INSERT INTO note VALUES (1, 'a')")
+        while served.has_news():
+            served.advance()
+        blocked = next(iter(writer.execute("PRAGMA wal_checkpoint(TRUNCATE)")))[0]
+        assert blocked  # the pin still reads from the log, and everything is written back now
+        while served.has_news():
+            served.advance()
+        assert writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone() == (0, 0, 0)
+
+
+def test_history_beyond_its_bound_is_not_given_and_changes_since_then_are(file: Path) -> None:
+    served = ServedFile(file, history_bytes=40 * 4096)
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        first = served.revision
+        for number in range(60):
+            writer.execute("INSERT INTO note VALUES (?, randomblob(5000))", (number,))
+            served.advance()
+        with pytest.raises(UnknownRevisionError):
+            image(served, first)
+        with served.pulling(first, "") as (_, pages, numbers, _):
+            assert 0 < len(numbers) <= pages
+
+
+def test_an_index_that_a_dying_writer_left_half_written_is_recovered(file: Path) -> None:
+    served = ServedFile(file)
+    with closing(apsw.Connection(str(file))) as writer, closing(served):
+        writer.execute("INSERT INTO note VALUES (1, 'a')")
+        index = os.open(f"{file}-shm", os.O_RDWR)  # closed last: closing it would release SQLite's locks
+        os.pwrite(index, b"\x7f", 8)
+        assert served.advance()
+        writer.execute("INSERT INTO note VALUES (2, 'b')")
+        assert served.advance()
+        os.close(index)
+
+
+def test_revisions_of_a_file_that_was_put_back_are_other_ones(file: Path, tmp_path: Path) -> None:
+    ServedFile(file).close()
+    saved = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    names = list[str]()
+    for text in ("a", "b"):
+        for path in tmp_path.iterdir():
+            path.unlink()
+        for path, data in saved.items():
+            path.write_bytes(data)
+        served = ServedFile(file)
+        with closing(apsw.Connection(str(file))) as writer, closing(served):
+            writer.execute("INSERT INTO note VALUES (1, ?)", (text,))
+            served.advance()
+            names.append(served.revision)
+    assert names[0] != names[1]
+
+
+def test_a_copy_of_a_replica_is_refused_before_its_changes_are_lost(file: Path, tmp_path: Path) -> None:
+    original, copy = tmp_path / "original.db", tmp_path / "copy.db"
+    tailrace.sync(original, file)
+    copy.write_bytes(original.read_bytes())
+    for replica in (original, copy):
+        with closing(sqlite3.connect(replica, isolation_level=None)) as connection:
+            connection.execute("INSERT INTO note VALUES (?, 'x')", (len(replica.name),))
+    assert tailrace.sync(original, file).pushed == 1
+    with pytest.raises(PreflightError, match="copy of another replica"):
+        tailrace.sync(copy, file)
+
+
+def test_a_file_as_remote_takes_many_changes_and_own_ddl_in_one_push(file: Path, tmp_path: Path) -> None:
+    replica = tmp_path / "replica.db"
+    tailrace.sync(replica, file)
+    with closing(sqlite3.connect(replica, isolation_level=None)) as connection:
+        connection.execute("CREATE INDEX by_text ON note (text)")
+        connection.execute("BEGIN")
+        connection.executemany("INSERT INTO note VALUES (?, 'x')", ((number,) for number in range(25_000)))
+        connection.execute("COMMIT")
+    assert tailrace.sync(replica, file).pushed >= 25_000
+    assert (tailrace.sync(replica, file).pushed, tailrace.sync(replica, file).pulled) == (0, 0)
+    with closing(apsw.Connection(str(file))) as connection:
+        assert connection.execute("SELECT count(*) FROM note").fetchone() == (25_000,)
+
+
+@pytest.mark.parametrize(("policy", "kept"), [("local", "ours"), ("remote", "theirs"), (None, "both")])
+def test_a_conflict_is_decided_by_its_policy_or_function(file: Path, tmp_path: Path, policy: str, kept: str) -> None:
+    replica = tmp_path / "replica.db"
+    with closing(apsw.Connection(str(file))) as remote:
+        remote.execute("INSERT INTO note VALUES (1, 'a')")
+        tailrace.sync(replica, file)
+        remote.execute("UPDATE note SET text = 'theirs'")
+    with closing(sqlite3.connect(replica, isolation_level=None)) as local:
+        local.execute("UPDATE note SET text = 'ours'")
+    with pytest.raises(Exception, match="conflicts with one of the remote"):
+        tailrace.sync(replica, file, conflict="stop")
+    decide = None if policy else (lambda conflict: {"text": "both"})
+    assert tailrace.sync(replica, file, conflict=policy, on_conflict=decide).conflicts == {"update-update": 1}
+    for path in (file, replica):
+        with closing(sqlite3.connect(path)) as connection:
+            assert connection.execute("SELECT * FROM note").fetchall() == [(1, kept)]
+
+
+def test_rows_with_a_null_key_are_told_apart_and_tables_without_rowid_are_refused(tmp_path: Path) -> None:
+    remote, replica = tmp_path / "remote.db", tmp_path / "replica.db"
+    with closing(apsw.Connection(str(remote))) as connection:
+        connection.execute("CREATE TABLE w (a TEXT PRIMARY KEY, b)")
+        connection.execute("INSERT INTO w VALUES (NULL, 1), (NULL, 2)")
+        tailrace.sync(replica, remote)
+        with closing(sqlite3.connect(replica, isolation_level=None)) as local:
+            local.execute("UPDATE w SET b = 9 WHERE b = 1")
+        tailrace.sync(replica, remote)
+        assert sorted(connection.execute("SELECT b FROM w").fetchall()) == [(2,), (9,)]
+        connection.execute("CREATE TABLE v (a TEXT PRIMARY KEY) WITHOUT ROWID")
+    with pytest.raises(PreflightError, match="rowid"):
+        tailrace.sync(tmp_path / "other.db", remote)
