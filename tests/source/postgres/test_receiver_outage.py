@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tailrace.option.value import Secret
 from tailrace.source.postgres.receiver import BACKOFF
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
@@ -32,7 +33,8 @@ def test_while_the_store_is_down_nothing_is_acknowledged_and_everything_arrives_
     database: PostgresDatabase, session: Session, tmp_path: Path, is_streaming: bool
 ) -> None:
     with serving() as store:
-        journal: dict[str, Any] = {"path": "s3://shop/journal", "storage_options": store.options}
+        options = {name: Secret(value) for name, value in store.options.items()}
+        journal: dict[str, Any] = {"path": "s3://shop/journal", "storage_options": options}
         source = make_source(database, tmp_path, "public.t", heartbeat=None, journal=journal)
         source.prepare()
         origin(source)
