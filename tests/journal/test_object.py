@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 
@@ -17,21 +15,12 @@ from tailrace.journal import Cursor, Frame, FrameReader, Journal, ObjectPlace, c
 from tailrace.journal.object_storage import ObjectStorage
 from tailrace.journal.writer import KEPT_PIECES
 from tailrace.model.change import START, Position
-from tests.support.slatedb_bucket import BucketProcess, serving
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[BucketProcess]:
-    with serving() as process:
-        yield process
-
-
-_numbers = itertools.count()
+from tests.support.slatedb_bucket import BucketProcess
 
 
 @pytest.fixture
-def place(server: BucketProcess) -> ObjectPlace:
-    return ObjectPlace(f"s3://shop{next(_numbers)}/some/journal", server.options)
+def place(object_place: ObjectPlace) -> ObjectPlace:
+    return object_place
 
 
 def frame(number: int, *, complete: bool = True, payload: bytes = b"payload") -> Frame:
@@ -306,14 +295,6 @@ def test_a_journal_is_removed_with_everything_in_it(server: BucketProcess, place
     assert server.objects(place.url.removeprefix("s3://")) == {}
     assert cursors(place) == {}
     assert Journal.open_reader(place).mark() == START
-
-
-def test_a_journal_that_starts_late_does_not_serve_readers_from_before(place: ObjectPlace) -> None:
-    Journal.open_writer(place, origin=Position(5, 0)).close()
-    reader = Journal.open_reader(place)
-    assert (reader.origin(), reader.mark()) == (Position(5, 0), Position(5, 0))
-    with pytest.raises(LostError):
-        reader.frames(Position(4, 0), Position(5, 0))
 
 
 def test_a_store_that_overwrites_is_refused_before_anything_is_lost(server: BucketProcess, place: ObjectPlace) -> None:

@@ -8,11 +8,12 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from tailrace.errors import ConfigError
 from tailrace.state.layout import FORMAT, ColumnTypes, statements
 
+T = TypeVar("T")
 Row = Mapping[str, Any]
 Values = Mapping[str, object]
 RunSql = Callable[[str, Values], list[Row]]
@@ -69,6 +70,11 @@ class StateDatabase(ABC):
         Two transactions that write do not overlap, or the second one waits for the row that both update or select with
         `locking`. One that does not write sees what is committed now.
         """
+
+    def write(self, change: Callable[[RunSql], T]) -> T:
+        """Run `change` in a transaction. A database without locks runs it again when another process was faster."""
+        with self.transaction() as run:
+            return change(run)
 
     @abstractmethod
     def close(self) -> None:

@@ -184,11 +184,12 @@ def _connect(uri: str) -> sqlite3.Connection:
     connection = sqlite3.connect(
         uri, uri=True, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False, cached_statements=64
     )
-    connection.row_factory = _row
+    connection.row_factory = read_row
     return connection
 
 
-def _row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> dict[str, Any]:
+def read_row(cursor: sqlite3.Cursor, values: tuple[Any, ...]) -> dict[str, Any]:
+    """A row by the names of its columns."""
     return {column[0]: value for column, value in zip(cursor.description, values, strict=True)}
 
 

@@ -88,6 +88,10 @@ class StateStore(
                 epoch=str(uuid.uuid4()),
                 at=text_of(now()),
             )
+        if not self.shared:
+            from tailrace.state.versioned_file import forget_senders
+
+            forget_senders(self.state_dir, self._session.pipeline)
 
     @property
     def shared(self) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,10 @@ from tailrace.destination.webhook.sender.leader import Leadership, LeaderState, 
 from tailrace.errors import OwnedError
 from tailrace.model.change import LAST_ORDINAL, START, Position
 from tailrace.state import Owner, SqliteStore, StateStore
+from tailrace.state.versioned_file import KEPT_VERSIONS, LEADER_FOLDER
 from tailrace.testing.wait import wait_until
 from tests.support.database import PostgresDatabase
+from tests.support.process import is_paused
 
 AT = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -156,6 +159,96 @@ def test_of_many_nodes_that_claim_a_lease_at_once_one_gets_it(join: Join) -> Non
         thread.join()
     assert [standing.epoch for standing in won if standing] == [1]
     assert len(won) == len(nodes)
+
+
+_FROZEN = """
+import sys
+from tailrace.destination.webhook.sender.leader import Leadership, open_engine
+from tailrace.errors import OwnedError
+from tailrace.model.change import Position
+import os
+os.environ["TAILRACE_FAILPOINTS"] = ""
+one = Leadership(open_engine(sys.argv[1]), "shop", node="a", queue="queue of a", seconds=1)
+if sys.argv[2] != "claim":
+    assert one.claim() is not None
+    one.persist({"t": Position(5, 0)}, Position(3, 0))
+os.environ["TAILRACE_FAILPOINTS"] = sys.argv[3] + ":pause"
+try:
+    given = ({"t": Position(9, 0)}, Position(8, 0)) if sys.argv[2] == "persist" else ()
+    done = getattr(one, sys.argv[2])(*given)
+    print("done" if done else "not done", one.holds())
+except OwnedError:
+    print("refused", one.holds())
+"""
+
+
+@pytest.mark.parametrize("point", ["leader.changing", "state.version_drafted", "state.version_named"])
+@pytest.mark.parametrize("step", ["claim", "renew", "persist"])
+def test_a_node_that_is_frozen_while_it_writes_keeps_no_other_from_leading_and_changes_nothing_when_it_wakes(
+    tmp_path: Path, step: str, point: str
+) -> None:
+    lease = str(tmp_path / "shared")
+    b = Leadership(open_engine(lease), "shop", node="b", queue="queue of b", seconds=60)
+    command = [sys.executable, "-c", _FROZEN, lease, step, point]
+    with closing(b), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        try:
+            wait_until(lambda: is_paused(frozen.pid))
+            wait_until(lambda: b.claim() is not None)
+            # At the last point the other node's write was done before it froze; at the others it never is.
+            is_done = point == "state.version_named"
+            delivered = 9 if is_done and step == "persist" else 5
+            assert b.watermarks() == ({} if step == "claim" else {"t": Position(delivered, 0)})
+            b.persist({"t": Position(20, 0)}, Position(7, 0))
+            epoch = b.epoch
+            frozen.send_signal(signal.SIGCONT)
+            said, _ = frozen.communicate()
+            # A write that others have built on is tried again, and finds that another node leads.
+            assert said in ("not done False\n", "refused False\n")
+            assert (b.renew(), b.epoch, b.leader()) == (True, epoch, "b")
+            assert b.watermarks() == {"t": Position(20, 0)}
+            assert b.places()["b"] == Position(7, 0)
+        finally:
+            frozen.kill()
+
+
+def test_a_node_that_slept_until_its_version_was_used_and_removed_changes_nothing(tmp_path: Path) -> None:
+    lease = str(tmp_path / "shared")
+    b = Leadership(open_engine(lease), "shop", node="b", queue="queue of b", seconds=60)
+    command = [sys.executable, "-c", _FROZEN, lease, "persist", "state.version_drafted"]
+    with closing(b), subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as frozen:
+        try:
+            wait_until(lambda: is_paused(frozen.pid))
+            wait_until(lambda: b.claim() is not None)
+            for number in range(3 * KEPT_VERSIONS):
+                b.persist({"t": Position(20 + number, 0)}, Position(7, 0))
+            frozen.send_signal(signal.SIGCONT)
+            assert frozen.communicate()[0] == "refused False\n"
+            assert b.watermarks() == {"t": Position(19 + 3 * KEPT_VERSIONS, 0)}
+            b.renew()
+        finally:
+            frozen.kill()
+    files = [file.name for file in (tmp_path / "shared" / LEADER_FOLDER).iterdir()]
+    assert len(files) <= KEPT_VERSIONS + 1
+    assert all(name.endswith(".db") for name in files)
+
+
+def test_nodes_that_kept_their_lease_in_the_sqlite_file_cannot_write_there_once_it_is_taken_over(
+    tmp_path: Path,
+) -> None:
+    owner = replace(Owner.here(), pid=1)
+    file = SqliteStore(state_dir=tmp_path).open_database()
+    old = Leadership(file, "shop", node="old", queue="old", seconds=60, owner=owner)
+    claimed(old)
+    old.persist({"t": Position(5, 0)}, Position(3, 0))
+    new = Leadership(open_engine(str(tmp_path)), "shop", node="new", queue="new", seconds=60, owner=Owner(1, "x", AT))
+    with closing(old), closing(new):
+        assert new.claim() is None, "the lease of the old node lasts"
+        with pytest.raises(OwnedError):
+            old.persist({"t": Position(6, 0)}, Position(4, 0))
+        assert old.claim() is None
+        again = Leadership(open_engine(str(tmp_path)), "shop", node="old", queue="old", seconds=60, owner=owner)
+        with closing(again):
+            assert claimed(again) == LeaderState(2, Position(3, 0), {})
 
 
 def test_the_state_of_a_pipeline_holds_its_lease_and_a_new_life_of_it_begins_without_watermarks(

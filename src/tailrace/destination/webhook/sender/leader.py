@@ -18,8 +18,9 @@ from tailrace.errors import OwnedError
 from tailrace.model.change import START, Position
 from tailrace.state.database import Row, RunSql, StateDatabase
 from tailrace.state.record import Owner, text_of, time_of
-from tailrace.state.sqlite import SqliteStore
 from tailrace.state.store import is_folder
+from tailrace.state.versioned_file import open_leader_database
+from tailrace.system.failpoint import reach
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # also counts while the machine sleeps
 
@@ -74,38 +75,41 @@ class Leadership:
         """Take the lease; None while another node has it. A dead process of this machine is not waited for."""
         with self._lock:
             asked = elapsed()
-            with self._engine.transaction() as run:
-                self._run(
-                    run, "INSERT INTO sender_lease (pipeline) VALUES (:pipeline) ON CONFLICT (pipeline) DO NOTHING"
-                )
-                lease = self._lease(run)
-                at = time_of(self._run(run, self._engine.clock)[0]["at"])
-                holder = _holder(lease)
-                lasts = lease["lease_until"] is not None and time_of(lease["lease_until"]) > at
-                if holder and lasts and not (holder == self._owner or holder.gone):
-                    return None
-                epoch = int(lease["epoch"]) + 1
-                self._run(
-                    run,
-                    "UPDATE sender_lease SET epoch = :epoch, node = :node, owner_pid = :pid, owner_host = :host,"
-                    " owner_started = :started, owner_machine = :machine, lease_until = :until"
-                    " WHERE pipeline = :pipeline",
-                    epoch=epoch,
-                    node=self._node,
-                    pid=self._owner.pid,
-                    host=self._owner.host,
-                    started=text_of(self._owner.started),
-                    machine=self._owner.machine,
-                    until=text_of(at + timedelta(seconds=self._seconds)),
-                )
-                places = self._run(
-                    run,
-                    "SELECT place FROM sender_queue WHERE pipeline = :pipeline AND queue = :queue",
-                    queue=self._queue,
-                )
-                marks = {} if lease["writer"] == self._queue else _marks(self._run(run, _WATERMARKS))
-            self._epoch, self._until = epoch, asked + self._seconds
-            return LeaderState(epoch, Position.parse(places[0]["place"]) if places else START, marks)
+            standing = self._engine.write(self._claim)
+            if standing is not None:
+                self._epoch, self._until = standing.epoch, asked + self._seconds
+            return standing
+
+    def _claim(self, run: RunSql) -> LeaderState | None:
+        self._run(run, "INSERT INTO sender_lease (pipeline) VALUES (:pipeline) ON CONFLICT (pipeline) DO NOTHING")
+        lease = self._lease(run)
+        at = time_of(self._run(run, self._engine.clock)[0]["at"])
+        holder = _holder(lease)
+        lasts = lease["lease_until"] is not None and time_of(lease["lease_until"]) > at
+        if holder and lasts and not (holder == self._owner or holder.gone):
+            return None
+        epoch = int(lease["epoch"]) + 1
+        self._run(
+            run,
+            "UPDATE sender_lease SET epoch = :epoch, node = :node, owner_pid = :pid, owner_host = :host,"
+            " owner_started = :started, owner_machine = :machine, lease_until = :until"
+            " WHERE pipeline = :pipeline",
+            epoch=epoch,
+            node=self._node,
+            pid=self._owner.pid,
+            host=self._owner.host,
+            started=text_of(self._owner.started),
+            machine=self._owner.machine,
+            until=text_of(at + timedelta(seconds=self._seconds)),
+        )
+        reach("leader.changing")
+        places = self._run(
+            run,
+            "SELECT place FROM sender_queue WHERE pipeline = :pipeline AND queue = :queue",
+            queue=self._queue,
+        )
+        marks = {} if lease["writer"] == self._queue else _marks(self._run(run, _WATERMARKS))
+        return LeaderState(epoch, Position.parse(places[0]["place"]) if places else START, marks)
 
     def renew(self) -> bool:
         """Extend the lease, counted from now. False when another node leads: this one does not lead any more."""
@@ -113,34 +117,40 @@ class Leadership:
             if self._epoch is None:
                 return False
             asked = elapsed()
-            with self._engine.transaction() as run:
-                is_ours = self._is_ours(run)
-                if is_ours:
-                    at = time_of(self._run(run, self._engine.clock)[0]["at"])
-                    self._run(
-                        run,
-                        "UPDATE sender_lease SET lease_until = :until WHERE pipeline = :pipeline",
-                        until=text_of(at + timedelta(seconds=self._seconds)),
-                    )
+            is_ours = self._engine.write(self._renew)
             if is_ours:
                 self._until = asked + self._seconds
             else:
                 self._epoch = None
             return is_ours
 
+    def _renew(self, run: RunSql) -> bool:
+        if not self._is_ours(run):
+            return False
+        at = time_of(self._run(run, self._engine.clock)[0]["at"])
+        self._run(
+            run,
+            "UPDATE sender_lease SET lease_until = :until WHERE pipeline = :pipeline",
+            until=text_of(at + timedelta(seconds=self._seconds)),
+        )
+        reach("leader.changing")
+        return True
+
     def release(self) -> None:
         """Give up the lease, so that the next leader need not wait. Does nothing when this node does not lead."""
         with self._lock:
             if self._epoch is None:
                 return
-            with self._engine.transaction() as run:
-                if self._is_ours(run):
-                    self._run(
-                        run,
-                        "UPDATE sender_lease SET owner_pid = NULL, owner_host = NULL, owner_started = NULL,"
-                        " owner_machine = NULL, lease_until = NULL WHERE pipeline = :pipeline",
-                    )
+            self._engine.write(self._release)
             self._epoch = None
+
+    def _release(self, run: RunSql) -> None:
+        if self._is_ours(run):
+            self._run(
+                run,
+                "UPDATE sender_lease SET owner_pid = NULL, owner_host = NULL, owner_started = NULL,"
+                " owner_machine = NULL, lease_until = NULL WHERE pipeline = :pipeline",
+            )
 
     def resign(self) -> None:
         """Stop relying on the lease, without asking the store: it may be unreachable."""
@@ -151,27 +161,33 @@ class Leadership:
 
         Raises OwnedError, and nothing is stored, when another node has led since.
         """
-        with self._lock, self._engine.transaction() as run:
-            if not self._is_ours(run):
+        with self._lock:
+            if not self._engine.write(lambda run: self._persist(run, watermarks, place)):
                 self._epoch = None
                 raise OwnedError(
                     f"another node sends the events of {self._pipeline} now; it repeats what this node delivered last",
                     fix="none needed: this node follows from now on",
                 )
-            at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
-            self._run(run, "UPDATE sender_lease SET writer = :queue WHERE pipeline = :pipeline", queue=self._queue)
-            self._put_place(run, place, at)
-            if watermarks:
-                self._engine.run_many(
-                    run,
-                    'INSERT INTO sender_watermark (pipeline, "table", position) VALUES (:pipeline, :table, :position)'
-                    ' ON CONFLICT (pipeline, "table") DO UPDATE SET position = excluded.position'
-                    " WHERE sender_watermark.position < excluded.position",
-                    [
-                        {"pipeline": self._pipeline, "table": table, "position": str(position)}
-                        for table, position in sorted(watermarks.items())
-                    ],
-                )
+
+    def _persist(self, run: RunSql, watermarks: Mapping[str, Position], place: Position) -> bool:
+        if not self._is_ours(run):
+            return False
+        at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
+        self._run(run, "UPDATE sender_lease SET writer = :queue WHERE pipeline = :pipeline", queue=self._queue)
+        self._put_place(run, place, at)
+        if watermarks:
+            self._engine.run_many(
+                run,
+                'INSERT INTO sender_watermark (pipeline, "table", position) VALUES (:pipeline, :table, :position)'
+                ' ON CONFLICT (pipeline, "table") DO UPDATE SET position = excluded.position'
+                " WHERE sender_watermark.position < excluded.position",
+                [
+                    {"pipeline": self._pipeline, "table": table, "position": str(position)}
+                    for table, position in sorted(watermarks.items())
+                ],
+            )
+        reach("leader.changing")
+        return True
 
     def watermarks(self) -> dict[str, Position]:
         """How far each table is delivered, by all nodes together."""
@@ -192,9 +208,12 @@ class Leadership:
 
     def pass_over(self, place: Position) -> None:
         """Make the sender of this queue begin after `place`: an operator gave up the events before it."""
-        with self._lock, self._engine.transaction() as run:
-            at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
-            self._put_place(run, place, at)
+        with self._lock:
+            self._engine.write(lambda run: self._pass_over(run, place))
+
+    def _pass_over(self, run: RunSql, place: Position) -> None:
+        at = text_of(time_of(self._run(run, self._engine.clock)[0]["at"]))
+        self._put_place(run, place, at)
 
     def close(self) -> None:
         """Close the connection, but keep the lease."""
@@ -244,9 +263,9 @@ def _holder(lease: Row) -> Owner | None:
 
 
 def open_engine(lease: str) -> StateDatabase:
-    """The shared store: a folder with a SQLite file on one machine, a Postgres DSN across machines."""
+    """The shared store: a folder on one machine, a Postgres DSN across machines."""
     if is_folder(lease):
-        return SqliteStore(state_dir=Path(lease)).open_database()
+        return open_leader_database(Path(lease))
     from tailrace.state.postgres import PostgresStore
 
     return PostgresStore(dsn=lease).open_database()
