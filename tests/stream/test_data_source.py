@@ -120,5 +120,5 @@ def test_directives_name_the_few_tables_that_are_stopped_paused_or_asked_for(tmp
         store.pause_table("4")
         request = store.ask("resync", "public.t5")
         found = BlockReader(Feed(source, LIMIT, 2, state=address, run=run))._read_directives()
-        assert (found.stopped, list(found.paused), found.resync) == ({"3": "here"}, ["4"], {"5": request})
+        assert (found.stopped, list(found.paused), found.resync) == ({"3": "here"}, ["4"], {"5": request.id})
         assert {one.upstream_id for one in store.halted_tables()} == {"3", "4"}
