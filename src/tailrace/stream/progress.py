@@ -344,7 +344,7 @@ class ProgressRecorder:
         return status.gear
 
     def _why_full(self) -> tuple[str, str]:
-        """Why the journal has no room, and what to do. It keeps the log that a copy needs until the table has read it."""
+        """Why the journal has no room, and what to do. It keeps the log of a copy until the table has read it."""
         raise_it = "raise `journal.max_bytes` of the source and start the pipeline again"
         held = [one for one in self._progress.values() if one.phase in ("copy", "catchup")]
         first = min(held, key=lambda one: one.position, default=None)
