@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
+from tailrace.destination import Destination
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, Offset, TableDirectives
+from tailrace.source.split import Split
+from tailrace.state import SqliteStore
 from tailrace.stream import data_source
-from tailrace.stream.data_source import BlockReader, Feed
+from tailrace.stream.block import Pickled, rows_of
+from tailrace.stream.data_source import BlockReader, Feed, LogPartition, lanes_for, note_cores
 from tests.support.source_making import make_sqlite
 
 LIMIT = Limit(1, 1)
@@ -35,6 +39,9 @@ class Scripted:
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         self.seen.append(directives)
         return self.next or start
+
+    def plan(self, start: Offset, end: Offset) -> list[Split]:
+        return [Split(weights={f"public.t{number}": number for number in range(30)})]
 
     def stop(self) -> None:
         pass
@@ -92,3 +99,44 @@ def test_a_follower_is_asked_whether_it_is_done_only_when_it_found_nothing(reade
     assert follower.asked_whether_done == 0
     latest(reader, {"log": 2})
     assert follower.asked_whether_done == 1
+
+
+def test_an_idle_stream_of_few_tables_answers_at_once(reader: CountingReader, monkeypatch: pytest.MonkeyPatch) -> None:
+    def sleep(seconds: float) -> None:
+        raise AssertionError("it waited")
+
+    monkeypatch.setattr("time.sleep", sleep)
+    start = {"log": 1, "tables": {str(number): {"phase": "ready"} for number in range(100)}}
+    assert latest(reader, start) == start
+
+
+def test_lanes_follow_executors_that_come_late_and_go(tmp_path: Path) -> None:
+    source = make_sqlite(tmp_path / "app.db", tmp_path, TableOptions())
+    unread: Pickled[Destination] = Pickled(b"")
+    reader = BlockReader(Feed(source, LIMIT, 2, unread, SqliteStore("p", tmp_path), follows_cores=True))
+    reader._follower = Scripted()  # type: ignore[assignment]
+    for cores in (0, 1, 16, 3):
+        if cores:
+            note_cores(tmp_path, cores)
+        [part] = reader.partitions({}, {})
+        assert isinstance(part, LogPartition)
+        assert set(part.lanes.values()) == set(range(lanes_for(cores)))
+        blocks = [(batch.column("lane")[0].as_py(), row) for batch in part.rows() for row in rows_of(batch)]
+        found = {table: lane for lane, row in blocks for table in row.log().weights}
+        assert found == part.lanes
+    reader.stop()
+
+
+def test_directives_name_the_few_tables_that_are_stopped_paused_or_asked_for(tmp_path: Path) -> None:
+    address = SqliteStore("p", tmp_path)
+    source = make_sqlite(tmp_path / "app.db", tmp_path, TableOptions())
+    with address.open() as store:
+        run = store.claim_run()
+        for number in range(20):
+            store.add_table(str(number), f"public.t{number}")
+        store.fail_table("3", "it broke", resume="here")
+        store.pause_table("4")
+        request = store.ask("resync", "public.t5")
+        found = BlockReader(Feed(source, LIMIT, 2, state=address, run=run))._read_directives()
+        assert (found.stopped, list(found.paused), found.resync) == ({"3": "here"}, ["4"], {"5": request.id})
+        assert {one.upstream_id for one in store.halted_tables()} == {"3", "4"}

@@ -48,6 +48,7 @@ class PlainSource(Source):
 
     released: list[Offset] = field(default_factory=list)
     passed: list[tuple[str, str]] = field(default_factory=list)
+    gears: list[str] = field(default_factory=lambda: ["streaming"])
 
     def tables(self) -> list[TableSchema]:
         return []
@@ -68,7 +69,7 @@ class PlainSource(Source):
         ]
 
     def status(self) -> SourceStatus:
-        return SourceStatus("streaming", journal_bytes=7)
+        return SourceStatus(self.gears[-1], journal_bytes=7)
 
     def idle_until(self) -> tuple[str, str] | None:
         return self.passed[-1] if self.passed else None
@@ -563,3 +564,26 @@ def test_what_the_source_leaves_out_is_logged_once_and_kept(scene: Scene, caplog
         "publication: lacks public.c. Fix: ALTER PUBLICATION …;"
     ]
     assert scene.recorder.status().notices == (notice,)
+
+
+def test_a_full_journal_names_the_table_whose_copy_needs_it_and_the_key_to_raise(scene: Scene) -> None:
+    scene.place("1", "ready", 90)
+    scene.place("2", "copy", 20, chunks_done=1, chunks_total=9, copy=1)
+    scene.batch()
+    scene.source.gears.append("full")
+    assert scene.recorder.note_source() == "full"
+    source = scene.recorder.status().source
+    assert source is not None
+    assert "the copy of public.b" in (source.error or "")
+    assert "journal.max_bytes" in (source.fix or "")
+    scene.place("2", "ready", 90, chunks_done=9, chunks_total=9, copy=1)
+    scene.batch()
+    scene.recorder.note_source()
+    source = scene.recorder.status().source
+    assert source is not None
+    assert "public.b" not in (source.error or "")
+    scene.source.gears.append("streaming")
+    scene.recorder.note_source()
+    source = scene.recorder.status().source
+    assert source is not None
+    assert source.error is None

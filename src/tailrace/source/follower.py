@@ -102,6 +102,11 @@ class SchemaVersions(Protocol):
         """The version that is valid at `after`, then those that begin in (after, upto], by position."""
         ...
 
+    def new_versions(self, after: Position, upto: Position) -> Collection[str]:
+        """The upstream ids of the tables of which a version begins in (after, upto]. One question, whatever their
+        number."""
+        ...
+
 
 class Follower(ABC):
     """The driver half of a source: one per query, in a process of its own. Connections live here."""

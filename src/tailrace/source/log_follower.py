@@ -128,15 +128,15 @@ class LogFollower(Follower, Generic[At]):
 
     def recopy(self, now: At, end: At) -> At:
         """Copy a table again when its rows changed in a way that the log does not show; the copy begins after that."""
-        recopies = self.recopies()
         due = {
             name: entry.recopy()
-            for name, entry in end.tables.items()
-            if entry.phase not in ("init", "stopped")
-            and entry.snapshot_position < recopies.get(name, START)
+            for name, at in self.recopies().items()
+            if (entry := end.tables.get(name)) is not None
+            and entry.phase not in ("init", "stopped")
+            and entry.snapshot_position < at
             and self.policy_of(name) != "stop"
         }
-        return end.with_tables(due)
+        return end.with_tables(due) if due else end
 
     def is_worth_batch(self, given: At, now: At, end: At) -> bool:
         """Whether a step that changed no table's phase is worth a batch."""
@@ -149,6 +149,13 @@ class LogFollower(Follower, Generic[At]):
     def is_idle_until(self, now: At, goal: Any) -> bool:
         """Whether the log up to the goal holds no change of a table, although it was not read that far."""
         return False
+
+    def changed(self, after: Any, upto: Any) -> Collection[Any] | None:
+        """The ready tables of which the log in (after, upto] holds rows or a new version; None: any of them.
+
+        A plan is then made for these alone.
+        """
+        return None
 
     def idle_sign(self) -> object | None:
         """Changes with everything that the next offset depends on, except the last one and the directives.
@@ -190,6 +197,8 @@ class LogFollower(Follower, Generic[At]):
     def latest(self, start: Offset, limit: Limit, directives: TableDirectives) -> Offset:
         sign = self.idle_sign()
         if sign is not None and self._idle is not None and self._idle == (start, directives, sign):
+            # While Spark waits for this answer it is the same object, which is equal at a glance.
+            self._idle = (start, directives, sign)
             return start
         end = self._latest(start, limit, directives)
         self._idle = (start, directives, sign) if end is start and sign is not None else None
@@ -220,6 +229,8 @@ class LogFollower(Follower, Generic[At]):
     def _plan_copy(self, now: At, then: At) -> Iterator[Split]:
         for name, entry in then.tables.items():
             earlier = now.tables.get(name)
+            if entry is earlier:
+                continue
             chunks = entry.chunks_since(earlier)
             if chunks and self.is_followed(name):
                 for split in self.split_copy(self._copied_schema(name, entry), name, entry, earlier, chunks):
@@ -228,7 +239,7 @@ class LogFollower(Follower, Generic[At]):
     def _plan_ranges(self, now: At, then: At) -> Sequence[Split]:
         ranges = {
             name: self._range_of(name, then.tables[name], reading)
-            for name, reading in log_ranges(now, then).items()
+            for name, reading in log_ranges(now, then, self.changed(now.log, then.log)).items()
             if self.is_followed(name)
         }
         return self.plan_log(ranges) if ranges else []

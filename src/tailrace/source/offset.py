@@ -174,24 +174,29 @@ class LogOffset(ABC, Generic[Id, Table, LogPoint]):
 
         `place_of` returns the place where a table that had reached a place resumes after an error.
         """
+        named = {*directives.stopped, *directives.paused, *directives.skips}
         directed: dict[Id, Table] = {}
         for name, entry in self.tables.items():
+            if entry.phase != "stopped" and not entry.skips and (not named or id_of(name) not in named):
+                continue
             position, requested = entry.position(self.log), directives.skips.get(id_of(name), ())
             skips = tuple(sorted(at for at in map(Position.parse, requested) if at > position))
             known = entry if skips == entry.skips else replace(entry, skips=skips)
             directed[name] = apply_directives(
                 known, id_of(name), directives, reached=entry.place(self.log), place_of=place_of
             )
-        return self.with_tables(directed)
+        return self.with_tables(directed) if directed else self
 
     def due(self, directives: TableDirectives, id_of: Callable[[Id], str] = str) -> dict[Id, Table]:
         """The tables whose copy is to begin, or to begin again because of a request, with the request's id."""
-        requests = {name: directives.resync.get(id_of(name), 0) for name in self.tables}
-        return {
-            name: replace(entry, request=max(entry.request, requests[name]))
-            for name, entry in self.tables.items()
-            if (entry.phase == "init" and id_of(name) not in directives.paused) or entry.request < requests[name]
-        }
+        due: dict[Id, Table] = {}
+        for name, entry in self.tables.items():
+            if entry.phase != "init" and not directives.resync:
+                continue
+            request = directives.resync.get(id_of(name), 0)
+            if (entry.phase == "init" and id_of(name) not in directives.paused) or entry.request < request:
+                due[name] = replace(entry, request=max(entry.request, request))
+        return due
 
     def copy_on(self, begun: Mapping[Id, Table], budget: int, chunk: int) -> Self:
         """Advance the copying tables, those just begun included, by as many chunks as the budget allows.
@@ -268,11 +273,18 @@ class LogRange(Generic[LogPoint]):
 
 
 def readers(
-    start: LogOffset[Id, Table, LogPoint], end: LogOffset[Id, Table, LogPoint]
+    start: LogOffset[Id, Table, LogPoint],
+    end: LogOffset[Id, Table, LogPoint],
+    changed: Collection[Id] | None = None,
 ) -> Iterator[tuple[Id, Table, Table]]:
-    """The tables that read the log between two offsets, with their entry at each. Pure: `plan` relies on it."""
+    """The tables that read the log between two offsets, with their entry at each. Pure: `plan` relies on it.
+
+    With `changed`, without the ready tables that are not among them: of ten thousand tables few change in a batch.
+    """
     for name, then in end.tables.items():
         now = start.tables.get(name)
+        if changed is not None and now is not None and now.phase == then.phase == "ready" and name not in changed:
+            continue
         if now is None or now.phase in ("init", "copy") or then.phase not in ("ready", "catchup"):
             continue
         if then.chunks_since(now) or (now.phase == "stopped" and now.resume().phase != "catchup"):
@@ -281,11 +293,20 @@ def readers(
 
 
 def log_ranges(
-    start: LogOffset[Id, Table, LogPoint], end: LogOffset[Id, Table, LogPoint]
+    start: LogOffset[Id, Table, LogPoint],
+    end: LogOffset[Id, Table, LogPoint],
+    changed: Collection[Id] | None = None,
 ) -> dict[Id, LogRange[LogPoint]]:
-    """Per table, the log range that lies between two offsets. Pure: `plan` relies on it."""
-    ranges = {name: LogRange(now.place(start.log), then.place(end.log)) for name, now, then in readers(start, end)}
-    return {name: reading for name, reading in ranges.items() if reading.upto > reading.after}
+    """Per table, the log range that lies between two offsets. Pure: `plan` relies on it.
+
+    With `changed`, without the ready tables that are not among them.
+    """
+    ranges: dict[Id, LogRange[LogPoint]] = {}
+    for name, now, then in readers(start, end, changed):
+        after, upto = now.place(start.log), then.place(end.log)
+        if upto > after:
+            ranges[name] = LogRange(after, upto)
+    return ranges
 
 
 # How directives change one table's entry in an offset, the same for every source.

@@ -59,6 +59,9 @@ class SchemaFile:
         begin, end = (bisect_right(known, position, key=lambda pair: pair[0]) for position in (after, upto))
         return known[max(begin - 1, 0) : end]
 
+    def new_versions(self, after: Position, upto: Position) -> list[str]:
+        return [name for name, known in self._versions.items() if any(after < at <= upto for at, _ in known)]
+
     def _store(self) -> None:
         if self._file is None:
             return

@@ -66,6 +66,16 @@ class VersionStore:
             first, last = holding(versions, str(after)), holding(versions, str(upto))
             return self._load(upstream_id, versions[max(first, 0) : last + 1])
 
+    def new_versions(self, after: Position, upto: Position) -> list[str]:
+        """The tables, by upstream id, of which a version begins in (after, upto]."""
+        rows = self._session.read(
+            "SELECT DISTINCT upstream_id FROM schema_version"
+            " WHERE pipeline = :pipeline AND position > :after AND position <= :upto",
+            after=str(after),
+            upto=str(upto),
+        )
+        return [row["upstream_id"] for row in rows]
+
     def prune_schemas(self, upto: Position, *, keep: Collection[str] = ()) -> int:
         """Drop versions that no position from `upto` on needs; says how many. The one that holds at `upto` stays.
 

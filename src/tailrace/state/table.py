@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime
 
@@ -115,6 +115,18 @@ class TableStore:
             known = self._session.cache.tables(self._session.read).values()
             # By code points, in whatever order the database would have put the names.
             return sorted(map(self._shown, known), key=lambda table: (table.name, table.upstream_id))
+
+    def halted_tables(self) -> list[TableRecord]:
+        """The tables that are in error or paused, in no order. Of many tables these are few."""
+        with self._session.lock:
+            return self._session.cache.halted_tables(self._session.read)
+
+    def tables_named(self, names: Collection[str]) -> list[TableRecord]:
+        """The tables with these names, in no order."""
+        if not names:
+            return []
+        with self._session.lock:
+            return [table for name in names for table in self._session.cache.tables_named(self._session.read, name)]
 
     def table(self, upstream_id: str) -> TableRecord | None:
         with self._session.lock:

@@ -64,6 +64,17 @@ class StateCache:
         rows = run(_SELECT_TABLES + " AND t.upstream_id = :upstream_id", upstream_id=upstream_id)
         return read_table(rows[0]) if rows else None
 
+    def halted_tables(self, run: RunStatement) -> list[TableRecord]:
+        if (known := self._tables) is not None:
+            return [one for one in known.values() if one.state is TableState.ERRORED or one.paused_at is not None]
+        condition = " AND (t.state = :errored OR t.paused_at IS NOT NULL)"
+        return [read_table(row) for row in run(_SELECT_TABLES + condition, errored=TableState.ERRORED.value)]
+
+    def tables_named(self, run: RunStatement, name: str) -> list[TableRecord]:
+        if self._tables is not None:
+            return [one for one in self._tables.values() if one.name == name]
+        return [read_table(row) for row in run(_SELECT_TABLES + " AND t.name = :name", name=name)]
+
     def versions(self, run: RunStatement, upstream_id: str) -> list[Version]:
         """The versions of a table by position. Not to be changed by the caller."""
         if upstream_id not in self._versions:

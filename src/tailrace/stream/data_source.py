@@ -224,16 +224,13 @@ class BlockReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         store = self._open_store()
         if store is None:
             return TableDirectives()
-        tables = store.tables()
-        ids = {table.name: table.upstream_id for table in tables}
+        halted = store.halted_tables()
+        resyncs = [request for request in store.open_requests() if request.kind == "resync"]
+        ids = {table.name: table.upstream_id for table in store.tables_named({one.table for one in resyncs})}
         return TableDirectives(
-            stopped={table.upstream_id: table.resume for table in tables if table.state is TableState.ERRORED},
-            paused=[table.upstream_id for table in tables if table.paused_at is not None],
-            resync={
-                ids[request.table]: request.id
-                for request in store.open_requests()
-                if request.kind == "resync" and request.table in ids
-            },
+            stopped={table.upstream_id: table.resume for table in halted if table.state is TableState.ERRORED},
+            paused=[table.upstream_id for table in halted if table.paused_at is not None],
+            resync={ids[request.table]: request.id for request in resyncs if request.table in ids},
             skips=store.skips(),
         )
 

@@ -337,8 +337,25 @@ class ProgressRecorder:
             self._store.pass_over(passed[1])
             self._passed = passed
         status = self._source.status()
+        if status.gear == "full" and status.error is None:
+            message, fix = self._why_full()
+            status = replace(status, error=message, fix=fix)
         self._store.put_source_status(status)
         return status.gear
+
+    def _why_full(self) -> tuple[str, str]:
+        """Why the journal has no room, and what to do. It keeps the log of a copy until the table has read it."""
+        raise_it = "raise `journal.max_bytes` of the source and start the pipeline again"
+        held = [one for one in self._progress.values() if one.phase in ("copy", "catchup")]
+        first = min(held, key=lambda one: one.position, default=None)
+        table = self._store.table(first.upstream_id) if first is not None else None
+        if table is None:
+            return "the journal is full: changes come faster than they are applied", f"wait, or {raise_it}"
+        return (
+            f"the journal is full: it keeps the log since the copy of {table.name} began, and no table gets changes"
+            " until that copy has caught up",
+            f"wait for the copy, which goes on; or, if the disk has room, {raise_it}",
+        )
 
     def note_notices(self, notices: Sequence[Finding]) -> None:
         """Store what the source leaves out, and log what is new of it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -70,6 +70,13 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._passed: tuple[Position, Position] | None = None
         self._passed_at = 0.0
         self._owes_pass = False
+        self._entries: Mapping[int, PostgresTableOffset] = {}
+        """Those of the last offset that was read. Few change from batch to batch."""
+
+    def _offset(self, raw: Offset) -> PostgresOffset:
+        read = PostgresOffset.from_json(raw, self._entries)
+        self._entries = read.tables
+        return read
 
     def start(self) -> Offset:
         cursor = Cursor(self.source.journal, self.source.context.reader)
@@ -162,9 +169,15 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         """Remove tables that left the publication. New ones wait for a copy, and so do those that left and came back,
         or whose publication may have held changes back in between."""
         tables = self._discovery.tables
-        now = now.only(tables)
-        entries = {oid: _enrolled(now.tables.get(oid), one) for oid, one in tables.items()}
-        return now.with_tables({oid: entry for oid, entry in entries.items() if entry != now.tables.get(oid)})
+        if now.tables.keys() != tables.keys():
+            now = now.only(tables)
+        entries = {
+            oid: _enrolled(entry, one)
+            for oid, one in tables.items()
+            if (entry := now.tables.get(oid)) is None
+            or (entry.member, entry.publication) != (one.membership, one.options)
+        }
+        return now.with_tables(entries) if entries else now
 
     def compare_schemas(self, now: PostgresOffset, end: PostgresOffset) -> PostgresOffset:
         """Compare the tables with the catalog, once the log was read up to where the catalog was read.
@@ -284,8 +297,15 @@ class PostgresFollower(LogFollower[PostgresOffset]):
             return True
         if not self._has_new_version and not any(meta.shapes for meta in metas):
             return False
-        self._has_new_version = any(len(self._versions.schemas_between(str(oid), now.log, upto)) > 1 for oid in ready)
+        self._has_new_version = any(int(oid) in ready for oid in self._versions.new_versions(now.log, upto))
         return self._has_new_version
+
+    def changed(self, after: Position, upto: Position) -> Collection[int]:
+        if upto <= after:
+            return ()
+        frames = self._journal.frames(after, upto)
+        rows = {oid for ref in frames for oid in FrameMeta.from_bytes(ref.meta).rows}
+        return rows | {int(oid) for oid in self._versions.new_versions(after, upto)}
 
     # -- the copy -----------------------------------------------------------------------------------------
 
