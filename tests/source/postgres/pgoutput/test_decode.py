@@ -330,7 +330,7 @@ def test_rows_without_a_begin_or_a_relation_are_refused() -> None:
         (truncate(1, 2**32 - 1), Truncate((1, 2**32 - 1))),
         (
             b"M\1" + struct.pack(">q", 9) + b"p\0" + struct.pack(">I", 2) + b"\0\1",
-            LogicalMessage(True, "p", b"\0\1"),
+            LogicalMessage(True, "p", b"\0\1", lsn=9),
         ),
     ],
 )
@@ -359,7 +359,7 @@ def stories(draw: st.DrawFn) -> Story:
     story = Story()
     identities = {1: "d", 2: "f"}
     known: set[int] = set()
-    for number in range(draw(st.integers(1, 4))):
+    for number in range(1, draw(st.integers(2, 5))):
         lsn, ordinal = 1000 + number * 100, 0
         story.messages.append(begin(lsn, xid=number))
 
