@@ -154,7 +154,14 @@ def test_every_figure_is_on_the_page_of_the_commands(tmp_path: Path) -> None:
     documented = re.findall(r"`(tailrace_\w+)`", page)
     assert documented == [
         figure.name
-        for figure in (prometheus.UP, *prometheus.PIPELINE, *prometheus.TABLE, prometheus.STATE, *prometheus.QUEUE)
+        for figure in (
+            prometheus.UP,
+            *prometheus.PIPELINE,
+            prometheus.PHASE,
+            *prometheus.TABLE,
+            prometheus.STATE,
+            *prometheus.QUEUE,
+        )
     ]
 
 

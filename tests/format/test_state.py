@@ -95,7 +95,8 @@ def test_a_store_is_rewritten_byte_for_byte(tmp_path: Path) -> None:
             store.add_table(table.upstream_id, "another")
             store.add_table(table.upstream_id, table.name)
     after = stored(folder)
-    assert after.keys() - before.keys() == {"applied_batch", "held_batch", "report", "planned_batch"}  # added since
+    added = {"applied_batch", "held_batch", "report", "planned_batch", "activity", "batch_detail", "sample"}
+    assert after.keys() - before.keys() == added
     for name in before:
         changed = [{**row, "changed": 0} if name == "pipeline" else row for row in after[name]]
         assert changed == [{**row, "changed": 0} if name == "pipeline" else row for row in before[name]]
@@ -133,12 +134,17 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "batch",
         "position",
         "rows_per_second",
+        "copied_per_second",
+        "changes_per_second",
         "lag_bytes",
         "source",
         "requests",
+        "recent_requests",
         "last_run",
         "notices",
         "delivery",
+        "slot",
+        "phases",
     ]
     items = status["tables"][0]
     assert {key: items[key] for key in ("name", "state", "reason", "fix", "retry", "attempts", "letters")} == {
@@ -159,6 +165,9 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "chunks_done",
         "chunks_total",
         "changes_applied",
+        "inserts",
+        "updates",
+        "deletes",
         "position",
         "lag_bytes",
         "lag_seconds",

@@ -96,7 +96,7 @@ def test_a_file_of_the_second_format_gets_the_tables_it_lacks_and_keeps_the_rest
         store.claim_run()
     with sqlite3.connect(tmp_path / "state.db") as connection:
         added = ("sender_lease", "sender_watermark", "sender_queue", "applied_batch", "held_batch", "report")
-        for table in (*added, "planned_batch"):
+        for table in (*added, "planned_batch", "activity", "batch_detail", "sample"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 2")
     connection.close()

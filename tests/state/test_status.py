@@ -24,8 +24,10 @@ from tailrace.state import (
     TableState,
     TableUpdate,
 )
+from tailrace.state.activity import Sample
+from tailrace.state.record import ChangeCounts
 from tailrace.state.state_machine import WAY
-from tailrace.state.status import PipelineStatus
+from tailrace.state.status import PipelineStatus, SlotForecast, TableReading
 
 NOW = datetime(2026, 5, 4, 12, 0, 0, tzinfo=UTC)
 
@@ -45,6 +47,7 @@ def ready(store: StateStore, *, commit: int, at: datetime = NOW) -> None:
         changes_applied=5,
         position=str(end_of(commit)),
         last_change_committed_at=at - timedelta(seconds=30),
+        counts=ChangeCounts(10, 3, 1, 1),
     )
     store.apply_batch(BatchRecord(0, {"lsn": commit}, str(end_of(commit)), 15, 100, 2.0, at), [update])
 
@@ -88,10 +91,47 @@ def test_lag_is_unknown_before_the_source_has_a_status(store: StateStore) -> Non
 def test_rates_come_from_the_batches_and_from_the_status_before(store: StateStore) -> None:
     first = PipelineStatus.read(store, at=NOW)
     ready(store, commit=1, at=NOW + timedelta(seconds=4))
-    second = PipelineStatus.read(store, previous=first, at=NOW + timedelta(seconds=5))
+    second = PipelineStatus.read(store, before=TableReading.of(first), at=NOW + timedelta(seconds=5))
     assert second.tables[0].rows_per_second == 3.0
+    # A copy is not mixed into the rate of changes.
+    assert (second.copied_per_second, second.changes_per_second) == (10 / 3, 5 / 3)
     assert second.rows_per_second == 5.0
     assert PipelineStatus.read(store, at=NOW + timedelta(hours=1)).rows_per_second == 0.0
+
+
+def test_a_status_has_what_changed_by_kind_the_phases_and_what_became_of_requests(store: StateStore) -> None:
+    ready(store, commit=1)
+    store.apply_batch(BatchRecord(1, {}, phases={"write": 0.25, "read": 0.5}))
+    store.finish_request(store.ask("pause", "public.orders").id, "paused")
+    values = PipelineStatus.read(store, at=NOW).to_dict()
+    table = values["tables"][0]
+    assert (table["inserts"], table["updates"], table["deletes"]) == (3, 1, 1)
+    assert values["phases"] == {"write": 0.25, "read": 0.5}
+    [request] = values["recent_requests"]
+    assert (request["kind"], request["table"], request["outcome"]) == ("pause", "public.orders", "paused")
+    assert request["done_at"] is not None
+
+
+def samples(*slot_bytes: int | None, safe: int | None = 3000, status: str | None = "extended") -> list[Sample]:
+    return [
+        Sample(NOW + timedelta(seconds=10 * index), 10.0, slot_bytes=kept, safe_wal_bytes=safe, wal_status=status)
+        for index, kept in enumerate(slot_bytes)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("found", "forecast"),
+    [
+        ([], None),
+        (samples(1000, status=None), None),
+        (samples(1000), SlotForecast("extended", 1000, 3000, None, None)),
+        (samples(1000, None, 2000), SlotForecast("extended", 2000, 3000, 50.0, 60.0)),
+        (samples(2000, 1000), SlotForecast("extended", 1000, 3000, -100.0, None)),
+        (samples(1000, 2000, safe=None), SlotForecast("extended", 2000, None, 100.0, None)),
+    ],
+)
+def test_when_a_slot_is_full_follows_from_how_it_grew(found: list[Sample], forecast: SlotForecast | None) -> None:
+    assert SlotForecast.of(found) == forecast
 
 
 def test_a_status_is_json(store: StateStore, tmp_path: Path) -> None:

@@ -90,7 +90,7 @@ def test_a_newer_format_is_refused_by_readers_and_writers(store: StateStore, tmp
     with sqlite3.connect(tmp_path / "state.db") as connection:
         connection.execute("PRAGMA user_version = 99")
     connection.close()
-    with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 5"):
+    with pytest.raises(ConfigError, match="has format 99, this tailrace reads up to 6"):
         SqliteStore("shop", tmp_path).open()
     with pytest.raises(ConfigError, match="has format 99"):
         SqliteStore("shop", tmp_path).open_reading()

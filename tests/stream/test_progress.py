@@ -30,6 +30,7 @@ from tailrace.source.option import SourceOptions
 from tailrace.source.source import Source
 from tailrace.source.split import Split
 from tailrace.state import SqliteStore, StateStore, TableRecord, TableState
+from tailrace.state.record import ChangeCounts
 from tailrace.stream.micro_batch import TableResult
 from tailrace.stream.progress import ProgressRecorder
 
@@ -127,7 +128,7 @@ class Scene:
 
 
 def done(upstream_id: str = "1", changes: int = 1) -> TableResult:
-    return TableResult("public.a", upstream_id, False, 0, changes, changes, 0, False, None, 0.1, None)
+    return TableResult("public.a", upstream_id, False, 0, changes, changes, 0, 0, False, None, 0.1, None)
 
 
 def copied(upstream_id: str = "1", rows: int = 5) -> TableResult:
@@ -587,3 +588,35 @@ def test_a_full_journal_names_the_table_whose_copy_needs_it_and_the_key_to_raise
     source = scene.recorder.status().source
     assert source is not None
     assert source.error is None
+
+
+def test_rates_and_lags_are_recorded_once_in_a_while(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.follow("1")
+    scene.batch(replace(done(), inserts=2, updates=3, deletes=4))
+    scene.batch(replace(done(), inserts=1, repeated=True))
+    scene.recorder.note_source()
+    assert scene.store.samples(NOW) == []
+    monkeypatch.setattr("tailrace.stream.progress.SAMPLE_SECONDS", 0.0)
+    scene.recorder.note_source()
+    [sample] = scene.store.samples(NOW)
+    # A batch that is repeated was counted when it was applied.
+    assert (sample.counts, sample.journal_bytes) == (ChangeCounts(0, 2, 3, 4), 7)
+    assert scene.store.totals() == {"1": ChangeCounts(0, 2, 3, 4)}
+    scene.recorder.note_source()
+    assert not scene.store.samples(NOW)[-1].counts
+
+
+def test_a_rate_is_measured_over_some_seconds(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches come in turns: from one second to the next, a table's rate would jump between 0 and a lot."""
+    scene.follow("1")
+    now = [NOW]
+    monkeypatch.setattr("tailrace.state.status._now", lambda: now[0])
+    scene.recorder._clock = lambda: now[0]
+    rates = []
+    for second in range(40):
+        now[0] = NOW + timedelta(seconds=second)
+        if second % 5 == 0:
+            scene.batch(done(changes=50))
+        rates.append(scene.recorder.status().tables[0].rows_per_second)
+    assert set(rates[15:]) <= {10.0, 100 / 11, 50 / 10}
+    assert len(scene.recorder._readings) <= 12

@@ -140,6 +140,8 @@ def _values(status: PipelineStatus) -> dict[str, object]:
         "rows_copied": sum(table.rows_copied for table in status.tables),
         "changes_applied": sum(table.changes_applied for table in status.tables),
         "rows_per_second": round(status.rows_per_second, 1),
+        "copied_per_second": round(status.copied_per_second, 1),
+        "changes_per_second": round(status.changes_per_second, 1),
         "lag_bytes": status.lag_bytes,
         "gear": source.gear if source else None,
         "journal_bytes": source.journal_bytes if source else None,
@@ -251,7 +253,11 @@ def _headline(status: PipelineStatus) -> str:
     if status.delivery and status.delivery.pending:
         lag = f", the oldest {status.delivery_lag:,.0f} s old" if status.delivery_lag is not None else ""
         parts.append(f"{status.delivery.pending:,} events not delivered{lag}")
-    parts.append(f"{status.rows_per_second:,.0f} rows/s")
+    if status.copied_per_second:
+        parts.append(f"{status.copied_per_second:,.0f} rows/s copied")
+    parts.append(f"{status.changes_per_second:,.0f} changes/s")
+    if status.slot and status.slot.full_in is not None:
+        parts.append(f"slot full in {format_seconds(status.slot.full_in)}")
     return " · ".join(parts)
 
 
@@ -277,6 +283,18 @@ def _lag(table: TableStatus) -> str:
     if table.lag_seconds is not None:
         parts.append(f"{table.lag_seconds:,.1f} s")
     return " ".join(parts)
+
+
+def format_seconds(seconds: float) -> str:
+    """`3 h 40 min` for people."""
+    minutes = int(seconds // 60)
+    if minutes < 1:
+        return f"{seconds:.0f} s"
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours} h"
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
 
 
 def format_bytes(count: int) -> str:

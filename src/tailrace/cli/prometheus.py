@@ -46,6 +46,8 @@ PIPELINE: Final = (
     MetricSpec(
         "tailrace_rows_per_second", "Rows and changes of the last minute", lambda status: status.rows_per_second
     ),
+    MetricSpec("tailrace_copied_per_second", "Rows copied, of the last minute", lambda one: one.copied_per_second),
+    MetricSpec("tailrace_changes_per_second", "Changes of the last minute", lambda one: one.changes_per_second),
     MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
     MetricSpec("tailrace_notices", "Things that the run leaves out", lambda status: len(status.notices)),
     MetricSpec("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
@@ -59,10 +61,29 @@ PIPELINE: Final = (
         "1 while receiving fails",
         lambda status: status.source.error is not None if status.source else None,
     ),
+    MetricSpec(
+        "tailrace_slot_bytes",
+        "Log that the server keeps for the slot",
+        lambda status: status.slot.kept_bytes if status.slot else None,
+    ),
+    MetricSpec(
+        "tailrace_slot_safe_bytes",
+        "Log that the server can write before it gives the slot up",
+        lambda status: status.slot.safe_bytes if status.slot else None,
+    ),
+    MetricSpec(
+        "tailrace_slot_full_seconds",
+        "Seconds until then, if the slot grows as it did",
+        lambda status: status.slot.full_in if status.slot else None,
+    ),
 )
+PHASE: Final = MetricSpec("tailrace_batch_phase_seconds", "Seconds of work in a phase of the last batch", float)
 TABLE: Final = (
     MetricSpec("tailrace_table_rows_copied_total", "Rows of the copy", lambda table: table.rows_copied),
     MetricSpec("tailrace_table_changes_applied_total", "Changes", lambda table: table.changes_applied),
+    MetricSpec("tailrace_table_inserts_total", "Inserts among them", lambda table: table.counts.inserts),
+    MetricSpec("tailrace_table_updates_total", "Updates among them", lambda table: table.counts.updates),
+    MetricSpec("tailrace_table_deletes_total", "Deletes among them", lambda table: table.counts.deletes),
     MetricSpec("tailrace_table_lag_bytes", "Log of the server that is not applied", lambda table: table.lag_bytes),
     MetricSpec(
         "tailrace_table_lag_seconds", "Age of the last change while more waits", lambda table: table.lag_seconds
@@ -106,6 +127,7 @@ class PipelineMetrics(Collector):
         yield from UP.of([(self._own, True)])
         for figure in PIPELINE:
             yield from figure.of([(self._own, status)])
+        yield from PHASE.of((self._own | {"phase": name}, spent) for name, spent in status.phases.items())
         # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
         by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.entered_at)}
         tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]

@@ -11,6 +11,7 @@ from tailrace.errors import RESYNC, DamagedError, LostError, PreflightError, Tai
 from tailrace.journal.frame import HEADER_BYTES, Frame, FrameRef, decode, is_sound
 from tailrace.journal.storage import JournalPlace, open_storage
 from tailrace.model.change import Position
+from tailrace.system.phase import phase
 
 AGAIN = f"start again: the receiver takes them in again if the upstream still has them; if that fails, {RESYNC}"
 _PARALLEL = 8
@@ -23,6 +24,7 @@ class FrameReader:
     def __init__(self, path: JournalPlace) -> None:
         self._storage = open_storage(path)
 
+    @phase("read")
     def read(self, ref: FrameRef) -> Frame:
         """The frame that a ref points to, with checksums verified. The payload is a view of 8-byte aligned memory.
 
@@ -48,7 +50,8 @@ class FrameReader:
             # A few groups ahead of what is decoded: a split may be larger than memory likes.
             coming = [pool.submit(fetch, group) for group in groups[:_PARALLEL]]
             for at in range(len(groups)):
-                frames = coming.pop(0).result()
+                with phase("read"):
+                    frames = coming.pop(0).result()
                 if at + _PARALLEL < len(groups):
                     coming.append(pool.submit(fetch, groups[at + _PARALLEL]))
                 yield from frames

@@ -21,6 +21,7 @@ from tailrace.errors import SchemaChangedError, TableError
 from tailrace.model import key as keys
 from tailrace.model.change import Changes, Op, pack_unchanged
 from tailrace.model.schema import TableSchema
+from tailrace.system.phase import phase
 
 Indexes = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -100,6 +101,7 @@ class Collapsed:
         return bool(self.marks.exact.null_count < len(self.marks.exact))
 
 
+@phase("collapse")
 def collapse(changes: Iterable[Changes], table: TableSchema, *, keep_deleted: bool = False) -> Collapsed:
     """Keep the last change per key. `table` is the schema version of the result; older changes are fitted to it.
 

@@ -8,7 +8,11 @@ from datetime import datetime
 
 @dataclass(frozen=True)
 class SourceStatus:
-    """What the receiving half last said of itself. `error` holds its last error, None once it is over."""
+    """What the receiving half last said of itself. `error` holds its last error, None once it is over.
+
+    `wal_status` is what the server says of the slot, `safe_wal_bytes` how much more it can write before it gives the
+    slot up; None where it never does. Both are kept with the samples of the pipeline.
+    """
 
     gear: str | None = None
     received: str | None = None
@@ -19,3 +23,5 @@ class SourceStatus:
     error: str | None = None
     fix: str | None = None
     at: datetime | None = None
+    wal_status: str | None = None
+    safe_wal_bytes: int | None = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 5
+FORMAT = 6
 """The version of the layout; a store of a newer one is refused, an older one is upgraded by its first writer."""
 
 
@@ -32,6 +32,9 @@ OF_PIPELINE = (
     "held_batch",
     "report",
     "planned_batch",
+    "activity",
+    "batch_detail",
+    "sample",
 )
 """What is kept for each pipeline. Not `sender_lease`: its epochs are counted on through every life of a pipeline."""
 
@@ -116,12 +119,29 @@ CREATE TABLE planned_batch (
 ){ending};
 """
 
-_ADDED = {2: _SINCE_3 + _SINCE_4 + _SINCE_5, 3: _SINCE_4 + _SINCE_5, 4: _SINCE_5}
-"""By format, the tables that a store of it lacks. A store of the first format is made again from nothing."""
+_SINCE_6 = """
+CREATE TABLE activity (
+    pipeline {text} NOT NULL, upstream_id {text} NOT NULL, hour {text} NOT NULL, copied {integer} NOT NULL,
+    inserts {integer} NOT NULL, updates {integer} NOT NULL, deletes {integer} NOT NULL,
+    PRIMARY KEY (pipeline, upstream_id, hour)
+){ending};
+CREATE TABLE batch_detail (
+    pipeline {text} NOT NULL, batch_id {integer} NOT NULL, detail {text} NOT NULL,
+    PRIMARY KEY (pipeline, batch_id)
+){ending};
+CREATE TABLE sample (
+    pipeline {text} NOT NULL, at {text} NOT NULL, value {text} NOT NULL,
+    PRIMARY KEY (pipeline, at)
+){ending};
+"""
+
+_LATER = {3: _SINCE_3, 4: _SINCE_4, 5: _SINCE_5, 6: _SINCE_6}
+"""The tables that each format added."""
 
 
 def statements(types: ColumnTypes, found: int = 0) -> list[str]:
     """What makes the tables that a store of format `found` (0: an empty one) lacks, one statement each."""
-    tables = _ADDED.get(found, _TABLES + _SINCE_3 + _SINCE_4 + _SINCE_5)
+    # A store of the first format is made again from nothing.
+    tables = ("" if found >= 2 else _TABLES) + "".join(_LATER[each] for each in _LATER if each > found)
     made = tables.format(**vars(types)).strip()
     return [statement.rstrip(";") for statement in made.split(";\n")]

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 
 from tailrace.errors import LostError
+from tailrace.state.activity import ActivityStore
 from tailrace.state.record import (
     STATUS_COLUMNS,
     BatchRecord,
@@ -37,7 +38,7 @@ _SAVE_STATUS = (
 )
 
 
-class ProgressStore(TableStore):
+class ProgressStore(TableStore, ActivityStore):
     """What was applied durably: a batch is recorded together with what it did to its tables."""
 
     def apply_batch(self, batch: BatchRecord, updates: Sequence[TableUpdate] = ()) -> bool:
@@ -74,6 +75,7 @@ class ProgressStore(TableStore):
                 oldest=batch.id - _KEPT_BATCHES,
             )
             self._update(tx, updates)
+            self._record_activity(tx, batch, updates, _KEPT_BATCHES)
         return True
 
     def _update(self, tx: StateTransaction, updates: Sequence[TableUpdate]) -> None:
@@ -158,6 +160,13 @@ class RequestStore:
     def open_requests(self) -> list[OperatorRequest]:
         """What was asked and not done yet, oldest first."""
         rows = self._session.read("SELECT * FROM request WHERE pipeline = :pipeline AND done_at IS NULL ORDER BY id")
+        return [read_request(row) for row in rows]
+
+    def recent_requests(self, count: int) -> list[OperatorRequest]:
+        """The newest, done or not, newest first."""
+        rows = self._session.read(
+            "SELECT * FROM request WHERE pipeline = :pipeline ORDER BY id DESC LIMIT :count", count=count
+        )
         return [read_request(row) for row in rows]
 
     def request(self, request_id: int) -> OperatorRequest | None:

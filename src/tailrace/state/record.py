@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -118,6 +118,26 @@ class TableRecord:
 
 
 @dataclass(frozen=True)
+class ChangeCounts:
+    """Rows that were copied, and changes as the upstream made them."""
+
+    copied: int = 0
+    inserts: int = 0
+    updates: int = 0
+    deletes: int = 0
+
+    def __add__(self, other: ChangeCounts) -> ChangeCounts:
+        return ChangeCounts(*(one + more for one, more in zip(astuple(self), astuple(other), strict=True)))
+
+    def __bool__(self) -> bool:
+        return any(astuple(self))
+
+    @property
+    def changes(self) -> int:
+        return self.inserts + self.updates + self.deletes
+
+
+@dataclass(frozen=True)
 class TableUpdate:
     """What one batch did to one table: counts are added, the rest replaces what was there unless it is None.
 
@@ -136,11 +156,15 @@ class TableUpdate:
     position: str | None = None
     last_change_committed_at: datetime | None = None
     asked: bool = False
+    counts: ChangeCounts = field(default_factory=ChangeCounts)
 
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """A micro-batch: the offset it ended at (the source's own JSON), the position up to which the log is applied."""
+    """A micro-batch: the offset it ended at (the source's own JSON), the position up to which the log is applied.
+
+    `phases` are kept with its `BatchDetail`: a batch that is read back has none.
+    """
 
     id: int
     offset: Mapping[str, Any]
@@ -149,6 +173,7 @@ class BatchRecord:
     bytes: int = 0
     seconds: float = 0.0
     at: datetime | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -3,29 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from tailrace.errors import Finding
 from tailrace.model.delivery_status import DeliveryStatus
 from tailrace.state import BatchRecord, RunRecord, SourceStatus, StateStore, TableRecord, TableState
-from tailrace.state.record import Owner
+from tailrace.state.activity import Sample
+from tailrace.state.record import ChangeCounts, OperatorRequest, Owner
 
 _RATE_BATCHES = 50
 _RATE_SECONDS = 60.0
+_SHOWN_REQUESTS = 20
+_SLOT_MINUTES = 10
+"""Over how long the growth of a slot is measured."""
 
 
 @dataclass(frozen=True)
 class TableStatus(TableRecord):
     """One table. `lag_bytes` is how much of the server's log it has not applied, where the upstream counts in bytes;
     `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known.
-    `letters` of its changes wait as dead letters."""
+    `letters` of its changes wait as dead letters. `counts` are since its last copy began."""
 
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     rows_per_second: float | None = None
     letters: int = 0
+    counts: ChangeCounts = field(default_factory=ChangeCounts)
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -37,6 +43,9 @@ class TableStatus(TableRecord):
             "chunks_done": self.chunks_done,
             "chunks_total": self.chunks_total,
             "changes_applied": self.changes_applied,
+            "inserts": self.counts.inserts,
+            "updates": self.counts.updates,
+            "deletes": self.counts.deletes,
             "position": self.position,
             "lag_bytes": self.lag_bytes,
             "lag_seconds": self.lag_seconds,
@@ -55,8 +64,55 @@ class TableStatus(TableRecord):
 
 
 @dataclass(frozen=True)
+class SlotForecast:
+    """A replication slot: the log that the server keeps for it, and when that becomes too much.
+
+    `growth` is in bytes per second, None before two samples are there. `full_in` seconds the server gives the slot up,
+    if it grows on like that; None: never, or not known.
+    """
+
+    status: str
+    kept_bytes: int | None
+    safe_bytes: int | None
+    growth: float | None
+    full_in: float | None
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> SlotForecast | None:
+        """What the samples say, oldest first. Pure."""
+        last = samples[-1] if samples else None
+        if last is None or last.wal_status is None:
+            return None
+        known = [(one.at, one.slot_bytes) for one in samples if one.slot_bytes is not None]
+        growth = None
+        if len(known) > 1 and (seconds := (known[-1][0] - known[0][0]).total_seconds()) > 0:
+            growth = (known[-1][1] - known[0][1]) / seconds
+        full_in = last.safe_wal_bytes / growth if growth and growth > 0 and last.safe_wal_bytes is not None else None
+        return cls(last.wal_status, last.slot_bytes, last.safe_wal_bytes, growth, full_in)
+
+
+@dataclass(frozen=True)
+class TableReading:
+    """How much each table had done at one moment, by name: what a rate is measured from."""
+
+    at: datetime
+    done: Mapping[str, int]
+
+    @classmethod
+    def of(cls, status: PipelineStatus) -> TableReading:
+        return cls(status.at, {table.name: table.rows_copied + table.changes_applied for table in status.tables})
+
+    def is_older(self, seconds: float, now: datetime) -> bool:
+        return (now - self.at).total_seconds() >= seconds
+
+
+@dataclass(frozen=True)
 class PipelineStatus:
-    """The pipeline, its tables and its receiving half at one moment."""
+    """The pipeline, its tables and its receiving half at one moment.
+
+    Rates are those of the last minute, rows of copies and changes apart. `phases` are the seconds of work in the last
+    batch. `recent_requests` are the newest, with their outcome.
+    """
 
     pipeline: str
     at: datetime
@@ -64,36 +120,46 @@ class PipelineStatus:
     tables: tuple[TableStatus, ...]
     batch: int | None = None
     position: str | None = None
-    rows_per_second: float = 0.0
+    copied_per_second: float = 0.0
+    changes_per_second: float = 0.0
     lag_bytes: int | None = None
     source: SourceStatus | None = None
     requests: tuple[str, ...] = field(default=())
     last_run: RunRecord | None = None
     notices: tuple[Finding, ...] = ()
     delivery: DeliveryStatus | None = None
+    slot: SlotForecast | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
+    recent_requests: tuple[OperatorRequest, ...] = ()
 
     @classmethod
     def read(
-        cls, store: StateStore, *, previous: PipelineStatus | None = None, at: datetime | None = None
+        cls, store: StateStore, *, before: TableReading | None = None, at: datetime | None = None
     ) -> PipelineStatus:
-        """The status now. With the `previous` one, each table's rate since then is known as well."""
-        at = at or datetime.now(UTC)
+        """The status now. With a reading of `before`, each table's rate since then is known as well."""
+        at = at or _now()
         batches, source = store.recent_batches(_RATE_BATCHES), store.source_status()
         applied = batches[0].position if batches else None
-        before = {table.name: table for table in previous.tables} if previous else {}
-        seconds = (at - previous.at).total_seconds() if previous else 0.0
+        details = store.batch_details(_RATE_BATCHES)
+        totals = store.totals()
+        counts = {detail.id: detail.counts for detail in details}
         letters = Counter(letter.upstream_id for letter in store.dead_letters(status="waiting"))
         return cls(
             pipeline=store.pipeline().name,
             at=at,
             runner=store.runner(),
             tables=tuple(
-                _status_of(table, applied, source, at, before.get(table.name), seconds, letters[table.upstream_id])
+                replace(
+                    _status_of(table, applied, source, at, before),
+                    letters=letters[table.upstream_id],
+                    counts=totals.get(table.upstream_id, ChangeCounts()),
+                )
                 for table in store.tables()
             ),
             batch=batches[0].id if batches else None,
             position=applied,
-            rows_per_second=_rate(batches, at),
+            copied_per_second=_rate(batches, at, {each: count.copied for each, count in counts.items()}),
+            changes_per_second=_rate(batches, at, {each: count.changes for each, count in counts.items()}),
             lag_bytes=_distance(source.server if source else None, applied),
             source=source,
             requests=tuple(
@@ -103,6 +169,9 @@ class PipelineStatus:
             last_run=store.last_run(),
             notices=tuple(store.notices()),
             delivery=store.delivery(),
+            slot=SlotForecast.of(store.samples(at - timedelta(minutes=_SLOT_MINUTES))),
+            phases=details[0].phases if details else {},
+            recent_requests=tuple(store.recent_requests(_SHOWN_REQUESTS)),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -115,13 +184,23 @@ class PipelineStatus:
             "batch": self.batch,
             "position": self.position,
             "rows_per_second": self.rows_per_second,
+            "copied_per_second": self.copied_per_second,
+            "changes_per_second": self.changes_per_second,
             "lag_bytes": self.lag_bytes,
             "source": _source_of(self.source) if self.source else None,
             "requests": list(self.requests),
+            "recent_requests": [_request_of(request) for request in self.recent_requests],
             "last_run": self.last_run.to_dict() if self.last_run else None,
             "notices": [notice.to_dict() for notice in self.notices],
             "delivery": {**asdict(self.delivery), "lag_seconds": self.delivery_lag} if self.delivery else None,
+            "slot": asdict(self.slot) if self.slot else None,
+            "phases": dict(self.phases),
         }
+
+    @property
+    def rows_per_second(self) -> float:
+        """Rows of copies and changes together."""
+        return self.copied_per_second + self.changes_per_second
 
     @property
     def errored(self) -> tuple[TableStatus, ...]:
@@ -143,6 +222,10 @@ def _runner_of(owner: Owner) -> dict[str, Any]:
     return {"pid": owner.pid, "host": owner.host, "started": owner.started.isoformat()}
 
 
+def _request_of(request: OperatorRequest) -> dict[str, Any]:
+    return {**asdict(request), "at": request.at.isoformat(), "done_at": _iso(request.done_at)}
+
+
 def _source_of(status: SourceStatus) -> dict[str, Any]:
     return {
         "gear": status.gear,
@@ -157,6 +240,10 @@ def _source_of(status: SourceStatus) -> dict[str, Any]:
     }
 
 
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
 def _iso(at: datetime | None) -> str | None:
     return at.isoformat() if at else None
 
@@ -166,9 +253,7 @@ def _status_of(
     applied: str | None,
     source: SourceStatus | None,
     at: datetime,
-    before: TableStatus | None,
-    seconds: float,
-    letters: int,
+    before: TableReading | None,
 ) -> TableStatus:
     # A table that follows the log with the others has everything up to the common position, changed or not.
     common = applied if table.state in (TableState.READY, TableState.SYNC_DONE) else None
@@ -178,16 +263,15 @@ def _status_of(
         **vars(table),
         lag_bytes=_distance(source.server if source else None, reached),
         lag_seconds=_age(table, reached, source, at),
-        rows_per_second=_growth(done, before, seconds),
-        letters=letters,
+        rows_per_second=_growth(done, before, table.name, at),
     )
 
 
-def _growth(done: int, before: TableStatus | None, seconds: float) -> float | None:
-    if before is None or seconds <= 0:
+def _growth(done: int, before: TableReading | None, table: str, at: datetime) -> float | None:
+    if before is None or table not in before.done or (seconds := (at - before.at).total_seconds()) <= 0:
         return None
     # A resync sets the counts back; that is not a negative rate.
-    return max(0.0, (done - before.rows_copied - before.changes_applied) / seconds)
+    return max(0.0, (done - before.done[table]) / seconds)
 
 
 def _age(table: TableRecord, reached: str | None, source: SourceStatus | None, at: datetime) -> float | None:
@@ -210,9 +294,37 @@ def _commit(position: str) -> int:
     return int(position[:16], 16)
 
 
-def _rate(batches: list[BatchRecord], at: datetime) -> float:
+def _rate(batches: list[BatchRecord], at: datetime, counts: Mapping[int, int]) -> float:
     recent = [batch for batch in batches if batch.at and (at - batch.at).total_seconds() < _RATE_SECONDS]
     if not recent or recent[-1].at is None:
         return 0.0
     window = (at - recent[-1].at).total_seconds() + recent[-1].seconds
-    return sum(batch.rows for batch in recent) / max(window, 1.0)
+    return sum(counts.get(batch.id, 0) for batch in recent) / max(window, 1.0)
+
+
+def take_sample(store: StateStore, source: SourceStatus, at: datetime, seconds: float, counts: ChangeCounts) -> Sample:
+    """The pipeline at this moment, with what it did in the `seconds` before."""
+    last = store.last_batch()
+    applied = last.position if last else None
+    delivery = store.delivery()
+    return Sample(
+        at,
+        seconds,
+        counts,
+        lag_bytes=_distance(source.server, applied),
+        lag_seconds=_lag_of(last, source, at),
+        journal_bytes=source.journal_bytes,
+        slot_bytes=_distance(source.server, source.slot_restart),
+        safe_wal_bytes=source.safe_wal_bytes,
+        wal_status=source.wal_status,
+        pending=delivery.pending if delivery else None,
+    )
+
+
+def _lag_of(last: BatchRecord | None, source: SourceStatus, at: datetime) -> float | None:
+    """How long ago the last batch was, while more is waiting than it applied."""
+    if last is None or last.position is None or source.received is None:
+        return None
+    if last.position >= source.received or last.at is None:
+        return 0.0
+    return max(0.0, (at - last.at).total_seconds())

@@ -228,7 +228,7 @@ class TableStore:
     def forget_table(self, upstream_id: str) -> None:
         """Drop a table that is gone, with its versions and waiting dead letters. A repeat changes nothing."""
         with self._session.write() as tx:
-            for table in ("table_state", "schema_version", "held_batch"):
+            for table in ("table_state", "schema_version", "held_batch", "activity"):
                 tx.run(
                     f"DELETE FROM {table} WHERE pipeline = :pipeline AND upstream_id = :upstream_id",  # noqa: S608
                     upstream_id=upstream_id,

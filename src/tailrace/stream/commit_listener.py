@@ -19,9 +19,12 @@ from tailrace.source.follower import Offset
 
 
 class CommitListener(StreamingQueryListener):
-    """Calls `committed(batch_id, end_offset, seconds)` after each batch of a query that read something."""
+    """Calls `committed(batch_id, end_offset, seconds, phases)` after each batch of a query that read something.
 
-    def __init__(self, query: str, committed: Callable[[int, Offset, float], None]) -> None:
+    `phases` are the seconds in which Spark itself planned the batch and kept its checkpoint.
+    """
+
+    def __init__(self, query: str, committed: Callable[[int, Offset, float, Mapping[str, float]], None]) -> None:
         self._query = query
         self._committed = committed
         self._failure: Exception | None = None
@@ -47,7 +50,7 @@ class CommitListener(StreamingQueryListener):
             end = source.get("endOffset")
             if end and end != source.get("startOffset"):
                 try:
-                    self._committed(progress["batchId"], end, progress["batchDuration"] / 1000)
+                    self._committed(progress["batchId"], end, progress["batchDuration"] / 1000, _phases(progress))
                 except Exception as error:  # noqa: BLE001 - Spark would swallow it; the pipeline raises it
                     self._failure = error
 
@@ -62,6 +65,14 @@ class CommitListener(StreamingQueryListener):
 
     def onQueryTerminated(self, event: QueryTerminatedEvent) -> None:
         pass
+
+
+_PHASES = {"plan": ("latestOffset", "getBatch", "queryPlanning"), "checkpoint": ("walCommit", "commitOffsets")}
+
+
+def _phases(progress: Mapping[str, Any]) -> dict[str, float]:
+    spent = progress.get("durationMs", {})
+    return {name: sum(spent.get(part, 0) for part in parts) / 1000 for name, parts in _PHASES.items()}
 
 
 class _JavaListener:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, Row
 
@@ -20,7 +21,7 @@ from tailrace.destination import Batch, Destination, EventDestination, Stage, St
 from tailrace.destination.copy import write_batch
 from tailrace.destination.event import event_stream
 from tailrace.errors import TableError
-from tailrace.model.change import Changes
+from tailrace.model.change import Changes, Op
 from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.source.source import Source
@@ -30,6 +31,7 @@ from tailrace.stream.block import ERROR, LOG, BlockRow, rows_of, unfit_value
 from tailrace.stream.spark_error import portable_errors
 from tailrace.stream.worker import begin, give_back_memory
 from tailrace.system.failpoint import reach
+from tailrace.system.phase import phase, take
 
 TOGETHER_BYTES = 128 * 1024 * 1024
 """How much of the log is decoded for several tables at once."""
@@ -37,8 +39,8 @@ UPKEEP_BATCHES = 20
 """How often a table's housekeeping is begun, in batches; it is cheap when nothing is due."""
 
 RESULT_SCHEMA = (
-    "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, upserts BIGINT, deletes BIGINT,"
-    " repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING, last STRING"
+    "table STRING, upstream_id STRING, copying BOOLEAN, copied BIGINT, changes BIGINT, inserts BIGINT, updates BIGINT,"
+    " deletes BIGINT, repeated BOOLEAN, committed_at BIGINT, seconds DOUBLE, error STRING, last STRING, phases STRING"
 )
 _RESULT_LAYOUT = pa.schema(
     [
@@ -47,13 +49,15 @@ _RESULT_LAYOUT = pa.schema(
         ("copying", pa.bool_()),
         ("copied", pa.int64()),
         ("changes", pa.int64()),
-        ("upserts", pa.int64()),
+        ("inserts", pa.int64()),
+        ("updates", pa.int64()),
         ("deletes", pa.int64()),
         ("repeated", pa.bool_()),
         ("committed_at", pa.int64()),
         ("seconds", pa.float64()),
         ("error", pa.string()),
         ("last", pa.string()),
+        ("phases", pa.string()),
     ]
 )
 
@@ -62,8 +66,9 @@ _RESULT_LAYOUT = pa.schema(
 class TableResult:
     """What a batch did to one table: it was `copying` rows, or it applied changes of the log.
 
-    `committed_at` is the upstream's time of its last change, in microseconds, `last` the last batch of the table at the
-    destination, None if it is not known.
+    `inserts`, `updates` and `deletes` are the changes as the upstream made them. `committed_at` is the upstream's time
+    of its last change, in microseconds, `last` the last batch of the table at the destination, None if it is not known.
+    `phases` are seconds of work since the lane's previous result, which may have been for several tables.
     """
 
     table: str
@@ -71,19 +76,22 @@ class TableResult:
     copying: bool
     copied: int
     changes: int
-    upserts: int
+    inserts: int
+    updates: int
     deletes: int
     repeated: bool
     committed_at: int | None
     seconds: float
     error: dict[str, Any] | None
     last: LastBatch | None = None
+    phases: Mapping[str, float] = field(default_factory=dict)
 
     @classmethod
     def of_row(cls, row: Row) -> TableResult:
         values = row.asDict()
         error, last = (json.loads(values[name]) if values[name] else None for name in ("error", "last"))
-        return cls(**{**values, "error": error, "last": LastBatch(**last) if last else None})
+        phases = json.loads(values["phases"])
+        return cls(**{**values, "error": error, "last": LastBatch(**last) if last else None, "phases": phases})
 
 
 @dataclass(frozen=True)
@@ -135,6 +143,7 @@ class Applier:
     ) -> Iterator[pa.RecordBatch]:
         """One lane: its tables one after the other. An error of one table does not stop the others."""
         begin()
+        take()
         rows = sorted(chain.from_iterable(map(rows_of, batches)), key=lambda row: (row.table, row.kind, row.first))
         copies = {
             table: _Work.of_copy(receipts)
@@ -171,7 +180,8 @@ class Applier:
             works[str(chunk.table.table)].note(chunk)
         reach("stream.before_write")
         completed = [work.require_table() for name, work in copies.items() if work.completes and name not in errors]
-        written = destination.write_events(event_stream(chain.from_iterable(copied), log, completed), batch)
+        with phase("write", outermost=True):
+            written = destination.write_events(event_stream(chain.from_iterable(copied), log, completed), batch)
         reach("stream.written")
         for name, work in works.items():
             self.stage.discard(work.staged)
@@ -190,10 +200,11 @@ class Applier:
             for split in splits:
                 ahead.append(pool.submit(self._read_split, split))
                 if len(ahead) > workers:
-                    yield ahead.popleft().result()
+                    yield _awaited(ahead.popleft())
             while ahead:
-                yield ahead.popleft().result()
+                yield _awaited(ahead.popleft())
 
+    @phase("decode", outermost=True)
     def _read_split(self, split: Split) -> tuple[list[Changes], list[TableError]]:
         """The changes of the split's tables. A table that cannot be read is left out, and all others are read whole."""
         errors: list[TableError] = []
@@ -220,8 +231,6 @@ class Applier:
             if _due(name, batch):
                 self._keep_up(table.table)
             result = work.result(name) | {
-                "upserts": written.upserts,
-                "deletes": written.deletes,
                 "repeated": written.repeated,
                 "last": _text_of(part.held_after(written)),
             }
@@ -242,6 +251,7 @@ class Applier:
         else:
             upkeep.do(str(table), job)
 
+    @phase("write", outermost=True)
     def _write(self, batch: TableBatch) -> Written:
         reach("stream.before_write")
         written = write_batch(self.destination, replace(batch, refetch=self.source.refetch, stage=self.stage))
@@ -267,6 +277,11 @@ def group_tables(weights: Mapping[str, int]) -> list[frozenset[str]]:
 
 
 Read = Iterator[tuple[list[Changes], list[TableError]]]
+
+
+@phase("wait", outermost=True)
+def _awaited(coming: Future[tuple[list[Changes], list[TableError]]]) -> tuple[list[Changes], list[TableError]]:
+    return coming.result()
 
 
 def _flows(tables: frozenset[str], read: Read) -> Iterator[tuple[str, Iterator[Changes]]]:
@@ -309,6 +324,7 @@ class _Work:
         self.starts = False
         self.completes = False
         self.count = 0
+        self.ops = np.zeros(len(Op) + 1, np.int64)
         self.committed_at: int | None = None
         self._changes = changes
         self._table = table
@@ -356,6 +372,7 @@ class _Work:
     def note(self, chunk: Changes) -> None:
         """Count the changes that are consumed."""
         self.count += len(chunk)
+        self.ops += np.bincount(chunk.batch.column("op").to_numpy(), minlength=len(self.ops))
         at = chunk.batch.column("committed_at").cast(pa.int64())[-1].as_py()
         self.committed_at = at if at is not None else self.committed_at
 
@@ -366,6 +383,9 @@ class _Work:
             "copying": self.copying,
             "copied": sum(receipt.rows for receipt in self.staged),
             "changes": self.count,
+            "inserts": int(self.ops[Op.INSERT]),
+            "updates": int(self.ops[Op.UPDATE] + self.ops[Op.MERGE]),
+            "deletes": int(self.ops[Op.DELETE]),
             "committed_at": self.committed_at,
         }
 
@@ -375,5 +395,6 @@ def _text_of(last: LastBatch) -> str:
 
 
 def _row(values: dict[str, Any]) -> pa.RecordBatch:
-    defaults: dict[str, Any] = {"copied": 0, "changes": 0, "upserts": 0, "deletes": 0, "repeated": False}
+    counts = dict.fromkeys(("copied", "changes", "inserts", "updates", "deletes"), 0)
+    defaults: dict[str, Any] = {**counts, "repeated": False, "phases": json.dumps(take())}
     return pa.RecordBatch.from_pylist([{**defaults, **values}], schema=_RESULT_LAYOUT)

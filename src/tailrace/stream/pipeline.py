@@ -426,12 +426,18 @@ class Pipeline:
         run.listener.raise_failure()
 
     def _committed(
-        self, recorder: ProgressRecorder, committer: Committer, batch_id: int, offset: Offset, seconds: float
+        self,
+        recorder: ProgressRecorder,
+        committer: Committer,
+        batch_id: int,
+        offset: Offset,
+        seconds: float,
+        phases: Mapping[str, float],
     ) -> None:
         """Spark has logged the batch: make the log entry durable, then let the upstream forget."""
         reach("pipeline.before_release")
         self._checkpoint.sync("commits", batch_id)
-        recorder.committed(batch_id, offset, seconds)
+        recorder.committed(batch_id, offset, seconds, phases)
         committer.settled(recorder.level)
         reach("pipeline.released")
 

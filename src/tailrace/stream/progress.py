@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
 
@@ -18,16 +19,21 @@ from tailrace.model.schema import TableSchema
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Offset, TableProgress
 from tailrace.source.source import Source
-from tailrace.state import BatchRecord, StateStore, TableRecord, TableState, TableUpdate
+from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, TableState, TableUpdate
 from tailrace.state.applied import WHOLE
+from tailrace.state.record import ChangeCounts
 from tailrace.state.state_machine import WAY
-from tailrace.state.status import PipelineStatus
+from tailrace.state.status import PipelineStatus, TableReading, take_sample
 from tailrace.stream.micro_batch import KnownTables, TableResult
 from tailrace.stream.table_failure import UNFOLLOWED, TableFailures
 
 _log = logging.getLogger(__name__)
 
 EVENT_SECONDS = 10.0
+SAMPLE_SECONDS = 10.0
+"""How often rates and lags are recorded."""
+RATE_SECONDS = 10.0
+"""Over how long the rate of a table is measured: batches come in turns, and a shorter time would show 0 in between."""
 PRUNE_BATCHES = 50
 """Schema versions that are no longer needed are removed once in this number of batches."""
 
@@ -57,7 +63,9 @@ class ProgressRecorder:
         self._failures = TableFailures(store, tables, clock)
         self._lock = threading.Lock()
         self._results: dict[int, list[TableResult]] = {}
-        self._previous: PipelineStatus | None = None
+        self._readings: deque[TableReading] = deque()
+        self._counts = ChangeCounts()
+        self._sampled_at = time.monotonic()
         self._passed: Sequence[str] | None = None
         last = store.last_batch()
         self.last_batch = last.id if last else -1
@@ -187,7 +195,9 @@ class ProgressRecorder:
         progress = self._progress.get(upstream_id)
         return str(progress.position) if progress is not None else None
 
-    def committed(self, batch_id: int, offset: Offset, seconds: float) -> None:
+    def committed(
+        self, batch_id: int, offset: Offset, seconds: float, phases: Mapping[str, float] | None = None
+    ) -> None:
         """Record the batch and let the upstream discard it. A repeat for the same batch does nothing."""
         if self._first_batch <= batch_id <= self.last_batch:
             return
@@ -235,8 +245,11 @@ class ProgressRecorder:
             rows=sum(result.copied + result.changes for result in results),
             seconds=seconds,
             at=self._clock(),
+            phases=_added_up([phases or {}, *(result.phases for result in results)]),
         )
         self._store.apply_batch(record, updates)
+        with self._lock:
+            self._counts = sum((update.counts for update in updates), self._counts)
         self._resolve_letters(progress)
         self._forget(self._progress.keys() - progress.keys())
         # If the table is in error, keep its request open: the next batch shows whether the copy continued.
@@ -341,7 +354,18 @@ class ProgressRecorder:
             message, fix = self._why_full()
             status = replace(status, error=message, fix=fix)
         self._store.put_source_status(status)
+        self._note_sample(status)
         return status.gear
+
+    def _note_sample(self, source: SourceStatus) -> None:
+        """Record rates and lags once in a while."""
+        seconds = time.monotonic() - self._sampled_at
+        if seconds < SAMPLE_SECONDS:
+            return
+        self._sampled_at += seconds
+        with self._lock:
+            counts, self._counts = self._counts, ChangeCounts()
+        self._store.put_sample(take_sample(self._store, source, self._clock(), seconds, counts))
 
     def _why_full(self) -> tuple[str, str]:
         """Why the journal has no room, and what to do. It keeps the log of a copy until the table has read it."""
@@ -375,8 +399,23 @@ class ProgressRecorder:
         self._store.put_source_status(waits)
 
     def status(self) -> PipelineStatus:
-        self._previous = PipelineStatus.read(self._store, previous=self._previous)
-        return self._previous
+        while len(self._readings) > 1 and self._readings[1].is_older(RATE_SECONDS, self._clock()):
+            self._readings.popleft()
+        status = PipelineStatus.read(self._store, before=self._readings[0] if self._readings else None)
+        self._readings.append(TableReading.of(status))
+        return status
+
+
+def _counts(result: TableResult) -> ChangeCounts:
+    return ChangeCounts(result.copied, result.inserts, result.updates, result.deletes)
+
+
+def _added_up(phases: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: dict[str, float] = {}
+    for each in phases:
+        for name, seconds in each.items():
+            total[name] = total.get(name, 0.0) + seconds
+    return total
 
 
 def _by_id(progress: Sequence[TableProgress]) -> dict[str, TableProgress]:
@@ -402,6 +441,7 @@ def _update(
         steps=_steps(known.state, _STATE_OF[now.phase], recopied=recopied, lags=now.phase in ("stopped", "catchup")),
         rows_copied=result.copied if counted and result else 0,
         changes_applied=result.changes if counted and result else 0,
+        counts=_counts(result) if counted and result else ChangeCounts(),
         chunks_done=now.chunks_done if recopied else max(0, now.chunks_done - known.chunks_done),
         chunks_total=now.chunks_total or None,
         position=str(now.position) if now.phase != "init" and not failed else None,

@@ -18,6 +18,8 @@ from tailrace.model.change import START, Position
 from tailrace.model.delivery_status import DeliveryStatus
 from tailrace.model.last_batch import LastBatch
 from tailrace.state import BatchRecord, Owner, RunRecord, SourceStatus, StateStore, StoreAddress, TableUpdate
+from tailrace.state.activity import BatchDetail, Sample
+from tailrace.state.record import ChangeCounts
 from tailrace.state.state_machine import WAY, TableState, TransitionError
 from tailrace.testing.standing import (
     AT,
@@ -107,6 +109,57 @@ class ProgressContract(Stores):
         store.put_source_status(SourceStatus("streaming", "03", 20, "04", at=AT))
         assert store.source_status() == SourceStatus("streaming", "03", 20, "04", at=AT)
 
+    def test_what_changed_is_counted_by_table_and_hour(self, store: StateStore, address: StoreAddress) -> None:
+        hour = AT.replace(minute=0, second=0, microsecond=0)
+        for number, at in enumerate((AT, AT, AT + timedelta(hours=1))):
+            update = TableUpdate("1", counts=ChangeCounts(number, 1, 2, 3))
+            store.apply_batch(BatchRecord(number, {}, at=at), [update])
+        store.apply_batch(BatchRecord(3, {}, at=AT), [TableUpdate("1")])
+        with address.open_reading() as reader:
+            assert reader.totals() == {"1": ChangeCounts(3, 3, 6, 9)}
+            first, second = reader.activity(hour)
+            assert (first.upstream_id, first.hour, first.counts) == ("1", hour, ChangeCounts(1, 2, 4, 6))
+            assert second.counts == ChangeCounts(2, 1, 2, 3)
+            assert reader.activity(AT + timedelta(seconds=1), "1") == [second]
+            assert reader.activity(hour, "2") == []
+        # A new copy counts from nothing; what happened in an hour stays, for two days.
+        store.apply_batch(
+            BatchRecord(4, {}, at=AT), [TableUpdate("1", (TableState.DATA_SYNC,), counts=ChangeCounts(5))]
+        )
+        store.fail_table("1", "why")
+        store.apply_batch(BatchRecord(5, {}, at=AT), [TableUpdate("1", (TableState.INIT,))])
+        assert store.totals() == {}
+        assert len(store.activity(hour)) == 2
+        later = AT + timedelta(hours=49)
+        store.apply_batch(BatchRecord(6, {}, at=later), [TableUpdate("1", counts=ChangeCounts(inserts=1))])
+        assert [each.hour for each in store.activity(hour)] == [hour + timedelta(hours=1), hour + timedelta(hours=49)]
+        store.forget_table("1")
+        assert (store.activity(hour), store.totals()) == ([], {})
+
+    def test_a_batch_is_kept_with_what_it_did_and_its_phases(self, store: StateStore) -> None:
+        update = TableUpdate("1", counts=ChangeCounts(0, 1, 2, 3))
+        store.apply_batch(BatchRecord(0, {}, phases={"read": 0.5, "write": 1.25}), [update])
+        store.apply_batch(BatchRecord(1, {}))
+        assert store.batch_details(5) == [
+            BatchDetail(1),
+            BatchDetail(0, ChangeCounts(0, 1, 2, 3), {"read": 0.5, "write": 1.25}),
+        ]
+        store.apply_batch(BatchRecord(1001, {}))
+        assert [detail.id for detail in store.batch_details(5)] == [1001]
+
+    def test_samples_are_kept_for_a_day(self, store: StateStore, address: StoreAddress) -> None:
+        first = Sample(AT, 10.0, ChangeCounts(1, 2, 3, 4), 5, 0.5, 6, 7, 8, "reserved", 9)
+        second = Sample(AT + timedelta(hours=23), 10.0)
+        for sample in (second, first, first):
+            store.put_sample(sample)
+        with address.open_reading() as reader:
+            assert reader.samples(AT) == [first, second]
+            assert reader.samples(AT + timedelta(seconds=1)) == [second]
+        store.put_sample(third := Sample(AT + timedelta(hours=25), 10.0))
+        assert store.samples(AT) == [second, third]
+        store.forget_pipeline()
+        assert store.samples(AT) == []
+
     def test_a_report_replaces_the_one_before_it(self, store: StateStore, address: StoreAddress) -> None:
         assert (store.last_run(), store.notices(), store.delivery()) == (None, [], None)
         run = RunRecord(AT)
@@ -127,6 +180,7 @@ class ProgressContract(Stores):
 
     def test_a_request_stays_open_until_it_is_done(self, store: StateStore) -> None:
         first = store.ask("resync", "public.orders")
+        assert store.recent_requests(1) == [first]
         assert store.ask("resync", "public.orders") == first
         skip = store.ask("skip", "public.orders", "7")
         assert store.ask("skip", "public.orders", "8").id not in (first.id, skip.id)

@@ -22,6 +22,7 @@ from tailrace.destination.delta.log import MARK, DeltaSnapshot, app_id, end_id
 from tailrace.destination.delta.table_folder import LOG, TablePath
 from tailrace.errors import OwnedError, TableError
 from tailrace.system import failpoint
+from tailrace.system.phase import phase
 
 _log = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class TableChange:
     moves_rows: bool = True
 
 
+@phase("commit")
 def commit(
     place: TablePath, table: str, before: DeltaSnapshot | None, change: TableChange, batch: Batch | None
 ) -> DeltaSnapshot:

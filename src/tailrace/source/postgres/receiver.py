@@ -437,6 +437,8 @@ class PostgresReceiver:
                 "server": slot.server if slot else None,
                 "confirmed": slot.confirmed if slot else None,
                 "restart": slot.restart if slot else None,
+                "wal_status": slot.wal_status if slot else None,
+                "safe_wal_bytes": slot.safe_wal_bytes if slot else None,
                 "journal_bytes": self.writer.size(),
                 "error": error.describe() if error else None,
             },

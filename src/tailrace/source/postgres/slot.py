@@ -39,6 +39,8 @@ class SlotStatus:
     plugin: str
     wal_status: str
     is_standby: bool
+    safe_wal_bytes: int | None
+    """How much more WAL the server can write before it gives the slot up; None: it never does."""
 
     @property
     def backlog(self) -> int:
@@ -50,12 +52,13 @@ def read_slot(session: PgConnection, slot: str) -> SlotStatus | None:
     """The slot's status, None when there is no such slot."""
     row = session.execute(
         f"SELECT confirmed_flush_lsn, restart_lsn, {WAL_POSITION}, active_pid, plugin, wal_status,"  # noqa: S608
-        " pg_is_in_recovery() FROM pg_replication_slots WHERE slot_name = %s AND database = current_database()",
+        " pg_is_in_recovery(), safe_wal_size FROM pg_replication_slots"
+        " WHERE slot_name = %s AND database = current_database()",
         [slot],
     ).fetchone()
     if row is None:
         return None
-    confirmed, restart, server, active_pid, plugin, wal_status, is_standby = row
+    confirmed, restart, server, active_pid, plugin, wal_status, is_standby, safe_wal_bytes = row
     return SlotStatus(
         parse_lsn(confirmed or "0/0"),
         parse_lsn(restart or "0/0"),
@@ -64,6 +67,7 @@ def read_slot(session: PgConnection, slot: str) -> SlotStatus | None:
         plugin or "",
         wal_status or "",
         is_standby,
+        safe_wal_bytes,
     )
 
 

@@ -231,6 +231,8 @@ class PostgresSource(Source):
             server=position("server"),
             slot_restart=position("restart"),
             slot_confirmed=position("confirmed"),
+            wal_status=raw.get("wal_status") or None,
+            safe_wal_bytes=raw.get("safe_wal_bytes"),
             error=error.get("message"),
             fix=error.get("fix"),
         )
