@@ -350,6 +350,9 @@ def test_a_resync_of_an_unknown_table_is_refused(file: Path) -> None:
 def test_what_is_asked_for_all_tables_is_asked_for_each(file: Path, kind: str) -> None:
     with make_state(file) as store:
         store.add_table("2", "public.log")
+        for each in ("1", "2"):
+            store.fail_table(each, "why") if kind == "retry" else store.recover_table(each)
+            store.pause_table(each) if kind == "resume" else None
         assert [line.split()[0] for line in invoke(kind, file).stdout.splitlines()] == ["public.a", "public.log"]
         answer = json.loads(invoke(kind, file, "public.log", "--json").stdout)
         assert (answer["kind"], answer["table"], answer["runner"]) == (kind, "public.log", None)
@@ -359,6 +362,42 @@ def test_what_is_asked_for_all_tables_is_asked_for_each(file: Path, kind: str) -
             (kind, "public.a"),
             (kind, "public.log"),
         ]
+
+
+@pytest.mark.usefixtures("plugin")
+def test_nothing_is_asked_for_tables_that_need_none_of_it(file: Path) -> None:
+    with make_state(file) as store:
+        store.recover_table("1")
+        store.add_table("2", "public.log")
+        store.pause_table("2")
+        for kind, table, answer in (
+            ("retry", None, "no table of pipeline p is in error: nothing to do"),
+            ("retry", "public.a", "public.a is not in error: nothing to do"),
+            ("resume", "public.a", "public.a is not paused: nothing to do"),
+            ("pause", "public.log", "public.log is paused already: nothing to do"),
+        ):
+            arguments = [kind, file, *([table] if table else [])]
+            done = invoke(*arguments)
+            assert (done.exit_code, done.stdout.strip().replace("pipeline shop", "pipeline p")) == (0, answer)
+            assert json.loads(invoke(*arguments, "--json").stdout)["requests"] == []
+        assert store.open_requests() == []
+        # Of all tables, only those are asked for that it does something for.
+        assert invoke("resume", file).stdout.startswith("public.log will go on")
+        assert invoke("pause", file).stdout.split()[0] == "public.a"
+        # A pause that waits can be taken back, and so can a resume.
+        assert invoke("resume", file, "public.a").stdout.startswith("public.a will go on")
+        assert invoke("pause", file, "public.log").stdout.startswith("public.log will be paused")
+
+
+def test_the_version_is_printed_as_programs_do(file: Path) -> None:
+    assert invoke("--version").stdout == invoke("version").stdout != ""
+
+
+def test_help_names_flags_alone(file: Path) -> None:
+    for command in ([], ["run"], ["tape"], ["tape", "show"], ["errors", "list"], ["queue", "purge"]):
+        page = invoke(*command, "--help").stdout
+        assert "--help" in page
+        assert "bool" not in page.lower()
 
 
 @pytest.mark.usefixtures("plugin")

@@ -355,6 +355,20 @@ def test_the_json_schema_takes_what_a_file_may_hold() -> None:
     assert [way["type"] for way in conf["anyOf"]] == ["string", "number", "boolean"]
 
 
+def test_the_json_schema_takes_a_reference_where_a_number_or_a_truth_value_is() -> None:
+    models = json_schema()["$defs"]
+    reference = {"type": "string", "pattern": r"\$\{"}
+    seen = set()
+    for name, model in models.items():
+        for key, schema in model.get("properties", {}).items():
+            ways = schema.get("anyOf", [schema])
+            kinds = {way.get("type") for way in ways if "const" not in way}
+            if kinds & {"integer", "number", "boolean"}:
+                seen |= kinds
+                assert reference in ways or {"type": "string"} in ways, (name, key)
+    assert {"integer", "boolean"} <= seen
+
+
 def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
     keys = {"name", "source", "tables", "destination", "state", "store", "batch", "spark"}

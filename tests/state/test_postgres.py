@@ -10,6 +10,7 @@ import pytest
 
 from tailrace.errors import ConfigError, OwnedError, PreflightError, TailraceError, UnavailableError
 from tailrace.state import BatchRecord, Owner, StoreAddress, TableState
+from tailrace.state.layout import FORMAT
 from tailrace.state.postgres import PostgresStore
 from tailrace.state.status import PipelineStatus
 from tailrace.testing.wait import wait_until
@@ -234,7 +235,7 @@ def test_a_schema_of_the_format_before_is_read_as_it_is_and_gets_what_it_lacks_f
     with address.open() as store:
         assert store.claim_run() == 2
         store.forget_pipeline()
-    assert database.rows("SELECT version FROM tailrace.format") == [(5,)]
+    assert database.rows("SELECT version FROM tailrace.format") == [(FORMAT,)]
 
 
 def test_no_error_shows_the_password(tmp_path: Path, database: PostgresDatabase) -> None:

@@ -31,8 +31,9 @@ from tailrace.model.change import Changes, Op, pack_unchanged
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.model.table_rows import Readable, RowBatches
 from tailrace.option.table import TableOptions
+from tailrace.state import RunnerLock
 from tailrace.testing.destination import changes_of, insert
-from tailrace.verify.comparison import _judge, _spill, verify
+from tailrace.verify.comparison import KeyDifference, _Differences, _spill, verify
 from tests.support.database import PostgresDatabase
 from tests.support.delta_optimize import optimize_as_spark_does
 from tests.support.invocation import invoke
@@ -82,7 +83,54 @@ def test_every_kind_of_difference_is_counted_and_its_key_listed(file: Path) -> N
     keep(file, [*[("k", n, n / 3) for n in range(98)], ("k", 98, -1.0), ("extra", 1, 0.0)])
     [verdict] = verify(load(file))
     assert (verdict.missing, verdict.extra, verdict.different) == (1, 1, 1)
-    assert set(verdict.keys) == {("k", "98"), ("k", "99"), ("extra", "1")}
+    assert set(verdict.differences) == {
+        KeyDifference(("k", "98"), "different"),
+        KeyDifference(("k", "99"), "missing"),
+        KeyDifference(("extra", "1"), "extra"),
+    }
+
+
+def test_rows_in_flight_are_told_from_differences(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the pipeline runs, a table that differs is looked at again: what differs in the same way stays."""
+    config = load(file)
+    held = [*[("k", n, n / 3) for n in range(90)], ("k", 98, -1.0), ("extra", 1, 0.0)]
+    keep(file, held)
+    looks: list[float] = []
+
+    def apply(seconds: float) -> None:
+        """The pipeline brings some rows between two looks, and others change meanwhile."""
+        looks.append(seconds)
+        held.append(("k", 90 + len(looks), (90 + len(looks)) / 3))
+        keep(file, held)
+        with closing(sqlite3.connect(file.parent / "app.db")) as app, app:
+            app.execute("UPDATE t SET v = ? WHERE b = 5", (1000.0 + len(looks),))
+
+    monkeypatch.setattr("tailrace.verify.comparison.time.sleep", apply)
+    with config.store_address.open() as store:
+        [verdict] = verify(config, pause_seconds=7.0)
+        assert (looks, verdict.in_flight) == ([], 0)  # no runner: nothing is on its way
+        with RunnerLock(config.state):
+            [verdict] = verify(config, pause_seconds=7.0)
+        assert store.runner() is None
+    assert looks == [7.0, 7.0, 7.0]
+    # Of those that were missing at first three came; the row that changes all the time was never the same.
+    assert (verdict.missing, verdict.extra, verdict.different) == (6, 1, 1)
+    assert {one.key for one in verdict.differences if one.kind != "missing"} == {("k", "98"), ("extra", "1")}
+    assert verdict.in_flight == 3 + 3
+    assert not verdict.equal
+
+
+def test_a_table_whose_differences_all_pass_is_equal(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load(file)
+    keep(file, [("k", n, n / 3) for n in range(99)])
+
+    def apply(seconds: float) -> None:
+        keep(file, [("k", n, n / 3) for n in range(100)])
+
+    monkeypatch.setattr("tailrace.verify.comparison.time.sleep", apply)
+    with config.store_address.open(), RunnerLock(config.state):
+        [verdict] = verify(config)
+    assert (verdict.equal, verdict.in_flight) == (True, 1)
 
 
 def test_a_table_that_is_not_there_yet_lacks_every_row(file: Path) -> None:
@@ -206,7 +254,7 @@ def test_sides_in_files_compare_as_those_in_memory(
             for name, rows in (("ours", ours), ("theirs", theirs))
         )
         assert bool(list((Path(folder) / "ours").iterdir())) == (len(ours) >= run_rows)
-        verdict = _judge(TABLE, here, there, 1000, run_rows)
+        verdict = _Differences.of(TABLE, here, there, run_rows).verdict(1000)
     assert (verdict.source_rows, verdict.destination_rows) == (len(ours), len(theirs))
     missing, extra = ours.keys() - theirs.keys(), theirs.keys() - ours.keys()
     different = {key for key in ours.keys() & theirs.keys() if ours[key] != theirs[key]}

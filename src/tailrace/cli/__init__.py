@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tailrace",
     cls=Commands,
-    help="Copy the tables of a database elsewhere and keep them up to date, within seconds.",
     epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     add_completion=False,
@@ -37,6 +36,21 @@ AnyTable = Annotated[
     typer.Argument(metavar="[TABLE]", help="The table, as schema.table; default: all tables.", show_default=False),
 ]
 Plain = Annotated[bool, typer.Option("--plain", help="Print lines instead of the live view.")]
+
+
+def _show_version(is_asked: bool) -> None:
+    if is_asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def begin(
+    is_asked: Annotated[
+        bool, typer.Option("--version", help="Print the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Copy the tables of a database elsewhere and keep them up to date, within seconds."""
 
 
 @app.command(epilog="Example: tailrace run shop.yaml --once")

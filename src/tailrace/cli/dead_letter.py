@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, name_file, print_json
+from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, name_file, print_json
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError
 
@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tailrace.state.record import DeadLetter
 
 app = typer.Typer(
-    help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.", no_args_is_help=True
+    cls=CommandGroup,
+    help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.",
+    no_args_is_help=True,
 )
 
 DeadLetterId = Annotated[

@@ -140,7 +140,27 @@ UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)
 """An unknown option, a missing argument, an invalid value; typer has no public name for it."""
 
 
-class Commands(TyperGroup):
+class CommandGroup(TyperGroup):
+    """Commands under one word. Their help names a flag alone: typer would print `<bool>` next to it."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        return command and _without_types(command, command.get_params(ctx))
+
+    def get_params(self, ctx: Any) -> Any:
+        params = super().get_params(ctx)
+        _without_types(self, params)
+        return params
+
+
+def _without_types(command: Any, params: list[Any]) -> Any:
+    for param in params:
+        if getattr(param, "is_flag", False):
+            param.metavar = ""
+    return command
+
+
+class Commands(CommandGroup):
     """All commands. An error of any of them ends in a report and its exit code.
 
     A call that is wrong is reported as JSON where it asks for that, else as typer does.

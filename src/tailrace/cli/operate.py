@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.cli.error import print_json, print_result
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError, PreflightError
+from tailrace.state.state_machine import TableState
 from tailrace.system.atomic_file import remove
 
 if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
-    from tailrace.state.record import RequestKind
+    from tailrace.state.record import RequestKind, TableRecord
 
 
 def prepare_source(config: PipelineConfig, *, print_sql: bool, remove: bool, as_json: bool) -> None:
@@ -77,17 +79,40 @@ _DOES: dict[str, str] = {
 }
 
 
+_NEEDS: dict[RequestKind, tuple[str, str]] = {
+    "retry": ("in error", "not in error"),
+    "resume": ("paused", "not paused"),
+    "pause": ("running", "paused already"),
+}
+"""What a table must be for a request to do something, and what the one that was named is instead."""
+
+
+def _is_of_use(kind: RequestKind, table: TableRecord, opened: Set[tuple[RequestKind, str]]) -> bool:
+    """Whether a request does something for the table: in its state, or after what was asked before is done."""
+    if kind == "retry":
+        return table.state is TableState.ERRORED
+    if kind in ("pause", "resume"):
+        will_pause = ("pause", table.name) in opened or (
+            table.paused_at is not None and ("resume", table.name) not in opened
+        )
+        return will_pause == (kind == "resume") or (kind, table.name) in opened
+    return True
+
+
 def ask(
     config: PipelineConfig, kind: RequestKind, table: str | None, *, argument: str | None = None, as_json: bool
 ) -> None:
-    """Record a request for one table, or for all, and print which process will carry it out.
+    """Record a request for one table, or for all that it can do something for, and print which process will do it.
 
-    Raises ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
+    A table that needs none of it, such as a retry of one that is not in error, is said so and nothing is asked. Raises
+    ConfigError for a table the pipeline does not know, and for one that has nothing to skip.
     """
     from tailrace.config.registry import suggest
 
     with config.store_address.open_reading() as reader:
-        known = [record.name for record in reader.tables()]
+        records = {record.name: record for record in reader.tables()}
+        known = list(records)
+        opened = {(request.kind, request.table) for request in reader.open_requests()}
         waiting = {letter.table for letter in reader.dead_letters(status="waiting")} if kind == "skip" else set()
     if table is not None and table not in known:
         raise ConfigError(
@@ -99,8 +124,14 @@ def ask(
             f"no change of {table} waits to be skipped",
             fix="`tailrace errors list FILE` lists what waits; `tailrace status FILE` says why a table is in error",
         )
+    wanted = [name for name in ([table] if table is not None else known) if _is_of_use(kind, records[name], opened)]
+    if not wanted:
+        which = f"{table} is" if table is not None else f"no table of pipeline {config.name} is"
+        done = f"{which} {_NEEDS[kind][table is not None]}: nothing to do"
+        print_result(done, {"requests": [], "done": done}, as_json=as_json)
+        return
     with config.store_address.open() as store:
-        requests = [store.ask(kind, name, argument) for name in ([table] if table is not None else known)]
+        requests = [store.ask(kind, name, argument) for name in wanted]
         owner = store.runner()
     if as_json:
         runner = owner.pid if owner else None

@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, print_json, print_result
+from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json, print_result
 from tailrace.cli.text import say
 
 if TYPE_CHECKING:
     from tailrace.destination.capability import QueueView
 
-app = typer.Typer(no_args_is_help=True, help="Look at, send or give up the events that wait to be sent.")
+app = typer.Typer(
+    cls=CommandGroup, no_args_is_help=True, help="Look at, send or give up the events that wait to be sent."
+)
 
 _SHOW_SECONDS = 1.0
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json
+from tailrace.cli.error import CommandGroup, Debug, Json
 from tailrace.cli.signal import until_signal
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from tailrace.slatedb import Cursor, WalFile, WalRow
 
-app = typer.Typer(name="slatedb", help="Read the WAL of a SlateDB database.", no_args_is_help=True)
+app = typer.Typer(cls=CommandGroup, name="slatedb", help="Read the WAL of a SlateDB database.", no_args_is_help=True)
 
 _AT_ONCE = 10_000
 """After how many printed rows the cursor is saved within a file."""

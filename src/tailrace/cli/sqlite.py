@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_result
+from tailrace.cli.error import CommandGroup, Debug, Json, print_result
 
 if TYPE_CHECKING:
     from tailrace.errors import Finding
 
 app = typer.Typer(
+    cls=CommandGroup,
     name="sqlite",
     help="Capture the changes of an SQLite file, from every program that writes it.",
     no_args_is_help=True,

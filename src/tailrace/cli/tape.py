@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, print_json, print_result
+from tailrace.cli.error import CommandGroup, Debug, Json, print_json, print_result
 from tailrace.cli.sqlite import describe_excluded
 from tailrace.cli.text import say
 from tailrace.errors import ConfigError
@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from tailrace.capture.layout import CaptureConnection
     from tailrace.capture.tape import TapeTransaction
 
-app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup, name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True
+)
 
 TapeFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
 TapeSource = Annotated[

@@ -24,7 +24,8 @@ def verify(
     """Compare keys and row hashes of source and destination, and list the keys that differ. Exits with 8 if any do.
 
     Reads every row of both sides and changes nothing.
-    Run it when the pipeline has caught up: changes that are not applied yet are differences too. Does not start Spark.
+    It can be run at any time: while the pipeline runs, a table that differs is compared again after some seconds, and
+    rows that changed meanwhile are counted as in flight. Does not start Spark.
     Tables without a key, or kept with their history, cannot be compared and are listed as skipped. What the pipeline
     selects and does not follow is listed as omitted.
     """
@@ -59,7 +60,8 @@ def _print(verdict: Verdict) -> None:
         say(skipped, f" {verdict.table}: {verdict.reason}")
         return
     if verdict.equal:
-        say(colored("equal", typer.colors.GREEN), f"   {verdict.table}: {verdict.source_rows:,} rows")
+        flying = f"; {verdict.in_flight:,} were in flight" if verdict.in_flight else ""
+        say(colored("equal", typer.colors.GREEN), f"   {verdict.table}: {verdict.source_rows:,} rows{flying}")
         return
     say(
         colored("differs", typer.colors.RED),
@@ -67,5 +69,5 @@ def _print(verdict: Verdict) -> None:
         f" {verdict.destination_rows:,} in the destination; {verdict.missing:,} missing, {verdict.extra:,} too many,"
         f" {verdict.different:,} different",
     )
-    for key in verdict.keys:
-        say(f"        ({', '.join(key)})")
+    for one in verdict.differences:
+        say(f"        {one.kind}: ({', '.join(one.key)})")

@@ -13,6 +13,7 @@ imported before its type is asked for.
 from __future__ import annotations
 
 import difflib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -24,6 +25,7 @@ from tailrace.option.value import TypedOptions
 if TYPE_CHECKING:
     from tailrace.config.pipeline import PipelineConfig
     from tailrace.destination import Destination
+    from tailrace.model.schema import TableSchema
     from tailrace.source.source import Source
     from tailrace.state import StoreAddress
 
@@ -177,4 +179,22 @@ def check(source: Source, destination: Destination) -> list[Finding]:
     findings = source.check()
     # A source that is not ready cannot list its tables; the destination itself can still be checked.
     ready = not any(finding.level == "error" and finding.table is None for finding in findings)
-    return findings + destination.check(source.tables() if ready else None)
+    if not ready:
+        return findings + destination.check(None)
+    tables = source.tables()
+    return findings + _unused_settings(source, tables) + destination.check(tables)
+
+
+def _unused_settings(source: Source, tables: Sequence[TableSchema]) -> list[Finding]:
+    """Settings of tables that the pipeline does not follow: probably a typing error."""
+    known = [str(table.table) for table in tables]
+    return [
+        Finding(
+            "warning",
+            "tables",
+            f"settings are given for {name}, which the pipeline does not follow{suggest(name, known[:20])}",
+            "correct the name under `tables.settings`, or remove it",
+        )
+        for name in source.context.tables.settings
+        if name not in known
+    ]
