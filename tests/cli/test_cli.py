@@ -594,7 +594,7 @@ def drain():
     print("drained", flush=True)
     if sys.argv[1] == "obeys": stop.set()
 try:
-    with drained_by_signals(drain):
+    with drained_by_signals(drain, lambda text: None):
         print("runs", flush=True)
         try:
             while not stop.wait(60): pass

@@ -278,3 +278,16 @@ def test_what_a_run_leaves_out_is_shown_with_the_fix(store: StateStore) -> None:
         f"at={status.at.isoformat(timespec='milliseconds')} pipeline=shop event=notice level=warning"
         ' subject=publication message="lacks public.c" fix="ALTER PUBLICATION shop ADD TABLE c;"'
     ]
+
+
+def test_a_note_goes_above_the_live_table_and_not_into_it(store: StateStore) -> None:
+    console = Console(file=io.StringIO(), width=120, force_terminal=True, force_interactive=True)
+    with LiveView(console) as view:
+        view.show(PipelineStatus.read(store))
+        view.note("finishing [bold]now[/bold]")
+        view.show(PipelineStatus.read(store))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().split("\n")
+    [noted] = [line for line in lines if "finishing" in line]
+    assert noted.endswith("finishing [bold]now[/bold]")
+    assert not any("finishing" in line for line in lines if "public.orders" in line)

@@ -14,7 +14,7 @@ import pytest
 
 from tailrace.errors import PreflightError
 from tailrace.stream.class_archive import Archive
-from tailrace.stream.java import java_home
+from tailrace.stream.java import find_java, java_home
 from tailrace.stream.spark_home import spark_home
 
 pytestmark = pytest.mark.xdist_group("java")
@@ -109,10 +109,26 @@ def test_a_java_that_is_too_old_for_spark_is_passed_over(fake_java: Path, monkey
 
 
 @pytest.mark.usefixtures("no_java")
-def test_a_java_that_is_new_enough_is_left_to_spark(fake_java: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_java_that_is_new_enough_is_run_without_the_module_that_warns(
+    fake_java: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java = fake_java / "bin" / "java"
-    java.write_text(java.read_text().replace("11.0.2", "21.0.2"))
+    java.write_text(java.read_text().replace("11.0.2", "21.0.2") + 'echo "$@"\n')
     monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    home = java_home()
+    assert home is not None
+    module = "--add-modules=jdk.incubator.vector"
+    command = [str(Path(home) / "bin" / "java"), "-a", module, "b c"]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("-a b c\n")
+    assert find_java() == java
+    # A second session of the process finds it made.
+    monkeypatch.setenv("JAVA_HOME", home)
+    assert java_home() is None
+    assert find_java() == java
+    # Without a place for it Spark starts as the user has it.
+    monkeypatch.setenv("JAVA_HOME", str(fake_java))
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert java_home() is None
 
 

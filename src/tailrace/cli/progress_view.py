@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.cli.error import name_file
-from tailrace.cli.text import plain
+from tailrace.cli.text import plain, say
 from tailrace.errors import Finding
 from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.status import PipelineStatus, TableStatus
@@ -28,6 +28,9 @@ class ProgressView(Protocol):
     """Shows one status after the other within its `with` block. `show` may be called at any rate."""
 
     def show(self, status: PipelineStatus) -> None: ...
+
+    def note(self, text: str) -> None:
+        """Say something next to it, from any thread."""
 
     def __enter__(self) -> Self: ...
 
@@ -47,6 +50,10 @@ class LiveView:
     def show(self, status: PipelineStatus) -> None:
         if self._live:
             self._live.update(draw(status, self._file), refresh=True)
+
+    def note(self, text: str) -> None:
+        # Above the table: a line on stderr would be written into it.
+        self._console.print(plain(text), markup=False)
 
     def __enter__(self) -> Self:
         from rich.live import Live
@@ -99,6 +106,9 @@ class LineView:
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
             self._line(status, {"event": "progress", **_values(status)})
+
+    def note(self, text: str) -> None:
+        say(text, err=True)
 
     def _line(self, status: PipelineStatus, values: dict[str, object]) -> None:
         stamped = {"at": status.at.isoformat(timespec="milliseconds"), "pipeline": status.pipeline, **values}

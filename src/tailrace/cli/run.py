@@ -42,7 +42,7 @@ def run_pipeline(
     pipeline = Pipeline.from_config(config)
     with (
         choose_view(file, plain=plain, as_json=as_json) as view,
-        drained_by_signals(pipeline.drain) as signalled,
+        drained_by_signals(pipeline.drain, view.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
@@ -95,22 +95,25 @@ class Deadline:
 
 
 @contextmanager
-def drained_by_signals(drain: Callable[[], None]) -> Iterator[threading.Event]:
+def drained_by_signals(drain: Callable[[], None], note: Callable[[str], None]) -> Iterator[threading.Event]:
     """Within the block the first SIGINT or SIGTERM drains, the second raises KeyboardInterrupt, the third exits.
 
-    The event says whether there was one.
+    `note` gets what to tell people. The event says whether there was one.
     """
     count = 0
     signalled = threading.Event()
+
+    def finish() -> None:
+        drain()
+        note("finishing the current batch; a second signal stops at once")
 
     def receive(number: int, frame: FrameType | None) -> None:
         nonlocal count
         count += 1
         if count == 1:
             signalled.set()
-            say("finishing the current batch; a second signal stops at once", err=True)
-            # In a thread: the interrupted code may hold a lock that draining needs.
-            threading.Thread(target=drain, name="drain", daemon=True).start()
+            # In a thread: the interrupted code may hold a lock that draining needs, or be drawing.
+            threading.Thread(target=finish, name="drain", daemon=True).start()
         elif count == 2:
             # The call to Spark that this interrupts fails, and so does what Spark was calling here.
             logging.getLogger("py4j").setLevel(logging.CRITICAL)

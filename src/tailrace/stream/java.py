@@ -1,4 +1,8 @@
-"""Find a Java for Spark: the system's, or else the one from the `embedded` extra."""
+"""Find a Java for Spark: the system's, or else the one from the `embedded` extra.
+
+Both are run through a script that leaves out one module: Spark asks for it and does not need it, the small runtime does
+not contain it, and a full one prints a warning about it.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +21,11 @@ from tailrace.system.cache_folder import made_once
 
 MINIMUM_VERSION = 17
 
-# Spark requests a module that the small runtime does not contain and that Spark does not need.
+_ORIGINAL = "original"
+"""In a home that this module made, a link to the `java` it runs."""
 _WRAPPER = """\
 #!/bin/sh
+# Java without a module that Spark asks for and does not need.
 for argument do
   shift
   [ "$argument" = --add-modules=jdk.incubator.vector ] || set -- "$@" "$argument"
@@ -29,13 +35,19 @@ exec {java} "$@"
 
 
 def java_home() -> str | None:
-    """The value that JAVA_HOME needs for Spark to start; None if Spark finds a suitable Java by itself.
+    """The value that JAVA_HOME should have for Spark to start; None to leave it as it is.
 
     Called before a Spark session starts. It may create a private Java home in the user's cache directory, once; calls
     from several processes at the same time are safe. Raises PreflightError when there is no Java at all.
     """
-    if _version(_system_java()) >= MINIMUM_VERSION:
-        return None
+    system = _system_java()
+    if system is not None and _version(system) >= MINIMUM_VERSION:
+        if _original(system):
+            return None
+        try:
+            return str(_wrap(Path(system).resolve()))
+        except PreflightError:
+            return None  # without a cache Spark starts as well, and prints the warning
     runtime = _bundled_java()
     if runtime is None:
         raise PreflightError(
@@ -49,11 +61,14 @@ def find_java() -> Path | None:
     """The `java` that Spark will run, in its original home; None when there is none."""
     system = _system_java()
     if system is not None and _version(system) >= MINIMUM_VERSION:
-        java = Path(system).resolve()
-        # A home without Java's own modules is the wrapper of the bundled Java.
-        if (java.parent.parent / "lib" / "modules").exists():
-            return java
+        return _original(system) or Path(system).resolve()
     return _bundled_java()
+
+
+def _original(java: str) -> Path | None:
+    """The `java` that one of this module's scripts runs; None for any other."""
+    link = Path(java).parent.parent / _ORIGINAL
+    return link.readlink() if link.is_symlink() else None
 
 
 def _system_java() -> str | None:
@@ -89,6 +104,7 @@ def _wrap(runtime: Path) -> Path:
         java.parent.mkdir()
         java.write_text(text, encoding="utf-8")
         java.chmod(0o755)
+        (home / _ORIGINAL).symlink_to(runtime)
 
     try:
         return made_once(f"java-{hashlib.sha256(text.encode()).hexdigest()[:16]}", make)
