@@ -24,9 +24,10 @@ app = typer.Typer(
     name="tailrace",
     cls=Commands,
     help="Copy the tables of a database elsewhere and keep them up to date, within seconds.",
-    epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
+    epilog="Example: tailrace check shop.yaml. Exit codes: "
+    + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+    + ".",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
     from tailrace.state.record import DeadLetter
 
 app = typer.Typer(
-    help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.", no_args_is_help=True
+    help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.",
+    no_args_is_help=True,
+    epilog="Example: tailrace errors list shop.yaml",
 )
 
 DeadLetterId = Annotated[

@@ -15,7 +15,11 @@ from tailrace.cli.text import say
 if TYPE_CHECKING:
     from tailrace.destination.capability import QueueView
 
-app = typer.Typer(no_args_is_help=True, help="Look at, send or give up the events that wait to be sent.")
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Look at, send or give up the events that wait to be sent.",
+    epilog="Example: tailrace queue status shop.yaml",
+)
 
 _SHOW_SECONDS = 1.0
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
     from tailrace.capture.layout import CaptureConnection
     from tailrace.capture.tape import TapeTransaction
 
-app = typer.Typer(name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True)
+app = typer.Typer(
+    name="tape",
+    help="Replay, undo or show the changes captured in a file.",
+    no_args_is_help=True,
+    epilog="Example: tailrace tape show app.db",
+)
 
 TapeFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]
 TapeSource = Annotated[
