@@ -144,10 +144,19 @@ def test_the_page_of_commands_has_every_exit_code() -> None:
 
 def test_the_page_of_errors_says_what_the_code_does() -> None:
     page = (DOCS / "errors.md").read_text("utf-8")
-    rows = re.findall(r"^\| `(\w+)` \| (\d+) \| (\w+) \| (\w+) \| (.+) \|$", page, re.MULTILINE)
+    rows = re.findall(r"^\| \[`([\w-]+)`\]\(#\1\) \| `(\w+)` \| (.+) \|$", page, re.MULTILINE)
     assert rows == [
-        (kind.__name__, str(kind.exit_code), advice.stops, advice.retry, advice.text) for kind, advice in ADVICE.items()
+        (kind.code, kind.__name__, f"{kind.exit_code} | {advice.stops} | {advice.retry} | {advice.text}")
+        for kind, advice in ADVICE.items()
     ]
+
+
+def test_every_code_of_an_error_is_explained_at_the_place_that_the_error_names() -> None:
+    assert len({kind.code for kind in ADVICE}) == len(ADVICE)
+    for kind in ADVICE:
+        page, _, anchor = kind("what happened").docs.partition("#")
+        assert anchor == kind.code
+        assert anchor in anchors(ROOT / page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

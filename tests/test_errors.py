@@ -21,6 +21,23 @@ def test_an_error_is_the_same_after_json_and_after_pickle(kind: type[TailraceErr
         assert str(again) == str(error)
 
 
+def test_codes_stay_as_they_are() -> None:
+    assert {kind.__name__: kind.code for kind in KINDS} == {
+        "TailraceError": "unexpected",
+        "ConfigError": "config",
+        "PreflightError": "preflight",
+        "UnavailableError": "unavailable",
+        "OwnedError": "owned",
+        "LostError": "lost",
+        "DamagedError": "damaged",
+        "TableError": "table",
+        "SchemaChangedError": "schema-changed",
+        "UnfitError": "unfit",
+        "MismatchError": "mismatch",
+        "StaleCopyError": "stale-copy",
+    }
+
+
 def test_a_kind_that_is_not_known_is_a_plain_error() -> None:
     assert type(revive({"kind": "Sequence", "message": "odd"})) is TailraceError
 

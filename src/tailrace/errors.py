@@ -30,6 +30,8 @@ RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied aga
 class TailraceError(Exception):
     """What happened (`message`), where (`table`, `position`) and the command or SQL that fixes it (`fix`)."""
 
+    code: ClassVar[str] = "unexpected"
+    """The stable name of the kind, for people and programs; `docs` is where it is explained."""
     exit_code: ClassVar[int] = 1
     retried: ClassVar[bool] = False
 
@@ -44,6 +46,11 @@ class TailraceError(Exception):
         self.fix = fix
         self.table = table
         self.position = position
+
+    @property
+    def docs(self) -> str:
+        """Where the documentation explains this kind of error."""
+        return f"docs/errors.md#{self.code}"
 
     @property
     def located(self) -> str:
@@ -77,18 +84,21 @@ class TailraceError(Exception):
 class ConfigError(TailraceError):
     """The configuration is not valid. Nothing was changed."""
 
+    code = "config"
     exit_code = 2
 
 
 class PreflightError(TailraceError):
     """The upstream or the destination lacks something that the pipeline needs. Nothing was created."""
 
+    code = "preflight"
     exit_code = 3
 
 
 class UnavailableError(TailraceError):
     """A server, disk or network does not answer now. The caller retries with backoff."""
 
+    code = "unavailable"
     exit_code = 4
     retried = True
 
@@ -96,41 +106,53 @@ class UnavailableError(TailraceError):
 class OwnedError(TailraceError):
     """Another process runs this pipeline or reads its slot. This runner must stop."""
 
+    code = "owned"
     exit_code = 5
 
 
 class LostError(TailraceError):
     """Changes that are still needed are gone. The pipeline stops, because continuing would lose rows."""
 
+    code = "lost"
     exit_code = 6
 
 
 class DamagedError(TailraceError):
     """Stored bytes do not match their checksum. They are set aside, never served."""
 
+    code = "damaged"
     exit_code = 7
 
 
 class TableError(TailraceError):
     """One table stops at its position; the others continue."""
 
+    code = "table"
     exit_code = 8
 
 
 class SchemaChangedError(TableError):
     """The upstream's columns differ from the stored version in a way the policy does not allow."""
 
+    code = "schema-changed"
+
 
 class UnfitError(TableError):
     """A value does not fit the column's type at the destination and may not be altered."""
+
+    code = "unfit"
 
 
 class MismatchError(TableError):
     """The table does not hold what the state says it does: one of the two was restored from an earlier copy."""
 
+    code = "mismatch"
+
 
 class StaleCopyError(TableError):
     """The rows copied so far and those still to be copied no longer belong to the same table or schema."""
+
+    code = "stale-copy"
 
 
 def revive(described: Mapping[str, str | None]) -> TailraceError:

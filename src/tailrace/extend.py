@@ -48,7 +48,7 @@ from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import Readable, TableRows
 from tailrace.option.table import TableOptions
 from tailrace.option.value import FilePath, Options, Secret, Size, TypedOptions
-from tailrace.source.capability import Preparable, Receivable
+from tailrace.source.capability import Preparable, Receivable, Surveyable, SurveyedTable
 from tailrace.source.follower import (
     Follower,
     Limit,
@@ -137,6 +137,8 @@ __all__ = [
     "StateStore",
     "StoreAddress",
     "Stretch",
+    "Surveyable",
+    "SurveyedTable",
     "TableBatch",
     "TableDirectives",
     "TableError",

@@ -3,6 +3,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -10,9 +12,10 @@ import time
 from collections.abc import Iterator
 from importlib import invalidate_caches
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from tailrace.cli import app
@@ -183,17 +186,40 @@ def environment() -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": SRC}
 
 
-COMMANDS = [
-    *("run", "check", "status", "metrics", "tables", "prepare", "resync", "pause", "resume", "retry", "skip", "reset"),
-    *("maintain", "errors list", "errors show", "errors retry", "errors skip", "demo", "schema", "version"),
-]
+def every_command(group: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    yield words
+    for name, command in getattr(group, "commands", {}).items():
+        yield from every_command(command, (*words, name))
 
 
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_has_help_with_an_example(command: str) -> None:
-    result = invoke(*command.split(), "--help")
+@pytest.mark.parametrize("words", list(every_command(typer.main.get_command(app))), ids=" ".join)
+def test_every_command_has_help_with_an_example_that_could_be_run(words: tuple[str, ...]) -> None:
+    result = invoke(*words, "--help")
     assert result.exit_code == 0
-    assert f"Example: tailrace {command}" in result.output
+    assert f"Example: {' '.join(('tailrace', *words))}" in result.output
+    command: Any = typer.main.get_command(app)
+    for word in words:
+        command = command.commands[word]
+    example = shlex.split(re.sub(r"\. Exit codes:.*| > .*", "", command.epilog).removeprefix("Example: "))
+    command, rest = typer.main.get_command(app), example[1:]
+    while hasattr(command, "commands"):
+        command = command.commands[rest.pop(0)]
+    command.make_context(command.name, rest).close()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_completes_commands_and_options(shell: str) -> None:
+    for words, wanted in (("tailrace sta", "status"), ("tailrace run --on", "--once")):
+        asked = {
+            "_TAILRACE_COMPLETE": f"complete_{shell}",
+            "COMP_WORDS": words,
+            "COMP_CWORD": str(words.count(" ")),
+            "_TYPER_COMPLETE_ARGS": words,
+            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        }
+        program = [str(Path(sys.executable).with_name("tailrace"))]
+        done = subprocess.run(program, capture_output=True, text=True, env=environment() | asked, check=False)
+        assert wanted in done.stdout, done.stderr
 
 
 def test_every_exit_code_of_an_error_is_documented() -> None:
@@ -217,6 +243,7 @@ def test_a_wrong_file_exits_with_2_and_the_fix(tmp_path: Path) -> None:
     assert result.stdout == ""
     answer = json.loads(invoke("check", path, "--json").stdout)["error"]
     assert (answer["kind"], answer["exit_code"]) == ("ConfigError", 2)
+    assert (answer["code"], answer["docs"]) == ("config", "docs/errors.md#config")
     assert "rename `nam` to `name`" in answer["fix"]
 
 
@@ -250,7 +277,7 @@ def test_a_check_finds_a_state_folder_that_cannot_be_made(file: Path, monkeypatc
 def test_an_upstream_that_is_down_exits_with_4(tmp_path: Path) -> None:
     result = invoke("check", write(tmp_path, "down"))
     assert result.exit_code == 4
-    assert result.stderr == "error: the tap does not answer\n  fix: turn it on\n"
+    assert result.stderr == "error[unavailable]: the tap does not answer\n  fix: turn it on\n"
 
 
 @pytest.mark.usefixtures("plugin")
@@ -679,7 +706,7 @@ def test_an_output_on_a_full_disk_exits_with_4_and_the_fix(arguments: list[str])
         result = run_into(full, *arguments)
     assert result.returncode == 4
     assert result.stderr.splitlines() == [
-        "error: the output cannot be written: No space left on device",
+        "error[unavailable]: the output cannot be written: No space left on device",
         "  fix: free some space there, or write the output elsewhere",
     ]
 

@@ -40,7 +40,7 @@ def test_a_table_name_forges_no_line_of_a_check(capsys: pytest.CaptureFixture[st
 def test_a_table_name_forges_no_line_of_an_error_or_a_log(capsys: pytest.CaptureFixture[str]) -> None:
     print_error(TableError(f"{FORGED} stopped", table=FORGED, fix=f"tailrace retry FILE {FORGED}"))
     lines = capsys.readouterr().err.split("\n")
-    assert lines[0] == f"error: {ESCAPED} stopped [table {ESCAPED}]"
+    assert lines[0] == f"error[table]: {ESCAPED} stopped [table {ESCAPED}]"
     assert all(line.startswith("  ") for line in lines[1:-1])
     record = logging.LogRecord("x", logging.WARNING, "", 1, "%s stopped", (FORGED,), None)
     assert not any(line.startswith("ok") for line in LineFormatter().format(record).split("\n"))

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
+from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
+from tailrace.cli.init import init
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
 from tailrace.cli.sync import serve_sync, sync
@@ -23,9 +25,10 @@ if TYPE_CHECKING:
 app = typer.Typer(
     name="tailrace",
     cls=Commands,
-    epilog="Exit codes: " + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items()) + ".",
+    epilog="Example: tailrace init postgresql://shop@localhost/shop. Exit codes: "
+    + ", ".join(f"{code} {meaning}" for code, meaning in EXIT_CODES.items())
+    + ".",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -51,6 +54,9 @@ def begin(
     ] = False,
 ) -> None:
     """Copy the tables of a database elsewhere and keep them up to date, within seconds."""
+
+
+app.command(epilog="Example: tailrace init postgresql://shop@localhost/shop")(init)
 
 
 @app.command(epilog="Example: tailrace run shop.yaml --once")
@@ -233,6 +239,7 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
     receive_only(file, as_json=as_json)
 
 
+app.command(epilog="Example: tailrace doctor shop.yaml")(doctor)
 app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintain)
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.command("serve-sync", epilog="Example: tailrace serve-sync shop.db --listen 127.0.0.1:8080")(serve_sync)

@@ -18,6 +18,7 @@ app = typer.Typer(
     cls=CommandGroup,
     help="Changes that could not be applied, kept as dead letters: list, show, retry, skip.",
     no_args_is_help=True,
+    epilog="Example: tailrace errors list shop.yaml",
 )
 
 DeadLetterId = Annotated[

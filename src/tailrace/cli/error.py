@@ -93,7 +93,7 @@ def print_error(error: TailraceError) -> None:
     if sys.stderr.isatty():
         _print_panel(error)
     else:
-        say(f"error: {error.located}", err=True)
+        say(f"error[{error.code}]: {error.located}", err=True)
         if error.fix:
             say_lines(f"fix: {error.fix}", "  ", err=True)
 
@@ -101,6 +101,8 @@ def print_error(error: TailraceError) -> None:
 def to_dict(error: TailraceError) -> dict[str, Any]:
     return {
         "kind": type(error).__name__,
+        "code": error.code,
+        "docs": error.docs,
         "message": error.message,
         "table": error.table,
         "position": error.position,
@@ -132,8 +134,16 @@ def _print_panel(error: TailraceError) -> None:
     if error.fix:
         lines = [plain(line) for line in error.fix.split("\n")]
         parts.append(Text.assemble(("fix: ", "bold green"), "\n".join(lines)))
-    title = type(error).__name__.removesuffix("Error").lower()
-    Console(stderr=True).print(Panel(Group(*parts), title=title, title_align="left", border_style="red", expand=False))
+    frame = Panel(
+        Group(*parts),
+        title=error.code,
+        title_align="left",
+        subtitle=error.docs,
+        subtitle_align="left",
+        border_style="red",
+        expand=False,
+    )
+    Console(stderr=True).print(frame)
 
 
 UsageError = cast(type[typer.BadParameter], typer.BadParameter.__base__)

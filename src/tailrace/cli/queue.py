@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from tailrace.destination.capability import QueueView
 
 app = typer.Typer(
-    cls=CommandGroup, no_args_is_help=True, help="Look at, send or give up the events that wait to be sent."
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Look at, send or give up the events that wait to be sent.",
+    epilog="Example: tailrace queue status shop.yaml",
 )
 
 _SHOW_SECONDS = 1.0

@@ -18,7 +18,13 @@ if TYPE_CHECKING:
 
     from tailrace.slatedb import Cursor, WalFile, WalRow
 
-app = typer.Typer(cls=CommandGroup, name="slatedb", help="Read the WAL of a SlateDB database.", no_args_is_help=True)
+app = typer.Typer(
+    cls=CommandGroup,
+    name="slatedb",
+    help="Read the WAL of a SlateDB database.",
+    no_args_is_help=True,
+    epilog="Example: tailrace slatedb tail ./store db",
+)
 
 _AT_ONCE = 10_000
 """After how many printed rows the cursor is saved within a file."""

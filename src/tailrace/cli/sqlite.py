@@ -18,6 +18,7 @@ app = typer.Typer(
     name="sqlite",
     help="Capture the changes of an SQLite file, from every program that writes it.",
     no_args_is_help=True,
+    epilog="Example: tailrace sqlite status app.db",
 )
 
 SqliteFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite file.", show_default=False)]

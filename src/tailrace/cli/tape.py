@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     from tailrace.capture.tape import TapeTransaction
 
 app = typer.Typer(
-    cls=CommandGroup, name="tape", help="Replay, undo or show the changes captured in a file.", no_args_is_help=True
+    cls=CommandGroup,
+    name="tape",
+    help="Replay, undo or show the changes captured in a file.",
+    no_args_is_help=True,
+    epilog="Example: tailrace tape show app.db",
 )
 
 TapeFile = Annotated[Path, typer.Argument(metavar="FILE", help="The SQLite or Turso file.", show_default=False)]

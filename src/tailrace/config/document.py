@@ -130,6 +130,11 @@ def substitute(data: Any, environment: Mapping[str, str]) -> tuple[Any, list[Pro
     return visit(data, ()), problems
 
 
+def literal(text: str) -> str:
+    """A text that `substitute` gives back as it is."""
+    return _REFERENCE.sub(lambda found: "$" + found[0], text)
+
+
 def references(data: Any, path: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
     """The variables that a document refers to, with the place of each reference."""
     if isinstance(data, dict):

@@ -126,7 +126,7 @@ class PipelineConfig(Options):
         return store_address(self)
 
 
-def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
+def load(path: str | Path, *, connects: bool = True, environment: Mapping[str, str] | None = None) -> PipelineConfig:
     """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
 
     A caller that connects to nothing (`connects=False`) needs no variable that only source or destination use.
@@ -142,7 +142,8 @@ def load(path: str | Path, *, connects: bool = True) -> PipelineConfig:
     except UnicodeDecodeError as error:
         raise ConfigError(f"cannot read {path}: it is not UTF-8 text", fix="save it as UTF-8") from error
     document = parse(text, str(path))
-    return _validate(document, path.resolve().parent, os.environ, connects)
+    variables = os.environ if environment is None else environment
+    return _validate(document, path.resolve().parent, variables, connects)
 
 
 def from_dict(

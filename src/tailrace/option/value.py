@@ -39,6 +39,10 @@ class TypedOptions(Options):
 
     type: str
 
+    def needed_extra(self) -> str | None:
+        """The extra of tailrace that this section needs, if any. `tailrace doctor` says whether it is installed."""
+        return None
+
 
 @dataclass(frozen=True)
 class OptionContext:

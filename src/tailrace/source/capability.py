@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
+
+from tailrace.model.schema import TableName
 
 
 @runtime_checkable
@@ -31,5 +34,31 @@ class Receivable(Protocol):
 
         Raises OwnedError when another process receives, UnavailableError when the address is taken or the disk does
         not answer, ConfigError when the certificate cannot be used.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class SurveyedTable:
+    """A table of an upstream, before there is a pipeline. `rows` is an estimate, None where the upstream has none.
+
+    `reason` says why it is better left out for now, and `fix` what changes that. None: it can be followed as it is.
+    """
+
+    table: TableName
+    key: tuple[str, ...]
+    rows: int | None = None
+    reason: str | None = None
+    fix: str | None = None
+
+
+@runtime_checkable
+class Surveyable(Protocol):
+    """A source that can list all tables of its upstream, also those it would not follow. `tailrace init` shows them."""
+
+    def survey(self) -> list[SurveyedTable]:
+        """Every table, whatever `tables` selects and whether or not the upstream is set up. Changes nothing.
+
+        Raises UnavailableError when the upstream does not answer, PreflightError when it refuses.
         """
         ...

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import Field, ValidationInfo, ValidatorFunctionWrapHandler, WrapValidator, model_validator
@@ -14,10 +14,31 @@ if TYPE_CHECKING:
     from tailrace.journal import ObjectPlace
 
 
+class DraftSection(NamedTuple):
+    """The keys of a new `source:` section, without `type`, and a name for the pipeline, which may hold any character.
+
+    Values of a secret key stand here as they were given. A file has a reference to a variable in their place.
+    """
+
+    name: str
+    keys: dict[str, Any]
+
+
 class SourceOptions(TypedOptions):
     """The `source:` section of one type. `table_keys` are the keys of tables.settings that its source supports."""
 
     table_keys: ClassVar[frozenset[str]] = frozenset()
+    example_address: ClassVar[str] = ""
+    """What `tailrace init` fills into a template of this type; empty: it has none."""
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        """The section for a URL, a connection string or a path; None for an address of another type.
+
+        `chosen`: the user asked for this type. Otherwise only for addresses that no other type follows better. Looks at
+        nothing but a file that the address names. Raises ConfigError, without the address, for one that is not valid.
+        """
+        return None
 
 
 def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:

@@ -15,6 +15,7 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
 from tailrace.errors import PreflightError
 from tailrace.system.cache_folder import made_once
@@ -69,6 +70,26 @@ def _original(java: str) -> Path | None:
     """The `java` that one of this module's scripts runs; None for any other."""
     link = Path(java).parent.parent / _ORIGINAL
     return link.readlink() if link.is_symlink() else None
+
+
+class FoundJava(NamedTuple):
+    """A Java on this machine, where it was found, and its major version: 0 if it cannot be run."""
+
+    path: str
+    found_by: str
+    version: int
+
+    @property
+    def fits(self) -> bool:
+        return self.version >= MINIMUM_VERSION
+
+
+def list_java() -> list[FoundJava]:
+    """Every Java that Spark could run, in the order in which they are tried."""
+    system, bundled = _system_java(), _bundled_java()
+    by = "JAVA_HOME" if os.environ.get("JAVA_HOME") else "PATH"
+    found = [FoundJava(system, by, _version(system))] if system is not None else []
+    return found + ([FoundJava(str(bundled), "embedded", _version(str(bundled)))] if bundled is not None else [])
 
 
 def _system_java() -> str | None:

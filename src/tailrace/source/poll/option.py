@@ -9,7 +9,8 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from tailrace.option.value import Dsn, Duration, resolve_path
-from tailrace.source.option import SourceOptions
+from tailrace.source.option import DraftSection, SourceOptions
+from tailrace.source.postgres.option import draft_for
 
 FILE_SCHEMES = ("sqlite:///", "duckdb:///")
 
@@ -40,6 +41,8 @@ class PollOptions(SourceOptions):
 
     table_keys: ClassVar[frozenset[str]] = frozenset({"updated_at", "created_at", "deletes", "columns"})
 
+    example_address: ClassVar[str] = "postgresql://user@localhost:5432/shop"
+
     type: Literal["poll"]
     dsn: Annotated[Dsn, AfterValidator(_placed)] = Field(
         description="postgresql://…, sqlite:///file.db or duckdb:///file.duckdb; from the environment: ${SHOP_DSN}"
@@ -64,3 +67,14 @@ class PollOptions(SourceOptions):
         default="strict",
         description="stop a table whose stored watermark is damaged or of another column, or rewind it",
     )
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        for scheme in FILE_SCHEMES:
+            if address.startswith(scheme):
+                path = path_of(address).expanduser().absolute()
+                return DraftSection(path.stem, {"dsn": f"{scheme}{path}"})
+        return draft_for(address) if chosen else None
+
+    def needed_extra(self) -> str | None:
+        return "duckdb" if self.dsn.reveal().startswith("duckdb:") else None

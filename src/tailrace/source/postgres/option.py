@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
 from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size
-from tailrace.source.option import JournalOptions, SourceOptions
+from tailrace.source.option import DraftSection, JournalOptions, SourceOptions
 
+_ADDRESS = re.compile(r"postgres(?:ql)?://|\s*\w+\s*=")
 _NAME_BYTES = 63  # Postgres silently truncates longer identifiers
 
 
@@ -44,6 +45,8 @@ class PostgresCopyOptions(Options):
 class PostgresOptions(SourceOptions):
     """A PostgreSQL database (14 or later), followed through a logical replication slot."""
 
+    example_address: ClassVar[str] = "postgresql://user@localhost:5432/shop"
+
     type: Literal["postgres"]
     dsn: Dsn = Field(description="connection string, TLS options included; take it from the environment: ${SHOP_DSN}")
     publication: Annotated[str, AfterValidator(_publication)] = Field(
@@ -69,3 +72,17 @@ class PostgresOptions(SourceOptions):
     )
     journal: JournalOptions = Field(default_factory=dict, validate_default=True)
     copying: PostgresCopyOptions = Field(default_factory=PostgresCopyOptions, alias="copy")
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        return draft_for(address)
+
+
+def draft_for(address: str) -> DraftSection | None:
+    """The section for a Postgres connection string; None for anything else."""
+    if not _ADDRESS.match(address):
+        return None
+    from tailrace.system.libpq import read_dsn
+
+    parts = read_dsn(address, "source")
+    return DraftSection(str(parts.get("dbname") or parts.get("user") or "postgres"), {"dsn": address})

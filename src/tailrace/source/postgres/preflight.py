@@ -55,7 +55,7 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
         candidates = [
             relation
             for relation in relations
-            if _stands_alone(relation, via_root=source.options.publish_via_partition_root)
+            if stands_alone(relation, via_root=source.options.publish_via_partition_root)
         ]
     chosen = source.context.tables.select([relation.table for relation in candidates])
     found = describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown or {})
@@ -70,7 +70,7 @@ def select_followed(connection: PgConnection, source: PostgresSource) -> list[Pu
     return [*select_published(connection, source), *([message_table.PUBLISHED] if wants_messages else [])]
 
 
-def _stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:
+def stands_alone(relation: CatalogRelation, *, via_root: bool) -> bool:
     """Whether to follow this relation: partitions are followed as their root, or each on its own; never both."""
     return not relation.is_partition if via_root else not relation.partitioned
 
@@ -99,7 +99,7 @@ def unpublished(
     candidates = [
         one
         for one in relations
-        if _stands_alone(one, via_root=source.options.publish_via_partition_root) and one.table not in names
+        if stands_alone(one, via_root=source.options.publish_via_partition_root) and one.table not in names
     ]
     chosen = set(source.context.tables.select([one.table for one in candidates]))
     return [one for one in candidates if one.table in chosen]

@@ -22,6 +22,7 @@ from tailrace.model.schema import TableSchema
 from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
 from tailrace.option.table import TableOptions
+from tailrace.source.capability import SurveyedTable
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.postgres import event_trigger, preflight
 from tailrace.source.postgres.catalog import Published
@@ -44,6 +45,7 @@ from tailrace.source.postgres.slot import (
     require,
     waiting_for,
 )
+from tailrace.source.postgres.survey import survey
 from tailrace.source.source import PIPELINE, RESYNC, Source
 from tailrace.source.split import Split
 from tailrace.system.atomic_file import remove
@@ -110,6 +112,9 @@ class PostgresSource(Source):
 
     def tables(self) -> list[TableSchema]:
         return [published.schema for published in self.discover().values()]
+
+    def survey(self) -> list[SurveyedTable]:
+        return survey(self.dsn, via_root=self.options.publish_via_partition_root)
 
     def discover(self, snapshot: str | None = None) -> dict[int, Published]:
         """The tables to follow, by OID, as they are published (or would be, before the publication exists).

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
-from typing import Annotated, Literal, Self
-from urllib.parse import urlsplit
+from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from tailrace.errors import ConfigError
 from tailrace.option.value import FilePath, Options, Secret, Size, split_listen
-from tailrace.source.option import JournalOptions, SourceOptions
+from tailrace.source.option import DraftSection, JournalOptions, SourceOptions
 
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
@@ -109,6 +110,8 @@ class RqliteCopyOptions(Options):
 class RqliteOptions(SourceOptions):
     """rqlite clusters that post their changes here. A cluster's tables lie in a schema named after its `service_id`."""
 
+    example_address: ClassVar[str] = "http://127.0.0.1:4001"
+
     type: Literal["rqlite"]
     listen: Annotated[str, AfterValidator(_listen)] = Field(
         default="127.0.0.1:8099", description="host:port; beyond this machine only with auth or tls.client_ca"
@@ -154,6 +157,25 @@ class RqliteOptions(SourceOptions):
         if self.api_tls is not None and not any(url.startswith("https:") for url in urls):
             raise ValueError("has api_tls, but no `api` with https")
         return self
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        if not address.startswith(("http://", "https://")):
+            return None
+        try:
+            url = urlsplit(address)
+            place = url._replace(netloc=url.netloc.rpartition("@")[2]).geturl()
+            keys: dict[str, Any] = {"api": _url(place)}
+        except ValueError:
+            raise ConfigError(
+                "the address is not that of rqlite's HTTP API", fix="write it as http://user:password@127.0.0.1:4001"
+            ) from None
+        if url.username:
+            keys["api_auth"] = {"username": unquote(url.username), "password": unquote(url.password or "")}
+        return DraftSection(SERVICE, keys)
+
+    def needed_extra(self) -> str | None:
+        return "rqlite"
 
     def nodes(self) -> dict[str, list[str]]:
         """The nodes' URLs by service; under `""` those whose service only the nodes themselves know."""

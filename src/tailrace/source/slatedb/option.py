@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from tailrace.option.value import Duration, FilePath, Options, Secret, Size
-from tailrace.source.option import SourceOptions
+from tailrace.source.option import DraftSection, SourceOptions
 
 _PLACE = {"local": "path", "memory": "name", "s3": "bucket", "gcs": "bucket", "azure": "container"}
 
@@ -53,6 +54,8 @@ class SlateDbOptions(SourceOptions):
 
     table_keys: ClassVar[frozenset[str]] = frozenset({"mapping"})
 
+    example_address: ClassVar[str] = "store/shop"
+
     type: Literal["slatedb"]
     path: str = Field(min_length=1, description="the database's path in the store")
     store: ObjectStoreOptions
@@ -73,3 +76,14 @@ class SlateDbOptions(SourceOptions):
         default="stop", description="when a WAL file that is still needed was deleted: stop, or copy again by itself"
     )
     partition: PartitionOptions | None = None
+
+    @classmethod
+    def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
+        """The path of a database in a local store: a store elsewhere takes settings that no address holds."""
+        if not chosen or "://" in address:
+            return None
+        path = Path(address).expanduser().absolute()
+        return DraftSection(path.name, {"path": path.name, "store": {"type": "local", "path": str(path.parent)}})
+
+    def needed_extra(self) -> str | None:
+        return "slatedb"

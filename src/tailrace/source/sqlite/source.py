@@ -18,6 +18,7 @@ from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
 from tailrace.model.source_status import SourceStatus
 from tailrace.model.table_rows import TableRows
+from tailrace.source.capability import SurveyedTable
 from tailrace.source.follower import Offset, SchemaVersions, TableProgress
 from tailrace.source.source import PIPELINE, Source
 from tailrace.source.split import Split
@@ -31,6 +32,7 @@ from tailrace.source.sqlite.log_split import SqliteLogSplit, read_log
 from tailrace.source.sqlite.offset import SqliteOffset, after_change
 from tailrace.source.sqlite.option import SqliteSourceOptions, TursoOptions
 from tailrace.source.sqlite.reader import read_rows
+from tailrace.source.sqlite.survey import survey
 from tailrace.system.atomic_file import remove
 
 PURGE_SECONDS = 60.0
@@ -68,6 +70,10 @@ class SqliteSource(Source):
         with self.engine.snapshot("listing the tables") as connection:
             log = TapeLog(connection, self.options.cdc_table)
             return [schema_diff.begin(None, table, START) for table in preflight.select_tables(self, log)]
+
+    def survey(self) -> list[SurveyedTable]:
+        with self.engine.snapshot("listing the tables") as connection:
+            return survey(connection, self.options.cdc_table)
 
     def reset(self) -> None:
         """Forget the reader's cursor. The tape stays as it is. Raises UnavailableError when it cannot be removed."""
