@@ -6,6 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -17,6 +18,7 @@ import urllib3
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
 from tailrace.option.value import Secret
+from tailrace.sync.file_stamp import LOOK_SECONDS, FileStamp, read_stamp
 from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transaction
 from tailrace.sync.preflight import MARK_TABLE, require_servable
 from tailrace.sync.protobuf import MalformedMessageError, PullHeader, PullRequest, decode_page, read_delimited
@@ -42,10 +44,17 @@ class Remote(Protocol):
     sent: int
     received: int
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+    def pull(self, revision: str, image: Path) -> str | None:
         """Bring the image from a revision to the current one, which is returned; None if nothing changed.
 
         Interrupted, it leaves an image that only the same pull repairs: pages that changed since `revision`.
+        """
+        ...
+
+    def wait(self, revision: str, seconds: float) -> bool:
+        """Wait until the remote has another revision, at most so long; whether it has. It may return earlier.
+
+        Called in a thread of its own. Raises UnavailableError if the remote does not answer.
         """
         ...
 
@@ -81,9 +90,8 @@ class HttpRemote:
             retries=False, timeout=_SECONDS, ca_certs=str(ca) if ca is not None else None, num_pools=1
         )
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
-        body = PullRequest(client_revision=revision, long_poll_ms=int(wait_seconds * 1000)).encode()
-        answer = self._post("pull-updates", body, "application/protobuf")
+    def pull(self, revision: str, image: Path) -> str | None:
+        answer = self._post("pull-updates", PullRequest(client_revision=revision).encode(), "application/protobuf")
         try:
             messages = read_delimited(lambda size: self._counted(answer.read(size)))
             header = PullHeader.decode(next(messages, b""))
@@ -99,6 +107,17 @@ class HttpRemote:
         finally:
             answer.release_conn()
         return header.revision
+
+    def wait(self, revision: str, seconds: float) -> bool:
+        """A long poll. Of its answer only the revision is read: another client may change it before the pull."""
+        request = PullRequest(client_revision=revision, long_poll_ms=int(seconds * 1000)).encode()
+        answer = self._post("pull-updates", request, "application/protobuf")
+        try:
+            return PullHeader.decode(next(read_delimited(answer.read), b"")).revision != revision
+        except (urllib3.exceptions.HTTPError, OSError, MalformedMessageError) as error:
+            raise self._unavailable("the answer broke off") from error
+        finally:
+            answer.close()
 
     def mark(self, client: str) -> int:
         result = self._batch(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
@@ -156,10 +175,12 @@ class FileRemote:
             raise ConfigError(f"there is no file {path}", fix="give a file or a URL as the remote")
         self.sent = self.received = 0
         self._path = path
+        self._pulled: FileStamp | None = None
         with closing(self._open()) as batch:
             require_servable(batch.connection, path)
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+    def pull(self, revision: str, image: Path) -> str | None:
+        self._pulled = read_stamp(self._path)
         draft = image.with_name(image.name + ".new")
         draft.unlink(missing_ok=True)
         with closing(self._open()) as batch, closing(apsw.Connection(str(draft))) as copy:
@@ -178,6 +199,14 @@ class FileRemote:
         self.received += draft.stat().st_size
         draft.replace(image)
         return now
+
+    def wait(self, revision: str, seconds: float) -> bool:
+        ends = time.monotonic() + seconds
+        while self._pulled is not None and read_stamp(self._path) == self._pulled:
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
 
     def mark(self, client: str) -> int:
         with closing(self._open()) as batch:

@@ -13,6 +13,7 @@ from tailrace.capture.change import Schema
 from tailrace.capture.layout import read_table_shape
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.option.value import Secret
+from tailrace.sync.change_watch import ChangeWatch
 from tailrace.sync.conflict import Decide, choose
 from tailrace.sync.hrana import SqlValue, Step
 from tailrace.sync.local_file import LocalFile, bootstrap, image_of, opened, syncing_alone
@@ -29,8 +30,7 @@ _PUSH_BYTES = 24 << 20
 _VALUE_BYTES = 40
 _TEXT_FACTOR = 3
 _STEP_VALUES = 500
-_WATCH_SECONDS = 20.0
-_FILE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 20.0
 
 
 @dataclass
@@ -72,7 +72,7 @@ def sync(
 
 
 class SyncSession:
-    """A local file and its remote. Each `run` is a sync; `watch` repeats it."""
+    """A local file and its remote. Each `run` is a sync; `watch` repeats it. Used by one thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SyncSession:
         self._is_file = isinstance(self._remote, FileRemote)
         self._address = str(Path(address).resolve()) if self._is_file else address.rstrip("/")
 
-    def run(self, wait_seconds: float = 0.0) -> SyncResult:
+    def run(self) -> SyncResult:
         result = SyncResult()
         sent, received = self._remote.sent, self._remote.received
         with syncing_alone(self._path):
@@ -103,7 +103,7 @@ class SyncSession:
             with opened(self._path, self._address) as local:
                 pulled = Pulled()
                 for attempt in range(_ATTEMPTS):
-                    self._pull(local, pulled, wait_seconds if not attempt else 0.0)
+                    self._pull(local, pulled)
                     try:
                         has_pushed = self._push(local, result)
                     except RefusedPushError:
@@ -112,7 +112,7 @@ class SyncSession:
                     else:
                         break
                 if has_pushed or result.pushed:
-                    self._pull(local, pulled, 0.0)
+                    self._pull(local, pulled)
                 result.pulled += pulled.rows
                 result.conflicts, result.dead_letters = pulled.conflicts, pulled.dead_letters
                 result.cdc_operations = len(local.own_changes())
@@ -127,20 +127,25 @@ class SyncSession:
         on_sync: Callable[[SyncResult], None],
         on_error: Callable[[UnavailableError], None] = lambda error: None,
     ) -> None:
-        """Sync again and again until `stop` is set; a remote that is out of reach is tried again."""
+        """Sync at each change of either side until `stop` is set; a remote that is out of reach is tried again."""
+        changes = ChangeWatch(self._path, self._remote)
         pause = 0.0
         while not stop.wait(pause):
             try:
-                on_sync(self.run())
-                pause = _FILE_SECONDS
+                # Before the sync: what is committed during it is news for the next.
+                changes.begin()
+                result = self.run()
+                on_sync(result)
+                pause = 0.0
+                changes.wait(result.revision, stop)
             except UnavailableError as error:
                 on_error(error)
-                pause = min(max(2 * pause, 1.0), _WATCH_SECONDS)
+                pause = min(max(2 * pause, 1.0), _LONGEST_PAUSE_SECONDS)
 
-    def _pull(self, local: LocalFile, pulled: Pulled, wait_seconds: float) -> None:
+    def _pull(self, local: LocalFile, pulled: Pulled) -> None:
         # A crash may have left an image that belongs to no revision; the same pull completes it.
         revision = local.get("revision") if image_of(self._path).exists() else ""
-        new = self._remote.pull(revision, image_of(self._path), wait_seconds)
+        new = self._remote.pull(revision, image_of(self._path))
         failpoint.reach("sync.image")
         if new is not None:
             apply_image(local, new, self._decide, pulled)
