@@ -76,7 +76,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
             )
             local = LocalFile(connection, path)
             local.set(format=_FORMAT, client=f"tailrace-{uuid.uuid4()}", remote=address, revision=revision)
-            local.set(sent="0")
+            local.set(sent="0", mark="0")
             local.set(schema=describe(connection, "main"))
             local.set_base()
     failpoint.reach("sync.bootstrap")

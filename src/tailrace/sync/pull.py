@@ -73,7 +73,7 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                         connection.execute(f"DELETE FROM main.{quoted(table)}")
                 local.set_base()
                 _Replay(connection, decide, pulled).run(own)
-            local.set(revision=revision, schema=describe(connection, "now"))
+            local.set(revision=revision, mark=str(mark), schema=describe(connection, "now"))
             failpoint.reach("sync.before-local-commit")
     failpoint.reach("sync.after-local-commit")
 

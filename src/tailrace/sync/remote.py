@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import apsw
@@ -27,6 +27,7 @@ from tailrace.system import turso_lock
 
 _SECONDS = 120.0
 _RESULT_BYTES = 64 << 20
+_MARK = f"SELECT pull_gen, change_id FROM {MARK_TABLE} WHERE client_id = ?"
 _FIXES = {
     401: "set the token: --token-env NAME",
     403: "set the token: --token-env NAME",
@@ -36,6 +37,13 @@ _FIXES = {
 
 class RefusedPushError(TailraceError):
     """The remote rolled a push back: a constraint met rows of others. Pull, and try again."""
+
+
+class PushMark(NamedTuple):
+    """The last change of a client that the remote has. A higher generation fences pushes that were sent before it."""
+
+    generation: int = 0
+    change_id: int = 0
 
 
 class Remote(Protocol):
@@ -58,8 +66,8 @@ class Remote(Protocol):
         """
         ...
 
-    def mark(self, client: str) -> int:
-        """The last change of this client that the remote has; 0 for none."""
+    def mark(self, client: str) -> PushMark:
+        """The mark of this client, also if it never pushed."""
         ...
 
     def push(self, steps: Sequence[Step]) -> None:
@@ -119,10 +127,8 @@ class HttpRemote:
         finally:
             answer.close()
 
-    def mark(self, client: str) -> int:
-        result = self._batch(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
-        answered = result["step_results"][0]  # without a table of marks there was no push
-        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+    def mark(self, client: str) -> PushMark:
+        return _read_mark(self._batch(encode_query(_MARK, (client,))))
 
     def push(self, steps: Sequence[Step]) -> None:
         _require_success(self._batch(encode_transaction(steps)))
@@ -208,11 +214,10 @@ class FileRemote:
             time.sleep(LOOK_SECONDS)
         return True
 
-    def mark(self, client: str) -> int:
+    def mark(self, client: str) -> PushMark:
         with closing(self._open()) as batch:
-            result = batch.pipeline(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
-        answered = result["results"][0]["response"]["result"]["step_results"][0]
-        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+            result = batch.pipeline(encode_query(_MARK, (client,)))
+        return _read_mark(result["results"][0]["response"]["result"])
 
     def push(self, steps: Sequence[Step]) -> None:
         with closing(self._open()) as batch:
@@ -224,6 +229,14 @@ class FileRemote:
         if turso_lock.is_locked_whole(self._path) or turso_lock.is_shared(self._path):
             raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
         return SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)
+
+
+def _read_mark(result: Any) -> PushMark:
+    answered = result["step_results"][0]  # without a table of marks there was no push
+    if not answered or not answered["rows"]:
+        return PushMark()
+    generation, change_id = (int(str(decode_value(value))) for value in answered["rows"][0])
+    return PushMark(generation, change_id)
 
 
 def _require_success(result: Any) -> None:
