@@ -153,7 +153,12 @@ class HttpRemote:
                 "POST", f"{self._url}/{path}", body=body, headers=headers, preload_content=False, redirect=False
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unavailable("it cannot be reached") from error
+            why = (
+                "its certificate is not trusted"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error)
+                else "it cannot be reached"
+            )
+            raise self._unavailable(why) from error
         if answer.status == 200:
             return answer
         reason = answer.read(300).decode("utf-8", "replace")

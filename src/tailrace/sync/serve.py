@@ -58,7 +58,7 @@ def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str]
         key = str(options.key) if options.key else None
         context = secure(str(options.cert), key, None, options="--cert, --key")
     with listening(options.address, _CONNECTIONS, option="--listen") as listener:
-        served = ServedFile(options.file, history_bytes=options.history_bytes)
+        served = ServedFile(options.file, history_bytes=options.history_bytes, seconds=options.limits.seconds)
         tape: ServedTape | None = None
         try:
             if options.keeps_tape or served_tape(options.file).exists():

@@ -51,7 +51,8 @@ class SyncLimits:
     """What a client may send, and how long it may take."""
 
     body_bytes: int = 64 << 20
-    body_seconds: float = 60.0
+    seconds: float = 60.0
+    """For a body to arrive, and for the statements of a push."""
     token: Secret | None = field(default=None, repr=False)
 
 
@@ -120,7 +121,7 @@ class SyncEndpoint:
             return PlainTextResponse("there is no such path", 404)
         limit, answer = found
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
+            async with asyncio.timeout(self._limits.seconds):
                 body = await _read(request, limit)
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse("the body did not arrive in time", 408)
