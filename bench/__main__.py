@@ -20,7 +20,7 @@ PARTS = ("copy", "stream", "small", "trickle", "tables", "large", "backlog", "gr
 """The parts that measure the pipeline from Postgres to Delta."""
 LONG = ("backlog", "growth")
 """Those of them that run only when they are named: they need minutes, and gigabytes of disk."""
-ALONE = ("capture", "journal", "queue", "slatedb")
+ALONE = ("capture", "journal", "queue", "slatedb", "sync")
 """Parts that need neither Postgres nor Spark; each is a module with a function `measure`."""
 ON_REQUEST = ("poll", "webhook", "peers", "upkeep", "many")
 """Modules of the same form that run only when they are named: they need extras, minutes, or the package index."""

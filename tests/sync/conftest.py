@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import urllib3
 
 SCHEMA = """
 CREATE TABLE note (id INTEGER PRIMARY KEY, text TEXT, stars INTEGER);
@@ -33,6 +35,22 @@ class ServerProcess:
         assert self._process.stdout is not None
         self.url = json.loads(self._process.stdout.readline())["url"]
         self._address = self.url.partition("//")[2]
+
+    def run(self, *statements: str) -> dict[str, Any]:
+        """The answer to a batch of these statements."""
+        steps = [{"stmt": {"sql": sql, "args": [], "want_rows": True}} for sql in statements]
+        body = json.dumps({"baton": None, "requests": [{"type": "batch", "batch": {"steps": steps}}]}).encode()
+        answer = urllib3.request("POST", f"{self.url}/v2/pipeline", body=body, retries=False, timeout=300)
+        assert answer.status == 200
+        result: dict[str, Any] = json.loads(answer.data)["results"][0]["response"]["result"]
+        return result
+
+    def open_connections(self) -> int:
+        """How many clients are connected to the server."""
+        port = f"{int(self._address.rpartition(':')[2]):04X}"
+        lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
+        found = [line.split() for line in lines]
+        return sum(1 for fields in found if fields[1].endswith(f":{port}") and fields[3] == "01")
 
     def kill(self) -> None:
         self._process.kill()

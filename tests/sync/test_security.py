@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import subprocess
@@ -10,7 +9,6 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 import urllib3
@@ -23,15 +21,6 @@ Serving = Callable[..., ServerProcess]
 def post(url: str, body: bytes, **headers: str) -> tuple[int, bytes]:
     answer = urllib3.request("POST", url, body=body, headers=headers, retries=False, timeout=120)
     return answer.status, answer.data
-
-
-def run(server: ServerProcess, *statements: str) -> dict[str, Any]:
-    steps = [{"stmt": {"sql": sql, "args": [], "want_rows": True}} for sql in statements]
-    body = json.dumps({"baton": None, "requests": [{"type": "batch", "batch": {"steps": steps}}]})
-    status, answer = post(f"{server.url}/v2/pipeline", body.encode())
-    assert status == 200
-    result: dict[str, Any] = json.loads(answer)["results"][0]["response"]["result"]
-    return result
 
 
 @pytest.fixture
@@ -74,7 +63,7 @@ def test_a_malformed_pull_is_refused_and_the_server_goes_on(server: ServerProces
 @pytest.mark.parametrize("body", [b"", b"[]", b"{", b'{"requests":[{"type":"batch"}]}', b"[" * 100_000], ids=len)
 def test_a_malformed_push_is_refused_and_the_server_goes_on(server: ServerProcess, body: bytes) -> None:
     assert post(f"{server.url}/v2/pipeline", body)[0] == 400
-    assert run(server, "SELECT 1")["step_errors"] == [None]
+    assert server.run("SELECT 1")["step_errors"] == [None]
 
 
 def test_a_push_reaches_no_other_file_and_no_setting(server: ServerProcess, tmp_path: Path) -> None:
@@ -92,12 +81,12 @@ def test_a_push_reaches_no_other_file_and_no_setting(server: ServerProcess, tmp_
         "CREATE TEMP TABLE t (x)",
         "SELECT load_extension('x')",
     ):
-        assert run(server, sql)["step_errors"][0] is not None, sql
+        assert server.run(sql)["step_errors"][0] is not None, sql
     assert not other.exists()
 
 
 def test_a_push_that_fails_leaves_nothing(server: ServerProcess) -> None:
-    result = run(server, "BEGIN", "INSERT INTO note VALUES (1, 'a', 1)", "INSERT INTO gone VALUES (1)",
+    result = server.run("BEGIN", "INSERT INTO note VALUES (1, 'a', 1)", "INSERT INTO gone VALUES (1)",
                  "INSERT INTO note VALUES (2, 'b', 1)", "COMMIT")  # fmt: skip
     assert [error is not None for error in result["step_errors"]] == [False, False, True, False, False]
-    assert run(server, "SELECT count(*) FROM note")["step_results"][0]["rows"] == [[{"type": "integer", "value": "0"}]]
+    assert server.run("SELECT count(*) FROM note")["step_results"][0]["rows"] == [[{"type": "integer", "value": "0"}]]

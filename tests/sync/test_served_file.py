@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
@@ -14,7 +15,9 @@ import apsw
 import pytest
 
 import tailrace
-from tailrace.errors import PreflightError
+from tailrace.errors import PreflightError, UnavailableError
+from tailrace.sync.hrana import Step
+from tailrace.sync.remote import FileRemote, RefusedPushError
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
 
 
@@ -134,6 +137,39 @@ def test_a_copy_of_a_replica_is_refused_before_its_changes_are_lost(file: Path, 
     assert tailrace.sync(original, file).pushed == 1
     with pytest.raises(PreflightError, match="copy of another replica"):
         tailrace.sync(copy, file)
+
+
+def test_a_push_that_arrives_after_its_changes_were_replayed_by_a_pull_is_refused(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica, late = tmp_path / "replica.db", list[Sequence[Step]]()
+    tailrace.sync(replica, file)
+    with closing(sqlite3.connect(replica, isolation_level=None)) as local:
+        local.execute("INSERT INTO note VALUES (1, 'ours')")
+
+    def lose(remote: FileRemote, steps: Sequence[Step]) -> None:
+        late.append(steps)
+        raise UnavailableError("the answer never came")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(FileRemote, "push", lose)
+        with pytest.raises(UnavailableError):
+            tailrace.sync(replica, file)
+    with closing(apsw.Connection(str(file))) as writer:
+        writer.execute("INSERT INTO note VALUES (2, 'theirs')")
+    pull, refused = FileRemote.pull, list[bool]()
+
+    def deliver_late(remote: FileRemote, revision: str, image: Path) -> str | None:
+        pulled = pull(remote, revision, image)
+        try:
+            FileRemote(file).push(late[0])
+        except RefusedPushError:
+            refused.append(True)
+        return pulled
+
+    monkeypatch.setattr(FileRemote, "pull", deliver_late)
+    assert tailrace.sync(replica, file).pushed == 1
+    assert refused == [True, True]
 
 
 def test_a_file_as_remote_takes_many_changes_and_own_ddl_in_one_push(file: Path, tmp_path: Path) -> None:

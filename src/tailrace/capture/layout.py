@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from tailrace.errors import ConfigError, PreflightError
@@ -68,6 +69,16 @@ class CaptureConnection(Protocol):
     """The methods that capture needs and that stdlib sqlite3, apsw and pyturso have in common."""
 
     def execute(self, sql: str, parameters: Sequence[Any] = ..., /) -> Any: ...
+
+
+def served_tape(path: Path) -> Path:
+    """The file that holds the tape of a file which a sync server serves."""
+    return path.with_name(path.name + "-tape")
+
+
+def server_lock(path: Path) -> Path:
+    """The file whose lock a sync server holds while it serves the file."""
+    return path.with_name(path.name + "-sync.lock")
 
 
 def quoted(name: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from tailrace.capture import layout
 from tailrace.capture.exclusion import ExcludedTable, excluded, read_excluded, write_excluded
@@ -30,6 +31,7 @@ from tailrace.capture.record import Value, encode
 from tailrace.capture.schema_change import SchemaChange, SchemaRow, column_names, compare, is_own_trigger, read_schema
 from tailrace.capture.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
 from tailrace.errors import Finding, PreflightError
+from tailrace.system.file_lock import is_locked
 
 WIDEST = 998
 """SQLite allows 2,000 columns per table, and the image table needs two images and three more columns."""
@@ -63,6 +65,7 @@ def enable(connection: CaptureConnection, argument: str = "full") -> CaptureStat
     with layout.transaction(connection):
         running = layout.trigger_capture(connection)
         if running is None or running.table != mode.table:
+            _require_unserved(connection)
             _require_unclaimed(connection, mode, running)
             layout.ensure(connection, mode.table, CdcVersion.TRIGGERS)
             _put_capture(connection, mode, after=None)
@@ -118,6 +121,24 @@ def read_status(connection: CaptureConnection) -> CaptureStatus:
     pending = len(_pending(connection, running)) if running is not None else 0
     left_out = () if running is None else tuple(excluded(connection, running.table))
     return CaptureStatus(captured, len(layout.list_tables(connection)) - len(left_out), pending, left_out)
+
+
+def _require_unserved(connection: CaptureConnection) -> None:
+    """Raise PreflightError if a sync server's clients would receive the capture, or its tape is read instead."""
+    row = connection.execute("PRAGMA database_list").fetchone()
+    if row is None or not row[2]:
+        return
+    path = Path(row[2])
+    if is_locked(layout.server_lock(path)):
+        raise PreflightError(
+            f"{path} is served, and every client would receive the capture with its pages",
+            fix=f"to follow it with a pipeline: tailrace serve-sync {path} --tape",
+        )
+    if layout.served_tape(path).exists():
+        raise PreflightError(
+            f"{path} was served, and {layout.served_tape(path)} has its tape",
+            fix=f"serve it, or delete that file: rm {layout.served_tape(path)}*",
+        )
 
 
 def _require_unclaimed(connection: CaptureConnection, mode: Mode, running: Mode | None) -> None:

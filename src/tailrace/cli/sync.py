@@ -31,6 +31,10 @@ def serve_sync(
     key: Annotated[Path | None, typer.Option(help="Its key, a PEM file without a passphrase.")] = None,
     history: Annotated[str, typer.Option(help="How much space old pages may take.")] = "256MB",
     max_body: Annotated[str, typer.Option(help="The largest push.")] = "64MB",
+    max_seconds: Annotated[float, typer.Option(min=0.1, help="How long a push, or its arrival, may take.")] = 60.0,
+    tape: Annotated[
+        bool, typer.Option("--tape", help="Keep a tape in FILE-tape, so that a pipeline can follow FILE.")
+    ] = False,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -45,8 +49,8 @@ def serve_sync(
 
     try:
         address = split_listen(listen)
-        limits = SyncLimits(body_bytes=parse_size(max_body), token=_read_token(token_env))
-        options = ServeOptions(file, address, limits, cert, key, parse_size(history))
+        limits = SyncLimits(parse_size(max_body), max_seconds, _read_token(token_env))
+        options = ServeOptions(file, address, limits, cert, key, parse_size(history), tape)
     except ValueError as error:
         raise ConfigError(f"an option {error}", fix="tailrace serve-sync --help shows what it takes") from None
     with until_signal() as stop:

@@ -56,7 +56,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
     """Make the file as a copy of the remote, and return how many rows it has. A repeat after a crash begins again."""
     image = image_of(path)
     image.unlink(missing_ok=True)
-    revision = remote.pull("", image, 0)
+    revision = remote.pull("", image)
     assert revision is not None
     draft = path.with_name(path.name + ".new")
     for leftover in (draft, Path(f"{draft}-wal"), Path(f"{draft}-shm"), Path(f"{draft}-journal")):
@@ -76,7 +76,7 @@ def bootstrap(path: Path, address: str, remote: Remote) -> int:
             )
             local = LocalFile(connection, path)
             local.set(format=_FORMAT, client=f"tailrace-{uuid.uuid4()}", remote=address, revision=revision)
-            local.set(sent="0")
+            local.set(sent="0", mark="0")
             local.set(schema=describe(connection, "main"))
             local.set_base()
     failpoint.reach("sync.bootstrap")

@@ -31,8 +31,8 @@ def require_servable(connection: CaptureConnection, path: Path) -> None:
     if owned:
         raise PreflightError(
             f"{path} captures its own changes ({owned[0]}), and every client would receive that capture with its pages",
-            fix="tailrace sqlite disable FILE --drop; to follow the file with a pipeline, make a replica of it with "
-            "tailrace sync REPLICA FILE and follow that",
+            fix=f"tailrace sqlite disable {path} --drop; to follow the file with a pipeline: "
+            f"tailrace serve-sync {path} --tape",
         )
     require_syncable(connection)
 

@@ -2,8 +2,7 @@
 """Bring the local file to the state of the image, and replay own changes that the remote lacks on top of it.
 
 It is one transaction of the local file, with the state of the sync in it: before it, the file is as it was; after it,
-it holds the remote's revision and every own change. Rows are compared by SQLite itself, exactly: 1 is not 1.0, and 'a'
-is not 'A', whatever the collation of their column.
+it holds the remote's revision and every own change.
 """
 
 from __future__ import annotations
@@ -24,7 +23,8 @@ from tailrace.sync.conflict import Decide, SyncConflict, SyncRow
 from tailrace.sync.hrana import Step
 from tailrace.sync.local_file import CONFLICTS, LocalFile, image_of
 from tailrace.sync.preflight import MARK_TABLE
-from tailrace.sync.schema import bring_schema, columns, describe, read_objects
+from tailrace.sync.row_difference import bring_rows
+from tailrace.sync.schema import bring_schema, describe, read_objects
 from tailrace.sync.statement import OwnChange, bind, insert, match_key
 from tailrace.system import failpoint
 
@@ -67,13 +67,13 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                 theirs = read_objects(connection, "now")
                 for kind, table in read_objects(connection, "main"):
                     if kind == "table" and (kind, table) in theirs:
-                        pulled.rows += _bring(connection, table)
+                        pulled.rows += bring_rows(connection, table)
                     elif kind == "table":
                         # A table of our own that is not pushed yet: its rows are among the changes to replay.
                         connection.execute(f"DELETE FROM main.{quoted(table)}")
                 local.set_base()
                 _Replay(connection, decide, pulled).run(own)
-            local.set(revision=revision, schema=describe(connection, "now"))
+            local.set(revision=revision, mark=str(mark), schema=describe(connection, "now"))
             failpoint.reach("sync.before-local-commit")
     failpoint.reach("sync.after-local-commit")
 
@@ -100,59 +100,6 @@ def _without_triggers(connection: sqlite3.Connection) -> Iterator[None]:
     if dropped:
         # They have other row ids in the schema now, which is no change that a reader of the tape should see.
         trigger.resume(connection, trigger.suspend(connection))
-
-
-def _bring(connection: sqlite3.Connection, table: str) -> int:
-    """Make the rows of one table those of the image; how many were written or deleted."""
-    shape = read_table_shape(connection, table)
-    there = columns(connection, "now", table)
-    names = [quoted(each.name) for each in shape.fields if each.name in there]
-    name, rowid = quoted(table), shape.rowid
-    for each in shape.fields:
-        if each.name not in there:
-            # A column of our own that is not pushed yet: its values are among the changes to replay.
-            own, default = quoted(each.name), f"({each.default or 'NULL'})"
-            connection.execute(f"UPDATE main.{name} SET {own} = {default} WHERE {own} IS NOT {default}")
-    differs = " OR ".join(
-        f"m.{one} COLLATE BINARY IS NOT n.{one} OR typeof(m.{one}) <> typeof(n.{one})" for one in names
-    )
-    connection.execute("CREATE TEMP TABLE IF NOT EXISTS differing (id INTEGER PRIMARY KEY, kind TEXT)")
-    connection.execute("DELETE FROM temp.differing")
-    connection.execute(
-        f"INSERT INTO temp.differing SELECT m.{rowid}, 'gone' FROM main.{name} m "
-        f"WHERE NOT EXISTS (SELECT 1 FROM now.{name} n WHERE n.{rowid} = m.{rowid}) UNION ALL "
-        f"SELECT n.{rowid}, iif(m.{rowid} IS NULL, 'new', 'changed') FROM now.{name} n "
-        f"LEFT JOIN main.{name} m ON m.{rowid} = n.{rowid} WHERE m.{rowid} IS NULL OR {differs}"
-    )
-    (count,) = connection.execute("SELECT count(*) FROM temp.differing").fetchone()
-    if not count:
-        return 0
-
-    def chosen(*kinds: str) -> str:
-        return f"IN (SELECT id FROM temp.differing WHERE kind IN ({', '.join(repr(kind) for kind in kinds)}))"
-
-    def write(deleted: str, inserted: str, *, updates: bool) -> None:
-        connection.execute(f"DELETE FROM main.{name} WHERE {rowid} {deleted}")
-        if updates:
-            sets = ", ".join(f"{one} = n.{one}" for one in names)
-            connection.execute(
-                f"UPDATE main.{name} AS m SET {sets} FROM now.{name} AS n "
-                f"WHERE n.{rowid} = m.{rowid} AND m.{rowid} {chosen('changed')}"
-            )
-        connection.execute(
-            f"INSERT INTO main.{name} ({', '.join([rowid, *names])}) "
-            f"SELECT {', '.join([rowid, *names])} FROM now.{name} WHERE {rowid} {inserted}"
-        )
-
-    connection.execute("SAVEPOINT bring")
-    try:
-        write(chosen("gone"), chosen("new"), updates=True)
-    except sqlite3.IntegrityError:
-        # Rows exchange values of a UNIQUE column: there is an order only without the old rows.
-        connection.execute("ROLLBACK TO bring")
-        write(chosen("gone", "changed"), chosen("new", "changed"), updates=False)
-    connection.execute("RELEASE bring")
-    return int(count)
 
 
 class _Replay:

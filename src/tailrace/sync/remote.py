@@ -6,10 +6,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
 
 import apsw
@@ -17,6 +18,7 @@ import urllib3
 
 from tailrace.errors import ConfigError, PreflightError, TailraceError, UnavailableError
 from tailrace.option.value import Secret
+from tailrace.sync.file_stamp import LOOK_SECONDS, FileStamp, read_stamp
 from tailrace.sync.hrana import Step, decode_value, encode_query, encode_transaction
 from tailrace.sync.preflight import MARK_TABLE, require_servable
 from tailrace.sync.protobuf import MalformedMessageError, PullHeader, PullRequest, decode_page, read_delimited
@@ -25,6 +27,7 @@ from tailrace.system import turso_lock
 
 _SECONDS = 120.0
 _RESULT_BYTES = 64 << 20
+_MARK = f"SELECT pull_gen, change_id FROM {MARK_TABLE} WHERE client_id = ?"
 _FIXES = {
     401: "set the token: --token-env NAME",
     403: "set the token: --token-env NAME",
@@ -36,21 +39,35 @@ class RefusedPushError(TailraceError):
     """The remote rolled a push back: a constraint met rows of others. Pull, and try again."""
 
 
+class PushMark(NamedTuple):
+    """The last change of a client that the remote has. A higher generation fences pushes that were sent before it."""
+
+    generation: int = 0
+    change_id: int = 0
+
+
 class Remote(Protocol):
     """What a sync needs of its remote. `sent` and `received` count bytes."""
 
     sent: int
     received: int
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+    def pull(self, revision: str, image: Path) -> str | None:
         """Bring the image from a revision to the current one, which is returned; None if nothing changed.
 
         Interrupted, it leaves an image that only the same pull repairs: pages that changed since `revision`.
         """
         ...
 
-    def mark(self, client: str) -> int:
-        """The last change of this client that the remote has; 0 for none."""
+    def wait(self, revision: str, seconds: float) -> bool:
+        """Wait until the remote has another revision, at most so long; whether it has. It may return earlier.
+
+        Called in a thread of its own. Raises UnavailableError if the remote does not answer.
+        """
+        ...
+
+    def mark(self, client: str) -> PushMark:
+        """The mark of this client, also if it never pushed."""
         ...
 
     def push(self, steps: Sequence[Step]) -> None:
@@ -81,9 +98,8 @@ class HttpRemote:
             retries=False, timeout=_SECONDS, ca_certs=str(ca) if ca is not None else None, num_pools=1
         )
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
-        body = PullRequest(client_revision=revision, long_poll_ms=int(wait_seconds * 1000)).encode()
-        answer = self._post("pull-updates", body, "application/protobuf")
+    def pull(self, revision: str, image: Path) -> str | None:
+        answer = self._post("pull-updates", PullRequest(client_revision=revision).encode(), "application/protobuf")
         try:
             messages = read_delimited(lambda size: self._counted(answer.read(size)))
             header = PullHeader.decode(next(messages, b""))
@@ -100,10 +116,19 @@ class HttpRemote:
             answer.release_conn()
         return header.revision
 
-    def mark(self, client: str) -> int:
-        result = self._batch(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
-        answered = result["step_results"][0]  # without a table of marks there was no push
-        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+    def wait(self, revision: str, seconds: float) -> bool:
+        """A long poll. Of its answer only the revision is read: another client may change it before the pull."""
+        request = PullRequest(client_revision=revision, long_poll_ms=int(seconds * 1000)).encode()
+        answer = self._post("pull-updates", request, "application/protobuf")
+        try:
+            return PullHeader.decode(next(read_delimited(answer.read), b"")).revision != revision
+        except (urllib3.exceptions.HTTPError, OSError, MalformedMessageError) as error:
+            raise self._unavailable("the answer broke off") from error
+        finally:
+            answer.close()
+
+    def mark(self, client: str) -> PushMark:
+        return _read_mark(self._batch(encode_query(_MARK, (client,))))
 
     def push(self, steps: Sequence[Step]) -> None:
         _require_success(self._batch(encode_transaction(steps)))
@@ -128,7 +153,12 @@ class HttpRemote:
                 "POST", f"{self._url}/{path}", body=body, headers=headers, preload_content=False, redirect=False
             )
         except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._unavailable("it cannot be reached") from error
+            why = (
+                "its certificate is not trusted"
+                if "CERTIFICATE_VERIFY_FAILED" in str(error)
+                else "it cannot be reached"
+            )
+            raise self._unavailable(why) from error
         if answer.status == 200:
             return answer
         reason = answer.read(300).decode("utf-8", "replace")
@@ -156,10 +186,12 @@ class FileRemote:
             raise ConfigError(f"there is no file {path}", fix="give a file or a URL as the remote")
         self.sent = self.received = 0
         self._path = path
+        self._pulled: FileStamp | None = None
         with closing(self._open()) as batch:
             require_servable(batch.connection, path)
 
-    def pull(self, revision: str, image: Path, wait_seconds: float) -> str | None:
+    def pull(self, revision: str, image: Path) -> str | None:
+        self._pulled = read_stamp(self._path)
         draft = image.with_name(image.name + ".new")
         draft.unlink(missing_ok=True)
         with closing(self._open()) as batch, closing(apsw.Connection(str(draft))) as copy:
@@ -179,11 +211,18 @@ class FileRemote:
         draft.replace(image)
         return now
 
-    def mark(self, client: str) -> int:
+    def wait(self, revision: str, seconds: float) -> bool:
+        ends = time.monotonic() + seconds
+        while self._pulled is not None and read_stamp(self._path) == self._pulled:
+            if time.monotonic() >= ends:
+                return False
+            time.sleep(LOOK_SECONDS)
+        return True
+
+    def mark(self, client: str) -> PushMark:
         with closing(self._open()) as batch:
-            result = batch.pipeline(encode_query(f"SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?", (client,)))
-        answered = result["results"][0]["response"]["result"]["step_results"][0]
-        return int(str(decode_value(answered["rows"][0][0]))) if answered and answered["rows"] else 0
+            result = batch.pipeline(encode_query(_MARK, (client,)))
+        return _read_mark(result["results"][0]["response"]["result"])
 
     def push(self, steps: Sequence[Step]) -> None:
         with closing(self._open()) as batch:
@@ -195,6 +234,14 @@ class FileRemote:
         if turso_lock.is_locked_whole(self._path) or turso_lock.is_shared(self._path):
             raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
         return SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)
+
+
+def _read_mark(result: Any) -> PushMark:
+    answered = result["step_results"][0]  # without a table of marks there was no push
+    if not answered or not answered["rows"]:
+        return PushMark()
+    generation, change_id = (int(str(decode_value(value))) for value in answered["rows"][0])
+    return PushMark(generation, change_id)
 
 
 def _require_success(result: Any) -> None:

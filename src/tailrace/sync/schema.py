@@ -4,10 +4,9 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import Iterator
 
-from tailrace.capture.layout import is_internal, own_tables, quoted
+from tailrace.capture.layout import CaptureConnection, is_internal, own_tables, quoted
 from tailrace.capture.schema_change import is_own_trigger
 from tailrace.errors import SchemaChangedError
 from tailrace.sync.preflight import MARK_TABLE
@@ -16,7 +15,7 @@ SchemaObject = tuple[str, str]
 _ORDER = {"table": 0, "view": 1, "index": 2, "trigger": 3}
 
 
-def read_objects(connection: sqlite3.Connection, schema: str) -> dict[SchemaObject, str]:
+def read_objects(connection: CaptureConnection, schema: str) -> dict[SchemaObject, str]:
     """The SQL of the application's tables, indexes, views and triggers in `main` or the attached image."""
     own = own_tables(connection)
     found = {
@@ -29,7 +28,7 @@ def read_objects(connection: sqlite3.Connection, schema: str) -> dict[SchemaObje
     return dict(sorted(found.items(), key=lambda entry: _ORDER[entry[0][0]]))
 
 
-def columns(connection: sqlite3.Connection, schema: str, table: str) -> dict[str, str]:
+def columns(connection: CaptureConnection, schema: str, table: str) -> dict[str, str]:
     """The stored columns of a table with their definitions, as ADD COLUMN takes them."""
     rows = connection.execute(f"PRAGMA {schema}.table_xinfo({quoted(table)})").fetchall()
     return {
@@ -41,13 +40,13 @@ def columns(connection: sqlite3.Connection, schema: str, table: str) -> dict[str
     }
 
 
-def describe(connection: sqlite3.Connection, schema: str) -> str:
+def describe(connection: CaptureConnection, schema: str) -> str:
     """Which objects and columns there are, to know later which of them someone dropped, and which are new."""
     found = [[*each, list(columns(connection, schema, each[1]))] for each in read_objects(connection, schema)]
     return json.dumps(found)
 
 
-def bring_schema(connection: sqlite3.Connection, known: str) -> bool:
+def bring_schema(connection: CaptureConnection, known: str) -> bool:
     """Create here what the image has in addition; whether something was created. Own DDL not pushed yet stays.
 
     `known` describes the remote as of the last pull. Raises SchemaChangedError for what either side dropped or renamed.
@@ -81,7 +80,7 @@ def bring_schema(connection: sqlite3.Connection, known: str) -> bool:
     return bool(statements)
 
 
-def push_schema(connection: sqlite3.Connection) -> Iterator[str]:
+def push_schema(connection: CaptureConnection) -> Iterator[str]:
     """The statements that bring own DDL to the remote, of which the image is attached as `now`."""
     theirs = read_objects(connection, "now")
     for (kind, name), sql in read_objects(connection, "main").items():

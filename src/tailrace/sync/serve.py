@@ -14,8 +14,10 @@ from pathlib import Path
 
 import uvicorn
 
+from tailrace.capture.layout import served_tape
 from tailrace.errors import ConfigError
 from tailrace.sync.served_file import HISTORY_BYTES, ServedFile
+from tailrace.sync.served_tape import ServedTape
 from tailrace.sync.server import SyncEndpoint, SyncLimits
 from tailrace.system.http_listener import HttpConnection, listening, secure
 
@@ -35,6 +37,8 @@ class ServeOptions:
     cert: Path | None = None
     key: Path | None = None
     history_bytes: int = HISTORY_BYTES
+    keeps_tape: bool = False
+    """Whether to begin a tape for pipelines; one that is there is kept up to date in any case."""
 
 
 def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str], None]) -> None:
@@ -54,8 +58,12 @@ def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str]
         key = str(options.key) if options.key else None
         context = secure(str(options.cert), key, None, options="--cert, --key")
     with listening(options.address, _CONNECTIONS, option="--listen") as listener:
-        served = ServedFile(options.file, history_bytes=options.history_bytes)
+        served = ServedFile(options.file, history_bytes=options.history_bytes, seconds=options.limits.seconds)
+        tape: ServedTape | None = None
         try:
+            if options.keeps_tape or served_tape(options.file).exists():
+                tape = ServedTape(options.file)
+                tape.advance()
             endpoint = SyncEndpoint(served, options.limits)
             config = uvicorn.Config(
                 endpoint.application,
@@ -74,8 +82,10 @@ def serve(options: ServeOptions, stop: threading.Event, on_start: Callable[[str]
             scheme = "https" if context is not None else "http"
             shown = f"[{host}]" if ":" in host else host
             url = f"{scheme}://{shown}:{listener.getsockname()[1]}"
-            asyncio.run(_run(config, endpoint, listener, stop, lambda: on_start(url)))
+            asyncio.run(_run(config, endpoint, listener, stop, tape, lambda: on_start(url)))
         finally:
+            if tape is not None:
+                tape.close()
             served.close()
 
 
@@ -84,16 +94,20 @@ async def _run(
     endpoint: SyncEndpoint,
     listener: socket.socket,
     stop: threading.Event,
+    tape: ServedTape | None,
     on_start: Callable[[], None],
 ) -> None:
     server = _Server(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    watching = asyncio.create_task(endpoint.watch())
+    others = [asyncio.create_task(endpoint.watch())]
+    if tape is not None:
+        others.append(asyncio.create_task(endpoint.keep_tape(tape)))
     announced = False
     try:
         while not stop.is_set() and not serving.done():
-            if watching.done():
-                watching.result()
+            for other in others:
+                if other.done():
+                    other.result()
             if server.started and not announced:
                 announced = True
                 on_start()
@@ -102,9 +116,12 @@ async def _run(
         server.should_exit = True
         await endpoint.stop()
         await serving
-        watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
+        if tape is not None:
+            await asyncio.to_thread(tape.close)
+        for other in others:
+            other.cancel()
+            with suppress(asyncio.CancelledError):
+                await other
 
 
 def is_loopback(host: str) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 
 import apsw
 
+from tailrace.capture.layout import server_lock
 from tailrace.errors import ConfigError, OwnedError, PreflightError, UnavailableError
 from tailrace.sync.page_history import PageHistory, digest
 from tailrace.sync.preflight import require_servable
@@ -216,7 +217,7 @@ class ServedFile:
 def _lock_out(path: Path) -> int:
     """The lock that keeps a second server from this file; released when its descriptor is closed."""
     try:
-        file = os.open(f"{path}-sync.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        file = os.open(server_lock(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"{path} cannot be served: {error.strerror}", fix="check the path") from None
     if not try_lock(file):

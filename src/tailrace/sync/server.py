@@ -11,10 +11,12 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+import apsw
 from starlette.applications import Starlette
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
@@ -32,12 +34,15 @@ from tailrace.sync.protobuf import (
     page_message_bytes,
 )
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
+from tailrace.sync.served_tape import ServedTape
 
 _log = logging.getLogger(__name__)
 
 LOOK_SECONDS = 0.1
 """How often the server looks for commits of other programs."""
 LONGEST_POLL_SECONDS = 60.0
+_TAPE_PAUSES = 4
+"""How many times as long as one update of the tape took, the server waits before the next."""
 _PULL_REQUEST_BYTES = 16 << 20
 
 
@@ -46,7 +51,8 @@ class SyncLimits:
     """What a client may send, and how long it may take."""
 
     body_bytes: int = 64 << 20
-    body_seconds: float = 60.0
+    seconds: float = 60.0
+    """For a body to arrive, and for the statements of a push."""
     token: Secret | None = field(default=None, repr=False)
 
 
@@ -70,6 +76,22 @@ class SyncEndpoint:
             await asyncio.sleep(LOOK_SECONDS)
             if await asyncio.to_thread(self._look):
                 await self._announce()
+
+    async def keep_tape(self, tape: ServedTape) -> None:
+        """Bring the tape to each revision, until the server stops."""
+        revision, pause = "", 0.0
+        while not self._stopping:
+            await self._wait_until_after(revision)
+            revision, began = self._served.revision, time.monotonic()
+            try:
+                await asyncio.to_thread(tape.advance)
+                pause = _TAPE_PAUSES * (time.monotonic() - began)
+            except apsw.BusyError:
+                revision = ""  # a program holds one of the files: again
+            except apsw.InterruptError:
+                return
+            # All rows are compared each time, so a large file gets longer pauses rather than a busy machine.
+            await asyncio.sleep(max(pause, LOOK_SECONDS))
 
     async def stop(self) -> None:
         """End all long polls."""
@@ -99,7 +121,7 @@ class SyncEndpoint:
             return PlainTextResponse("there is no such path", 404)
         limit, answer = found
         try:
-            async with asyncio.timeout(self._limits.body_seconds):
+            async with asyncio.timeout(self._limits.seconds):
                 body = await _read(request, limit)
         except (TimeoutError, ClientDisconnect):
             return PlainTextResponse("the body did not arrive in time", 408)
@@ -136,7 +158,9 @@ class SyncEndpoint:
             raise MalformedMessageError("only raw pages are served")
         await asyncio.to_thread(self._look)
         if request.long_poll_ms and request.client_revision and not request.server_revision:
-            await self._wait(request)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(request.long_poll_ms / 1000, LONGEST_POLL_SECONDS)):
+                    await self._wait_until_after(request.client_revision)
         stack = ExitStack()
         try:
             pulled = self._served.pulling(request.client_revision, request.server_revision)
@@ -156,15 +180,10 @@ class SyncEndpoint:
             stack.close()
             raise
 
-    async def _wait(self, request: PullRequest) -> None:
-        def is_over() -> bool:
-            return self._stopping or self._served.revision != request.client_revision
-
-        try:
-            async with asyncio.timeout(min(request.long_poll_ms / 1000, LONGEST_POLL_SECONDS)), self._news:
-                await self._news.wait_for(is_over)
-        except TimeoutError:
-            pass
+    async def _wait_until_after(self, revision: str) -> None:
+        """Wait for another revision than this one, or for the end of the server."""
+        async with self._news:
+            await self._news.wait_for(lambda: self._stopping or self._served.revision != revision)
 
     async def _stream(self, header: bytes, revision: int, numbers: list[int]) -> AsyncIterator[bytes]:
         yield header

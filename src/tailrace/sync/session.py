@@ -13,12 +13,13 @@ from tailrace.capture.change import Schema
 from tailrace.capture.layout import read_table_shape
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.option.value import Secret
+from tailrace.sync.change_watch import ChangeWatch
 from tailrace.sync.conflict import Decide, choose
 from tailrace.sync.hrana import SqlValue, Step
 from tailrace.sync.local_file import LocalFile, bootstrap, image_of, opened, syncing_alone
 from tailrace.sync.preflight import MARK_TABLE
 from tailrace.sync.pull import Pulled, apply_image, attached
-from tailrace.sync.remote import FileRemote, RefusedPushError, Remote, open_remote
+from tailrace.sync.remote import FileRemote, PushMark, RefusedPushError, Remote, open_remote
 from tailrace.sync.schema import push_schema
 from tailrace.sync.statement import OwnChange, bind, insert
 from tailrace.system import failpoint
@@ -29,8 +30,7 @@ _PUSH_BYTES = 24 << 20
 _VALUE_BYTES = 40
 _TEXT_FACTOR = 3
 _STEP_VALUES = 500
-_WATCH_SECONDS = 20.0
-_FILE_SECONDS = 1.0
+_LONGEST_PAUSE_SECONDS = 20.0
 
 
 @dataclass
@@ -72,7 +72,7 @@ def sync(
 
 
 class SyncSession:
-    """A local file and its remote. Each `run` is a sync; `watch` repeats it."""
+    """A local file and its remote. Each `run` is a sync; `watch` repeats it. Used by one thread."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class SyncSession:
         self._is_file = isinstance(self._remote, FileRemote)
         self._address = str(Path(address).resolve()) if self._is_file else address.rstrip("/")
 
-    def run(self, wait_seconds: float = 0.0) -> SyncResult:
+    def run(self) -> SyncResult:
         result = SyncResult()
         sent, received = self._remote.sent, self._remote.received
         with syncing_alone(self._path):
@@ -103,8 +103,9 @@ class SyncSession:
             with opened(self._path, self._address) as local:
                 pulled = Pulled()
                 for attempt in range(_ATTEMPTS):
-                    self._pull(local, pulled, wait_seconds if not attempt else 0.0)
                     try:
+                        self._fence(local)
+                        self._pull(local, pulled)
                         has_pushed = self._push(local, result)
                     except RefusedPushError:
                         if attempt == _ATTEMPTS - 1:
@@ -112,7 +113,7 @@ class SyncSession:
                     else:
                         break
                 if has_pushed or result.pushed:
-                    self._pull(local, pulled, 0.0)
+                    self._pull(local, pulled)
                 result.pulled += pulled.rows
                 result.conflicts, result.dead_letters = pulled.conflicts, pulled.dead_letters
                 result.cdc_operations = len(local.own_changes())
@@ -127,23 +128,43 @@ class SyncSession:
         on_sync: Callable[[SyncResult], None],
         on_error: Callable[[UnavailableError], None] = lambda error: None,
     ) -> None:
-        """Sync again and again until `stop` is set; a remote that is out of reach is tried again."""
+        """Sync at each change of either side until `stop` is set; a remote that is out of reach is tried again."""
+        changes = ChangeWatch(self._path, self._remote)
         pause = 0.0
         while not stop.wait(pause):
             try:
-                on_sync(self.run())
-                pause = _FILE_SECONDS
+                # Before the sync: what is committed during it is news for the next.
+                changes.begin()
+                result = self.run()
+                on_sync(result)
+                pause = 0.0
+                changes.wait(result.revision, stop)
             except UnavailableError as error:
                 on_error(error)
-                pause = min(max(2 * pause, 1.0), _WATCH_SECONDS)
+                pause = min(max(2 * pause, 1.0), _LONGEST_PAUSE_SECONDS)
 
-    def _pull(self, local: LocalFile, pulled: Pulled, wait_seconds: float) -> None:
+    def _pull(self, local: LocalFile, pulled: Pulled) -> None:
         # A crash may have left an image that belongs to no revision; the same pull completes it.
         revision = local.get("revision") if image_of(self._path).exists() else ""
-        new = self._remote.pull(revision, image_of(self._path), wait_seconds)
+        new = self._remote.pull(revision, image_of(self._path))
         failpoint.reach("sync.image")
         if new is not None:
             apply_image(local, new, self._decide, pulled)
+
+    def _fence(self, local: LocalFile) -> None:
+        """Make sure that no push of this replica is still on its way, before a pull gives its changes new ids.
+
+        A push whose client died may arrive at any time. If it did after the pull, nothing would tell that the changes
+        replayed by the pull are the same ones.
+        """
+        if local.get("sent") == local.get("mark"):
+            return
+        client = local.get("client")
+        mark = self._remote.mark(client)
+        local.check_mark(mark.change_id)
+        fenced = PushMark(mark.generation + 1, mark.change_id)
+        self._remote.push(_steps(client, [], mark, fenced))
+        local.set(sent=str(mark.change_id))
 
     def _push(self, local: LocalFile, result: SyncResult) -> bool:
         own = local.own_changes()
@@ -153,13 +174,13 @@ class SyncSession:
             return False
         client = local.get("client")
         mark = self._remote.mark(client)
-        local.check_mark(mark)
-        for part in _parts([change for change in own if change.change_id > mark]):
+        local.check_mark(mark.change_id)
+        for part in _parts([change for change in own if change.change_id > mark.change_id]):
             if not part and not schema:
                 continue
-            last = part[-1].change_id if part else mark
+            last = PushMark(mark.generation, part[-1].change_id) if part else mark
             # Before it is sent: a mark beyond this one can only come from a copy of this file.
-            local.set(sent=str(last))
+            local.set(sent=str(last.change_id))
             failpoint.reach("sync.before-push")
             self._remote.push(_steps(client, [*schema, *_changes(local, part)], mark, last))
             failpoint.reach("sync.after-push")
@@ -184,18 +205,19 @@ def _estimate(value: SqlValue) -> int:
     return _VALUE_BYTES + (_TEXT_FACTOR * len(value) if isinstance(value, str | bytes) else 0)
 
 
-def _steps(client: str, changes: Sequence[Step], known: int, last: int) -> list[Step]:
+def _steps(client: str, changes: Sequence[Step], known: PushMark, last: PushMark) -> list[Step]:
     table = f"CREATE TABLE IF NOT EXISTS {MARK_TABLE} (client_id TEXT PRIMARY KEY, pull_gen INTEGER, change_id INTEGER)"
     # A push that was on its way when this client died may arrive now. Whichever is second has to fail.
     guard = (
-        f"SELECT abs(CASE WHEN coalesce((SELECT change_id FROM {MARK_TABLE} WHERE client_id = ?), 0) = ? THEN 0 "
-        "ELSE -9223372036854775807 - 1 END)"
+        "SELECT abs(CASE WHEN coalesce((SELECT pull_gen || ' ' || change_id "
+        f"FROM {MARK_TABLE} WHERE client_id = ?), '0 0') = ? THEN 0 ELSE -9223372036854775807 - 1 END)"
     )
     mark = (
-        f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, 0, ?) "
+        f"INSERT INTO {MARK_TABLE} (client_id, pull_gen, change_id) VALUES (?, ?, ?) "
         "ON CONFLICT (client_id) DO UPDATE SET pull_gen = excluded.pull_gen, change_id = excluded.change_id"
     )
-    return [(table, ()), (guard, (client, known)), *changes, (mark, (client, last))]
+    expected = f"{known.generation} {known.change_id}"
+    return [(table, ()), (guard, (client, expected)), *changes, (mark, (client, last.generation, last.change_id))]
 
 
 def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tailrace.capture import trigger
 from tailrace.capture.exclusion import read_excluded
-from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
+from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, server_lock, trigger_capture
 from tailrace.errors import Finding, PreflightError
 from tailrace.model.schema import TableName
 from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
 from tailrace.source.sqlite.log import TapeLog
+from tailrace.system.file_lock import is_locked
 
 if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource
@@ -48,7 +50,9 @@ def check(source: SqliteSource) -> list[Finding]:
                 *_tables(source, log),
             ]
     except PreflightError as error:
-        fix = error.fix.replace("FILE", str(source.options.path)) if error.fix else None
+        path = Path(source.options.path)
+        fix = "tailrace serve-sync FILE --tape" if is_locked(server_lock(path)) else error.fix
+        fix = fix.replace("FILE", str(path)) if fix else None
         return [Finding("error", "source", error.message, fix)]
 
 

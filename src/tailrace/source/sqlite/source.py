@@ -12,7 +12,7 @@ from urllib.parse import quote
 import pyarrow as pa
 
 from tailrace.capture import tape
-from tailrace.capture.layout import quoted
+from tailrace.capture.layout import quoted, served_tape
 from tailrace.errors import Finding, TailraceError, UnavailableError
 from tailrace.model.change import START, Changes
 from tailrace.model.schema import TableSchema
@@ -49,7 +49,14 @@ class SqliteSource(Source):
 
     @property
     def engine(self) -> CapturedFile:
-        return CapturedFile(self.options.type, str(self.options.path))
+        return CapturedFile(self.options.type, str(self.path))
+
+    @property
+    def path(self) -> Path:
+        """The file that is read. The tape of a file that a sync server serves is in a file next to it."""
+        path = Path(self.options.path)
+        tape = served_tape(path)
+        return tape if self.options.type == "sqlite" and tape.exists() else path
 
     @property
     def folder(self) -> Path:
@@ -136,5 +143,5 @@ class SqliteSource(Source):
 
     def _size(self) -> int:
         """The tape lies in the file, and grows with it."""
-        files = [self.options.path, Path(f"{self.options.path}-wal")]
+        files = [self.path, Path(f"{self.path}-wal")]
         return sum(file.stat().st_size for file in files if file.exists())
