@@ -26,6 +26,7 @@ from tailrace.verify.comparison import Verdict
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
+LINKING = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md")])
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 VARIABLES = {
     "SHOP_DSN": "postgresql://shop@localhost/shop",
@@ -150,7 +151,7 @@ def test_the_page_of_errors_says_what_the_code_does() -> None:
     ]
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", LINKING, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_within_the_documentation_leads_somewhere(page: Path) -> None:
     text = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.DOTALL)
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
