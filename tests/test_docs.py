@@ -26,7 +26,11 @@ from tailrace.verify.comparison import Verdict
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md")])
-LINKING = sorted([*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md")])
+LINKING = sorted(
+    page
+    for page in [*ROOT.glob("*.md"), *DOCS.rglob("*.md"), *(ROOT / "src").rglob("*.md")]
+    if page.name != "template.md"  # its links are examples
+)
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 VARIABLES = {
     "SHOP_DSN": "postgresql://shop@localhost/shop",
