@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 import tomllib
@@ -79,7 +80,7 @@ def commands(group: Any, words: tuple[str, ...] = ("tailrace",)) -> Iterator[tup
 def parse(line: str) -> None:
     """Parse a command line as `tailrace` would. Raises UsageError for one it would refuse."""
     command: Any = typer.main.get_command(app)
-    words = shlex.split(line, comments=True)[1:]
+    words = list(itertools.takewhile(lambda word: word not in (">", "|"), shlex.split(line, comments=True)[1:]))
     while hasattr(command, "commands"):
         with command.make_context("tailrace", words, resilient_parsing=True) as context:
             _, command, words = command.resolve_command(context, words)
