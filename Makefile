@@ -7,7 +7,7 @@ WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-fast soak fuzz demo bench docs reference lock clean
+.PHONY: setup check test test-fast soak fuzz demo bench docs reference dist lock clean
 
 setup: $(STAMP)
 
@@ -66,6 +66,11 @@ $(DOCS)/.installed: requirements-docs.txt
 # The pages that list every key and every option, from the models and the commands.
 reference: setup
 	$(BIN)/python -m tools.reference
+
+# The sdist, and the wheel that is built from it, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 # Hashes only: no index, no addresses.
 LOCK := pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \

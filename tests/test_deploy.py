@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tailrace.advice import ADVICE
 from tests.support.database import PostgresDatabase
@@ -99,3 +100,13 @@ def test_the_rights_of_the_security_page_are_enough(
         ) == [(False, False, False)]
     finally:
         database.run("DROP OWNED BY tailrace", "DROP ROLE tailrace")
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / ".github/workflows").glob("*.yml")), ids=lambda file: file.name)
+def test_a_workflow_runs_commands_that_exist_with_least_rights(file: Path) -> None:
+    flow = yaml.safe_load(file.read_text("utf-8"))
+    assert flow["permissions"] == {"contents": "read"}
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE)
+    runs = [step["run"] for job in flow["jobs"].values() for step in job["steps"] if "run" in step]
+    assert any(run == ".ci/run" for run in runs)
+    assert [target for run in runs for target in re.findall(r"make ([\w-]+)", run) if target not in targets] == []
