@@ -61,9 +61,8 @@ PROGRAMS = [
     (
         "rocksdb",
         "rocksdict",
-        "from pathlib import Path; from tailrace.source.poll.watermark import RocksDbWatermarks
-"
-        "RocksDbWatermarks(Path('x')).load('shop')",
+        "from pathlib import Path; from tailrace.source.poll.watermark import RocksDbWatermarks;"
+        " RocksDbWatermarks(Path('x')).load('shop')",
     ),
 ]
 
