@@ -80,8 +80,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(built: Path) -> None:
     with zipfile.ZipFile(next(built.glob("*.whl"))) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    tracked = subprocess.run(["git", "ls-files", "src"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert names == {line.removeprefix("src/") for line in tracked.stdout.splitlines()}
+    files = [file for file in (ROOT / "src").rglob("*") if file.is_file() and "__pycache__" not in file.parts]
+    assert names == {file.relative_to(ROOT / "src").as_posix() for file in files}
 
 
 def test_the_wheel_says_what_it_is(built: Path) -> None:
@@ -106,7 +106,18 @@ def test_the_sdist_has_what_a_build_and_its_tests_need_and_no_environment(built:
 def test_what_is_installed_from_the_wheel_works_without_the_repository(built: Path, tmp_path: Path) -> None:
     target = tmp_path / "site"
     wheel = next(built.glob("*.whl"))
-    install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", "--target", target, wheel]
+    install = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-index",
+        "--target",
+        str(target),
+        str(wheel),
+    ]
     subprocess.run(install, check=True, capture_output=True)
     code = "import tailrace; print(tailrace.__file__); from tailrace.cli import main; main()"
     environment = {**os.environ, "PYTHONPATH": str(target)}
