@@ -7,7 +7,7 @@ WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-fast soak fuzz demo bench lock clean
+.PHONY: setup check test test-fast soak fuzz demo bench docs reference dist lock clean
 
 setup: $(STAMP)
 
@@ -53,12 +53,32 @@ demo: setup
 bench: setup
 	$(BIN)/python -m bench
 
+# The documentation as a site, in .build/site. Its builder is large and needed by no one else: an environment of its own.
+DOCS := .build/docs
+docs: setup $(DOCS)/.installed
+	$(BIN)/python -m tools.site $(DOCS)/bin/zensical
+
+$(DOCS)/.installed: requirements-docs.txt
+	test -x $(DOCS)/bin/python || $(PYTHON) -m venv $(DOCS)
+	$(DOCS)/bin/python -m pip install --quiet --require-hashes -r requirements-docs.txt
+	touch $@
+
+# The pages that list every key and every option, from the models and the commands.
+reference: setup
+	$(BIN)/python -m tools.reference
+
+# The sdist, and the wheel that is built from it, in dist/.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 # Hashes only: no index, no addresses.
+LOCK := pip-compile --quiet --generate-hashes --allow-unsafe --strip-extras \
+	--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --annotation-style line
 lock: setup
-	$(BIN)/pip-compile --quiet --generate-hashes --all-extras --allow-unsafe --strip-extras \
-		--no-emit-index-url --no-emit-find-links --no-emit-trusted-host --no-header --annotation-style line \
-		--output-file requirements.lock pyproject.toml
+	$(BIN)/$(LOCK) --all-extras --output-file requirements.lock pyproject.toml
+	$(BIN)/$(LOCK) --output-file requirements-docs.txt requirements-docs.in
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf .venv .build .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +

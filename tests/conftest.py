@@ -36,6 +36,7 @@ MARKERS = {
     "live": "spark",
     "property/test_rqlite.py": "slow",
     "stream/test_java.py": "spark",
+    "test_package.py": "slow",
 }
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from tailrace.cli import app, doctor
+from tailrace.cli import app
+from tailrace.cli.doctor import _packages
 
 CANARY = "c4nary-Pa55"
 
@@ -100,5 +101,5 @@ def test_a_file_that_is_wrong_is_a_finding_next_to_the_others(tmp_path: Path) ->
 
 
 def test_every_extra_that_is_declared_is_known() -> None:
-    assert doctor._packages()["turso"] == ["pyturso"]
-    assert "dev" not in doctor._packages()
+    assert _packages()["turso"] == ["pyturso"]
+    assert "dev" not in _packages()

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,8 +46,10 @@ def serve_sync(
     machine may connect.
     """
     from tailrace.option.value import parse_size, split_listen
-    from tailrace.sync.serve import ServeOptions, serve
-    from tailrace.sync.server import SyncLimits
+
+    with _naming_the_extra():
+        from tailrace.sync.serve import ServeOptions, serve
+        from tailrace.sync.server import SyncLimits
 
     try:
         address = split_listen(listen)
@@ -73,7 +77,8 @@ def sync(
 
     Own changes that are not pushed yet are kept on top of what is pulled. A repeat without changes sends nothing.
     """
-    from tailrace.sync.session import SyncSession
+    with _naming_the_extra():
+        from tailrace.sync.session import SyncSession
 
     token = _read_token(token_env)
     session = SyncSession(local, remote, conflict=conflict, token=token.reveal() if token else None, ca=ca)
@@ -88,6 +93,14 @@ def sync(
 
     with until_signal() as stop:
         session.watch(stop, report, print_error)
+
+
+@contextmanager
+def _naming_the_extra() -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"sync needs the package {error.name}", fix="pip install 'tailrace[sync]'") from error
 
 
 def _describe(result: SyncResult) -> str:

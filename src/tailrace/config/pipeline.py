@@ -43,8 +43,10 @@ from tailrace.system.environment import hide
 class BatchOptions(Options):
     """How much one micro-batch may hold. It ends at the first commit past either bound."""
 
-    max_rows: int = Field(default=2_000_000, ge=1)
-    max_bytes: Size = Field(default=256_000_000, ge=1)
+    max_rows: int = Field(default=2_000_000, ge=1, description="rows and changes; a transaction is never split")
+    max_bytes: Size = Field(
+        default=256_000_000, ge=1, description="a batch of copies may hold as much for every four cores"
+    )
     interval: Duration = Field(default=0.0, description="the least time from one batch to the next")
 
 
@@ -107,7 +109,7 @@ def _is_folder(path: Path) -> Path:
 class PipelineConfig(Options):
     """One pipeline. `source` and `destination` hold the options model of their type. Its repr shows no secret."""
 
-    name: str = Field(pattern=r"^[a-z0-9_-]+$", max_length=63)
+    name: str = Field(pattern=r"^[a-z0-9_-]+$", max_length=63, description="a-z, 0-9, _ and -")
     source: SerializeAsAny[TypedOptions]
     tables: TableOptions = Field(default_factory=TableOptions)
     destination: SerializeAsAny[TypedOptions]

@@ -68,7 +68,8 @@ class Registry:
     def implementation(self, name: str) -> Any:
         """The class of a type. Raises ConfigError for a type that is not installed or cannot be imported."""
         if name in self.built_in:
-            return load(self.built_in[name].opens)
+            # What a built-in type needs and may be missing is in the extra of its name.
+            return load(self.built_in[name].opens, extra=name)
         reference = next((point.value for point in entry_points(group=self.group) if point.name == name), None)
         if reference is None:
             raise ConfigError(f"names no {self.kind} type that is installed{suggest(name, self.names())}")
@@ -153,15 +154,23 @@ def store_address(config: PipelineConfig) -> StoreAddress:
     return cast("StoreAddress", made)
 
 
-def load(reference: str) -> Any:
-    """The object that `module:name` names. Raises ConfigError naming what is missing."""
+def load(reference: str, *, extra: str | None = None) -> Any:
+    """The object that `module:name` names. Raises ConfigError naming what is missing, and the `extra` that has it."""
     module, _, name = reference.partition(":")
     try:
         return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except ModuleNotFoundError as error:
+        if extra is None:
+            raise _not_loaded(reference, error) from error
         raise ConfigError(
-            f"cannot load {reference}: {error}", fix="install the package that provides it, with its extras"
+            f"the type {extra} needs the package {error.name}", fix=f"pip install 'tailrace[{extra}]'"
         ) from error
+    except (ImportError, AttributeError) as error:
+        raise _not_loaded(reference, error) from error
+
+
+def _not_loaded(reference: str, error: Exception) -> ConfigError:
+    return ConfigError(f"cannot load {reference}: {error}", fix="install the package that provides it, with its extras")
 
 
 def suggest(word: str, known: list[str]) -> str:

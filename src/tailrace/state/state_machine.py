@@ -80,10 +80,3 @@ def durable(state: TableState) -> TableState:
 def resumed(state: TableState) -> TableState:
     """Where a table goes on that stood still in `state`: it has to catch up before it is Ready again."""
     return min(durable(state), TableState.FINISHED_COPY, key=WAY.index)
-
-
-def draw_mermaid() -> str:
-    """The states as a mermaid diagram, for the documentation."""
-    lines = ["stateDiagram-v2", f"    [*] --> {TableState.INIT}"]
-    lines += [f"    {start} --> {end}" for start in TableState for end in TableState if end in TRANSITIONS[start]]
-    return "\n".join(lines) + "\n"

@@ -71,7 +71,7 @@ def _listed(urls: Urls) -> list[str]:
 class AuthOptions(Options):
     """Basic authentication."""
 
-    username: str = Field(min_length=1)
+    username: str = Field(min_length=1, description="who may post events")
     password: Secret = Field(description="take it from the environment: ${RQLITE_PASSWORD}")
 
 

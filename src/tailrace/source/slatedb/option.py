@@ -39,8 +39,8 @@ class ObjectStoreOptions(Options):
 class PartitionOptions(Options):
     """One of several consumers that share the keys: those whose hash modulo `of` is `index`."""
 
-    of: int = Field(ge=1, le=4096)
-    index: int = Field(ge=0)
+    of: int = Field(ge=1, le=4096, description="into how many shares the keys are divided")
+    index: int = Field(ge=0, description="which of them this pipeline follows, from 0")
 
     @model_validator(mode="after")
     def _fits(self) -> Self:

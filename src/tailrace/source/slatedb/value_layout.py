@@ -177,7 +177,9 @@ def unpack(value: bytes) -> Any:
     try:
         msgpack = import_module("msgpack")
     except ImportError as error:
-        raise ConfigError("values of format msgpack need the package msgpack", fix="pip install msgpack") from error
+        raise ConfigError(
+            "values of format msgpack need the package msgpack", fix="pip install 'tailrace[slatedb]'"
+        ) from error
     return msgpack.unpackb(value, timestamp=3, strict_map_key=False)
 
 
