@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
@@ -20,17 +21,20 @@ import pytest
 from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import LostError, UnavailableError
 from tailrace.journal import Cursor, FrameRef, JournalReader, local_storage
+from tailrace.journal.object_storage import ObjectStorage
 from tailrace.journal.segment import create_segment
+from tailrace.journal.storage import Pace
 from tailrace.model.change import START, Position
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.source.postgres import frame_builder, receiver
 from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.frame_builder import FrameBuilder, FrameMeta, messages_of, scan
 from tailrace.source.postgres.log_split import PgRange, log_splits
+from tailrace.source.postgres.offset import before
 from tailrace.source.postgres.pgoutput.decode import decode, only
 from tailrace.source.postgres.pgoutput.message_batch import MessageBatch
 from tailrace.source.postgres.receiver import PostgresReceiver
-from tailrace.source.postgres.slot import read_slot, require
+from tailrace.source.postgres.slot import emit_heartbeat, read_slot, require
 from tailrace.source.postgres.source import PostgresSource
 from tailrace.system import silence, status_file
 from tailrace.system.atomic_file import replace_text
@@ -47,6 +51,7 @@ from tests.support.postgres_receiving import (
     server_lsn,
 )
 from tests.support.proxy import Proxy
+from tests.support.slatedb_bucket import serving
 from tests.support.source_making import with_options
 
 Arguments = ParamSpec("Arguments")
@@ -334,3 +339,28 @@ def test_a_connection_that_breaks_during_a_result_is_reported_as_such(database: 
 
     with pytest.raises(UnavailableError, match="Postgres does not answer, while reading"):
         read()
+
+
+def test_nothing_is_acknowledged_past_what_the_journal_records_of_gathered_messages(
+    session: Session, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An object store takes what several reads brought as one piece, and the last of it may be a heartbeat alone."""
+    monkeypatch.setattr(ObjectStorage, "pace", Pace(3600.0, 8 << 20, 3600.0, 3600.0))
+    with serving() as store:
+        options = replace(source.receiver_options(), journal="s3://shop/journal", storage_options=store.options)
+        made = PostgresReceiver(options, lambda: False)
+        made._stored_at = time.monotonic()
+        with closing(made.writer):
+            seen = len(peek(session, source))
+            for number, what in enumerate(("row", "heartbeat", "row", "heartbeat", "heartbeat")):
+                if what == "row":
+                    session.execute("INSERT INTO t VALUES (%s, 'x')", [number])
+                else:
+                    emit_heartbeat(session)
+                everything = peek(session, source)
+                made.receive(everything[seen:])
+                seen = len(everything)
+            assert made.durable < made.framer.durable_end
+            made._store_gathered(at_once=True)
+            assert made.durable == made.framer.durable_end
+            assert made.writer.mark == before(made.durable)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -349,6 +349,7 @@ class PostgresReceiver:
         if end > self.durable and not any(frame.complete for frame in frames):
             self.writer.note(before(end))
         if frames:
+            frames = _reaching(frames, end)
             reach("receiver.before_append")
             self.writer.append(frames)
             reach("receiver.appended")
@@ -443,6 +444,13 @@ class PostgresReceiver:
                 "error": error.describe() if error else None,
             },
         )
+
+
+def _reaching(frames: Sequence[Frame], end: int) -> list[Frame]:
+    """The same frames, the last complete one up to `end`: transactions without a change may have come after it, and
+    what is acknowledged must be in the journal."""
+    last = max((at for at, frame in enumerate(frames) if frame.complete), default=None)
+    return [replace(frame, last=before(end)) if at == last else frame for at, frame in enumerate(frames)]
 
 
 def main() -> int:
