@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailrace.cli.progress_view import LineView, LiveView, draw, format_bytes
+from tailrace.cli.progress_view import LineView, LiveView, draw
 from tailrace.errors import Finding
 from tailrace.model.change import end_of
 from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.quantity_text import format_bytes
 from tailrace.state import (
     BatchRecord,
     Owner,

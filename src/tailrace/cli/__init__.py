@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
+from tailrace.cli import alert, dead_letter, queue, slatedb, sqlite, tape
 from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
@@ -244,6 +244,7 @@ app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintai
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.command("serve-sync", epilog="Example: tailrace serve-sync shop.db --listen 127.0.0.1:8080")(serve_sync)
 app.command(epilog="Example: tailrace sync phone.db http://127.0.0.1:8080")(sync)
+app.add_typer(alert.app)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
 app.add_typer(slatedb.app)

@@ -38,10 +38,11 @@ _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
+    from tailrace.alert import delivery
     from tailrace.config.registry import check, open_destination, open_source
     from tailrace.destination.preflight import check_folder
 
-    findings = check(open_source(config), open_destination(config))
+    findings = [*check(open_source(config), open_destination(config)), *delivery.check(config.alerts)]
     fix = "let this user write there, or set `state` to another folder"
     state = check_folder(config.state, "state", access_fix=fix)
     return [*findings, state] if state.level == "error" else findings

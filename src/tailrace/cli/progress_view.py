@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Protocol, Self
 from tailrace.cli.error import name_file
 from tailrace.cli.text import plain, say
 from tailrace.errors import Finding
+from tailrace.model.quantity_text import format_bytes, format_seconds
 from tailrace.state import Owner, RunRecord, TableState
+from tailrace.state.report import AlertRecord
 from tailrace.state.status import PipelineStatus, TableStatus
 
 if TYPE_CHECKING:
@@ -188,6 +190,7 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
         applied = f"{row.changes_applied:,}"
         table.add_row(escape(plain(row.name)), state, version, _copied(row), applied, _rate(row), _lag(row))
     lines = [(_headline(status), "bold"), *_errors(status, file), *_notices(status, file)]
+    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert)]
     lines += [(f"asked for: {request}", "yellow") for request in status.requests]
     first, *rest = [Text(plain(line), style) for line, style in lines]
     return Group(first, table, *rest)
@@ -235,6 +238,13 @@ def _notices(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
     for notice in status.notices:
         yield f"{notice.subject}: {notice.message}", "yellow"
         yield from _fix(notice.fix, file)
+
+
+def _alert(alert: AlertRecord) -> Iterator[str]:
+    if alert.told_at is not None:
+        yield f"alert {alert.name}, sent at {alert.told_at:%H:%M:%S} UTC: {alert.text}"
+    if alert.failure is not None:
+        yield f"the alert {alert.name} could not be sent: {alert.failure}"
 
 
 def _fix(fix: str | None, file: Path | None) -> Iterator[Line]:
@@ -293,25 +303,3 @@ def _lag(table: TableStatus) -> str:
     if table.lag_seconds is not None:
         parts.append(f"{table.lag_seconds:,.1f} s")
     return " ".join(parts)
-
-
-def format_seconds(seconds: float) -> str:
-    """`3 h 40 min` for people."""
-    minutes = int(seconds // 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def format_bytes(count: int) -> str:
-    """`12.3 MB` for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
