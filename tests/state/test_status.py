@@ -215,8 +215,11 @@ def test_lines_are_written_for_changes_of_state_and_now_and_then(store: StateSto
         view.show(PipelineStatus.read(store, at=NOW))
         clock[0] = 9.0
         view.show(PipelineStatus.read(store, at=NOW))
-    start = "at=2026-05-04T12:00:00.000+00:00 pipeline=shop event="
-    assert [line.removeprefix(start).split()[0] for line in lines] == ["table", "progress", "table", "progress"]
+    begins = [line.split()[:4] for line in lines]
+    assert begins == [
+        ["at=2026-05-04T12:00:00.000+00:00", "pipeline=shop", f"event={event}", f"level={level}"]
+        for level, event in (("info", "table"), ("info", "progress"), ("error", "table"), ("info", "progress"))
+    ]
     assert 'table=public.orders state=Errored rows_copied=0 changes_applied=0 reason="no key"' in lines[2]
 
 

@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.cli.error import name_file
+from tailrace.cli.log import stamp
 from tailrace.cli.text import plain, say
 from tailrace.errors import Finding
 from tailrace.model.quantity_text import format_bytes, format_seconds
@@ -100,20 +101,23 @@ class LineView:
             standing = (table.state, table.paused_at is not None)
             if self._states.get(table.name) != standing:
                 self._states[table.name] = standing
-                self._line(status, {"event": "table", **_table_values(table, self._file)})
+                level = "error" if table.state is TableState.ERRORED else "info"
+                self._line(status, level, "table", _table_values(table, self._file))
         for notice in status.notices:
             if notice not in self._notices:
-                self._line(status, {"event": "notice", **notice.to_dict(), "fix": name_file(notice.fix, self._file)})
+                fix = name_file(notice.fix, self._file)
+                self._line(status, notice.level, "notice", {**notice.to_dict(), "fix": fix})
         self._notices = status.notices
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
-            self._line(status, {"event": "progress", **_values(status)})
+            is_waiting = status.source is not None and status.source.error is not None
+            self._line(status, "warning" if is_waiting else "info", "progress", _values(status))
 
     def note(self, text: str) -> None:
         say(text, err=True)
 
-    def _line(self, status: PipelineStatus, values: dict[str, object]) -> None:
-        stamped = {"at": status.at.isoformat(timespec="milliseconds"), "pipeline": status.pipeline, **values}
+    def _line(self, status: PipelineStatus, level: str, event: str, values: dict[str, object]) -> None:
+        stamped = {**stamp(status.pipeline, level, event, status.at), **values}
         known = {key: value for key, value in stamped.items() if value is not None}
         self._write(json.dumps(stamped) if self._as_json else " ".join(f"{k}={_plain(v)}" for k, v in known.items()))
 

@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from tailrace.cli.error import INTERRUPTED
 from tailrace.cli.inspect import make_console
+from tailrace.cli.log import logged_as_json
 from tailrace.cli.progress_view import LineView, LiveView, ProgressView
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
@@ -40,8 +41,17 @@ def run_pipeline(
     last: list[PipelineStatus] = []
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
+
+    def write(line: str) -> None:
+        try:
+            say(line)
+        except SystemExit as ending:
+            unread.append(ending)
+            pipeline.drain()
+
     with (
-        choose_view(file, plain=plain, as_json=as_json) as view,
+        logged_as_json(config.name, write) if as_json else nullcontext(),
+        choose_view(file, write, plain=plain, as_json=as_json) as view,
         drained_by_signals(pipeline.drain, view.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
@@ -67,10 +77,10 @@ def run_pipeline(
         raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
 
 
-def choose_view(file: Path, *, plain: bool, as_json: bool) -> ProgressView:
+def choose_view(file: Path, write: Callable[[str], None], *, plain: bool, as_json: bool) -> ProgressView:
     """The live view on a terminal; lines elsewhere, or with `plain` or `as_json`."""
     if as_json or plain or not sys.stdout.isatty():
-        return LineView(say, file, as_json=as_json)
+        return LineView(write, file, as_json=as_json)
     return LiveView(make_console(), file)
 
 
