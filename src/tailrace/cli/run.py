@@ -29,10 +29,18 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(
-    config: PipelineConfig, file: Path, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+    config: PipelineConfig,
+    file: Path,
+    *,
+    once: bool,
+    plain: bool,
+    as_json: bool,
+    seconds: float | None = None,
+    view: ProgressView | None = None,
 ) -> None:
     """Run until it is done (`once`), a signal comes, or every table has been ready for `seconds`.
 
+    A `view` of one's own is used instead of the usual one.
     Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
     when its output cannot be written: at a batch boundary, as after a signal.
     """
@@ -51,15 +59,15 @@ def run_pipeline(
 
     with (
         logged_as_json(config.name, write) if as_json else nullcontext(),
-        choose_view(file, write, plain=plain, as_json=as_json) as view,
-        drained_by_signals(pipeline.drain, view.note) as signalled,
+        view or choose_view(file, write, plain=plain, as_json=as_json) as shown,
+        drained_by_signals(pipeline.drain, shown.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
         def show(status: PipelineStatus) -> None:
             last[:] = [status]
             try:
-                view.show(status)
+                shown.show(status)
             except SystemExit as ending:
                 unread.append(ending)
                 pipeline.drain()
