@@ -58,6 +58,7 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         file = _write_pipeline(folder, dsn)
         config = load(file)
         is_drawn = sys.stdout.isatty() and not plain
+        story = None if as_json else StoryView()
         _say(
             f"the shop: {loaded:,} rows in {dsn}, and {_TRANSACTIONS_PER_SECOND:.0f} transactions a second",
             as_json=as_json,
@@ -65,12 +66,11 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         _say(f"in another terminal: {_program()} status {shlex.quote(str(file))}", as_json=as_json)
         _say("Spark starts, which takes some seconds; then the lake is filled", as_json=as_json)
         with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
-            view = None if as_json or is_drawn else StoryView()
+            view = None if is_drawn else story
             run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
         done = traffic.counts
         _say("the shop is closed; the lake catches up", as_json=as_json)
-        view = None if as_json else StoryView()
-        run_pipeline(config, file, once=True, plain=True, as_json=as_json, view=view)
+        run_pipeline(config, file, once=True, plain=True, as_json=as_json, view=story)
         _compare(config, dsn, folder / "lake", done, as_json=as_json)
         if not as_json:
             _ask_lake(folder / "lake")
