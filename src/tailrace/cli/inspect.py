@@ -69,6 +69,8 @@ def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
         parts = (values["source"], values["last_run"], values["delivery"], *values["tables"], *values["notices"])
         for part in filter(None, parts):
             part.update(fix=name_file(part.get("fix"), file))
+        for alert in values["alerts"]:
+            alert["text"] = name_file(alert["text"], file)
         print_json(values)
     else:
         make_console().print(draw(status, file))

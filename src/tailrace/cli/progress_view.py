@@ -194,7 +194,7 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
         applied = f"{row.changes_applied:,}"
         table.add_row(escape(plain(row.name)), state, version, _copied(row), applied, _rate(row), _lag(row))
     lines = [(_headline(status), "bold"), *_errors(status, file), *_notices(status, file)]
-    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert)]
+    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert, file)]
     lines += [(f"asked for: {request}", "yellow") for request in status.requests]
     first, *rest = [Text(plain(line), style) for line, style in lines]
     return Group(first, table, *rest)
@@ -244,9 +244,9 @@ def _notices(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
         yield from _fix(notice.fix, file)
 
 
-def _alert(alert: AlertRecord) -> Iterator[str]:
+def _alert(alert: AlertRecord, file: Path | None) -> Iterator[str]:
     if alert.told_at is not None:
-        yield f"alert {alert.name}, sent at {alert.told_at:%H:%M:%S} UTC: {alert.text}"
+        yield f"alert {alert.name}, sent at {alert.told_at:%Y-%m-%d %H:%M:%S} UTC: {name_file(alert.text, file)}"
     if alert.failure is not None:
         yield f"the alert {alert.name} could not be sent: {alert.failure}"
 
