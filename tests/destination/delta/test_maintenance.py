@@ -43,6 +43,7 @@ from tailrace.model.schema import Column, TableSchema
 from tailrace.system import failpoint
 from tailrace.system.failpoint import VARIABLE
 from tailrace.testing.destination import ITEMS, TRUNCATE, RowChange, changes_of, delete, insert, read, update
+from tests.support.delta_table import forget_everything
 from tests.support.destination_writing import write
 
 Rows = dict[int, tuple[str, int]]
@@ -262,28 +263,48 @@ def test_batches_and_maintenance_at_the_same_time_lose_nothing_and_no_batch_fail
 
 
 KILLED = """
-import sys
+import sys, time
+from tailrace.destination.delta import commit
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.option import VacuumOptions
 from tailrace.testing.destination import ITEMS
-DeltaDestination(path=sys.argv[1], updates="merge_on_read").maintain_now(ITEMS.table)
+commit.CHECKPOINT_INTERVAL = 2
+later = time.time() + 7200
+time.time = lambda: later
+vacuum = VacuumOptions(every=0, retention=3600)
+DeltaDestination(path=sys.argv[1], updates="merge_on_read", vacuum=vacuum).maintain_now(ITEMS.table)
 """
 
 
 @pytest.mark.parametrize(
-    "place", ["delta.before_compact", "delta.before_fold_commit", "delta.before_log_entry", "delta.before_sync"]
+    "place",
+    [
+        "delta.before_checkpoint",
+        "delta.checkpointed",
+        "delta.before_compact",
+        "delta.before_fold_commit",
+        "delta.before_log_entry",
+        "delta.before_sync",
+        "delta.before_vacuum",
+        "delta.before_collect",
+    ],
 )
 def test_maintenance_that_is_killed_anywhere_changes_no_row_and_can_be_done_again(lake: Path, place: str) -> None:
     destination = marking(lake)
     rows = fill(destination, 20, files=4)
     apply_to(rows, destination, 1, [("update", 3), ("delete", 7)])
+    # Files and vectors that are out of use by the time of the one that is killed.
+    assert (destination.maintain_now(ITEMS.table) or "").startswith("merged")
+    apply_to(rows, destination, 2, [("update", 5), ("delete", 8)])
     killed = subprocess.run(
         [sys.executable, "-c", KILLED, str(lake)],
         env={**os.environ, VARIABLE: f"{place}:kill"},
         start_new_session=True,
     )
     assert killed.returncode == -signal.SIGKILL
+    forget_everything()
     assert rows_at(destination) == rows
-    apply_to(rows, destination, 2, [("update", 4), ("insert", 30)])
+    apply_to(rows, destination, 3, [("update", 4), ("insert", 30)])
     assert (destination.maintain_now(ITEMS.table) or "").startswith("merged")
     assert rows_at(destination) == rows
     assert len(snapshot_of(destination).files()) == 1
