@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
-from tailrace.errors import OwnedError
+from tailrace.errors import ConfigError, OwnedError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
 from tailrace.system import object_store
@@ -150,6 +150,29 @@ def test_keys_of_the_store_may_come_from_the_environment(
     object_store.put_new(f"s3://{bucket}/lake", options, "one", b"1")
     with pytest.raises(FileExistsError):
         object_store.put_new(f"s3://{bucket}/lake", options, "one", b"2")
+
+
+def test_keys_and_region_may_come_from_a_profile_of_aws(
+    server: BucketProcess, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = {"AWS_CONFIG_FILE": tmp_path / "config", "AWS_SHARED_CREDENTIALS_FILE": tmp_path / "credentials"}
+    files["AWS_CONFIG_FILE"].write_text("[profile lake]\nregion = eu-west-1\n")
+    files["AWS_SHARED_CREDENTIALS_FILE"].write_text("[lake]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    for name, path in files.items():
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    options = {name: Secret(server.options[name]) for name in ("endpoint", "allow_http")}
+    # delta-rs takes any endpoint for one of a store that is not Amazon's, and looks for no profile then.
+    options["aws_force_credential_load"] = Secret("true")
+    destination = DeltaDestination(path=f"s3://{bucket}/lake", storage_options=options, updates="merge_on_read")
+    assert [finding.level for finding in destination.check(None)] == ["ok"]
+    write(destination, 0, *ROWS)
+    write(destination, 1, update(id=1, price=71))
+    assert {row["id"]: row["price"] for row in rows_at(server, bucket)} == {n: n for n in range(20)} | {1: 71}
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    object_store._open.cache_clear()
+    with pytest.raises(ConfigError, match="AWS_PROFILE names another"):
+        object_store.open_store(f"s3://{bucket}/lake", {})
 
 
 def test_a_store_that_overwrites_what_is_there_is_refused_by_the_check(server: BucketProcess, bucket: str) -> None:
