@@ -10,16 +10,14 @@ from tailrace.source.capability import SurveyedTable
 from tailrace.source.postgres.catalog import Published, describe, list_tables
 from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.preflight import stands_alone
-from tailrace.source.postgres.table_check import Leaf, is_refused, read_leaves
+from tailrace.source.postgres.table_check import HEAPS, Leaf, is_refused, read_leaves
 
 # The planner's estimate; -1 for a heap that was never analyzed, and which is empty only if it has no page.
-_ROWS = """
+ROWS = f"""
 SELECT root.oid::int8, sum(greatest(c.reltuples, 0))::int8,
     bool_or(c.reltuples < 0 AND pg_relation_size(c.oid) > 0)
-FROM unnest(%s::oid[]) AS root(oid) JOIN pg_class c
-  ON c.relkind = 'r' AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid))
-GROUP BY 1
-"""
+FROM {HEAPS} GROUP BY 1
+"""  # noqa: S608
 
 
 def survey(dsn: str, *, via_root: bool) -> list[SurveyedTable]:
@@ -28,7 +26,7 @@ def survey(dsn: str, *, via_root: bool) -> list[SurveyedTable]:
         relations = [one for one in list_tables(connection) if stands_alone(one, via_root=via_root)]
         tables = describe(connection, relations, {})
         leaves = read_leaves(connection, tables)
-        counted = connection.execute(_ROWS, [[one.oid for one in tables]]).fetchall()
+        counted = connection.execute(ROWS, [[one.oid for one in tables]]).fetchall()
         rows = {oid: None if is_unknown else count for oid, count, is_unknown in counted}
         found = [_surveyed(connection, one, leaves.get(one.oid, []), rows.get(one.oid, 0)) for one in tables]
     return sorted(found, key=lambda one: one.table)
