@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, LiteralString
 
 import psycopg
 import pyarrow as pa
@@ -15,10 +14,8 @@ from tailrace.demo.server import EmbeddedPostgres
 from tailrace.errors import Finding, LostError, TableError, problems
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit
-from tailrace.source.postgres import survey
 from tailrace.source.postgres.discovery import PostgresDiscovery
 from tailrace.source.postgres.source import PostgresSource
-from tailrace.source.postgres.table_check import HIDING
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
 from tests.support.source_making import make_postgres, with_options
@@ -283,28 +280,3 @@ def test_a_table_of_another_owner_is_named_and_keeps_no_other_from_being_followe
         assert "public.later" in keeper.notices()[0].message
         assert len(PostgresDiscovery(keeper, frozenset()).tables) == 2
         database.run(f'REVOKE CREATE ON DATABASE "{database.name}" FROM keeper', "DROP PUBLICATION look")
-
-
-@pytest.mark.parametrize("query", [HIDING, survey.ROWS], ids=["check", "init"])
-def test_thousands_of_tables_do_not_look_through_the_whole_catalog_each(
-    database: PostgresDatabase, query: LiteralString
-) -> None:
-    database.run(
-        *(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(60)),
-        "CREATE TABLE root (id int) PARTITION BY LIST (id)",
-        "CREATE TABLE leaf PARTITION OF root FOR VALUES IN (1)",
-        "ANALYZE pg_class",
-    )
-    with database.connect() as connection:
-        oids = [oid for (oid,) in connection.execute("SELECT oid::int8 FROM pg_class WHERE relkind IN ('r', 'p')")]
-        [(all_relations,)] = connection.execute("SELECT count(*) FROM pg_class").fetchall()
-        [(plan,)] = connection.execute("EXPLAIN (ANALYZE, FORMAT JSON) " + query, [oids]).fetchall()
-    assert _looked_at(plan[0]["Plan"]) < 3 * all_relations
-
-
-def _looked_at(node: dict[str, Any]) -> float:
-    """How many rows of the catalog a plan looks at."""
-    found = sum(map(_looked_at, node.get("Plans", [])))
-    if node.get("Relation Name") == "pg_class":
-        found += float(node["Actual Loops"]) * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
-    return found

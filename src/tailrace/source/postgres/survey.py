@@ -13,7 +13,7 @@ from tailrace.source.postgres.preflight import stands_alone
 from tailrace.source.postgres.table_check import HEAPS, Leaf, is_refused, read_leaves
 
 # The planner's estimate; -1 for a heap that was never analyzed, and which is empty only if it has no page.
-ROWS = f"""
+_ROWS = f"""
 SELECT root.oid::int8, sum(greatest(c.reltuples, 0))::int8,
     bool_or(c.reltuples < 0 AND pg_relation_size(c.oid) > 0)
 FROM {HEAPS} GROUP BY 1
@@ -26,7 +26,7 @@ def survey(dsn: str, *, via_root: bool) -> list[SurveyedTable]:
         relations = [one for one in list_tables(connection) if stands_alone(one, via_root=via_root)]
         tables = describe(connection, relations, {})
         leaves = read_leaves(connection, tables)
-        counted = connection.execute(ROWS, [[one.oid for one in tables]]).fetchall()
+        counted = connection.execute(_ROWS, [[one.oid for one in tables]]).fetchall()
         rows = {oid: None if is_unknown else count for oid, count, is_unknown in counted}
         found = [_surveyed(connection, one, leaves.get(one.oid, []), rows.get(one.oid, 0)) for one in tables]
     return sorted(found, key=lambda one: one.table)

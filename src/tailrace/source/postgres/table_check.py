@@ -78,13 +78,13 @@ JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'r'
 not look through the whole catalog each."""
 
 # Rows are copied from the leaves of a partitioned table, where the policies of its root do not apply.
-HIDING = f"SELECT DISTINCT root.oid::int8 FROM {HEAPS} WHERE c.relrowsecurity AND row_security_active(c.oid)"  # noqa: S608
+_HIDING = f"SELECT DISTINCT root.oid::int8 FROM {HEAPS} WHERE c.relrowsecurity AND row_security_active(c.oid)"  # noqa: S608
 
 
 def check_tables(connection: PgConnection, tables: Sequence[Published]) -> list[Finding]:
     """The findings about each table that is, or will be, published."""
     role = _value(connection, "SELECT quote_ident(current_user)")
-    hiding = {oid for (oid,) in connection.execute(HIDING, [[published.oid for published in tables]])}
+    hiding = {oid for (oid,) in connection.execute(_HIDING, [[published.oid for published in tables]])}
     leaves = read_leaves(connection, tables)
     findings: list[Finding] = []
     for published in tables:

@@ -1,0 +1,46 @@
+"""What thousands of tables cost the planner grows with their number, and no faster."""
+
+from __future__ import annotations
+
+import cProfile
+import pstats
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+from tailrace.demo.server import EmbeddedPostgres
+from tailrace.option.table import TableOptions
+from tailrace.source.follower import Limit, TableDirectives
+from tailrace.testing.replay import SourceReplay
+from tests.support.database import PostgresDatabase
+from tests.support.source_making import make_postgres
+
+FEW, MANY = 20, 80
+
+
+def calls_to_begin_copies(database: PostgresDatabase, folder: Path, tables: int) -> Counter[str]:
+    """How often each function is called, by its name, by the call that begins to copy all these tables."""
+    database.run(*(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(tables)))
+    source = make_postgres(database.dsn, folder, "many", TableOptions(include=["public.*"]), slot=database.name)
+    source.prepare()
+    with SourceReplay(source, Limit(1000, 10_000_000)) as replay:
+        start = end = replay.follower.start()
+        while not any(entry["phase"] != "init" for entry in end.get("tables", {}).values()):
+            profile = cProfile.Profile()
+            end = profile.runcall(replay.follower.latest, start, replay.limit, TableDirectives())
+        profile.runcall(source.discover)
+    calls: Counter[str] = Counter()
+    for (_, _, name), (_, count, *_) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
+        calls[name] += count
+    return calls
+
+
+def test_beginning_the_copies_of_many_tables_costs_what_they_are(
+    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], PostgresDatabase], tmp_path: Path
+) -> None:
+    few, many = (
+        calls_to_begin_copies(make_database(postgres), tmp_path / str(tables), tables) for tables in (FEW, MANY)
+    )
+    allowed = 2 * MANY // FEW
+    assert many["place"] > 0
+    assert {name: count for name, count in many.items() if count > 1000 and count > allowed * few[name]} == {}
