@@ -7,10 +7,12 @@ import pstats
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from tailrace.demo.server import EmbeddedPostgres
 from tailrace.option.table import TableOptions
 from tailrace.source.follower import Limit, TableDirectives
+from tailrace.source.postgres.catalog import STORAGE
 from tailrace.testing.replay import SourceReplay
 from tests.support.database import PostgresDatabase
 from tests.support.source_making import make_postgres
@@ -44,3 +46,21 @@ def test_beginning_the_copies_of_many_tables_costs_what_they_are(
     allowed = 2 * MANY // FEW
     assert many["place"] > 0
     assert {name: count for name, count in many.items() if count > 1000 and count > allowed * few[name]} == {}
+
+
+def test_the_key_of_a_table_is_not_sought_among_the_constraints_of_all(database: PostgresDatabase) -> None:
+    database.run(*(f"CREATE TABLE t{number} (id int PRIMARY KEY)" for number in range(MANY)))
+    with database.connect() as connection:
+        oids = [oid for (oid,) in connection.execute("SELECT oid::int8 FROM pg_class WHERE relkind = 'r'")]
+        [(constraints,)] = connection.execute("SELECT count(*) FROM pg_constraint").fetchall()
+        query = f"EXPLAIN (ANALYZE, FORMAT JSON) {STORAGE} WHERE root.oid = ANY(%s)"
+        [(plan,)] = connection.execute(query, [oids]).fetchall()
+    assert constraints > MANY
+    assert rows_looked_at(plan[0]["Plan"], "pg_constraint") < 3 * constraints
+
+
+def rows_looked_at(node: dict[str, Any], relation: str) -> float:
+    found = sum(rows_looked_at(one, relation) for one in node.get("Plans", []))
+    if node.get("Relation Name") == relation:
+        found += float(node["Actual Loops"]) * (node["Actual Rows"] + node.get("Rows Removed by Filter", 0))
+    return found
