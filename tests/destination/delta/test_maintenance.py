@@ -526,6 +526,25 @@ def test_nothing_of_a_held_copy_is_deleted_by_hand_either(lake: Path) -> None:
     assert rows_at(destination) == {1: ("copied", 1)}
 
 
+def test_a_batch_whose_copied_files_a_vacuum_found_old_is_done_again(
+    lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    destination = marking(lake, vacuum=VacuumOptions(every=0, retention=3600))
+    rows = fill(destination, 20)
+    late = changes_of(ITEMS, read(id=50, name="late", price=1))
+    # The machine sleeps between the tasks of a batch.
+    staged = destination.write_rows(ITEMS, late)
+    for path in (lake / "shop/items").glob("*.parquet"):
+        os.utime(path, (0, 0))
+    look_later(monkeypatch, 7200)
+    assert destination.maintain_now(ITEMS.table) == "deleted 1 files"
+    with pytest.raises(UnavailableError, match="done again"):
+        write(destination, 1, staged=[staged])
+    assert rows_at(destination) == rows
+    write(destination, 1, staged=[destination.write_rows(ITEMS, late)])
+    assert rows_at(destination) == {**rows, 50: ("late", 1)}
+
+
 def test_key_files_and_drafts_that_a_killed_process_left_are_deleted_after_an_hour(
     lake: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
