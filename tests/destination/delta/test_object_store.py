@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
-from tailrace.errors import ConfigError, OwnedError
+from tailrace.errors import ConfigError, OwnedError, UnavailableError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
 from tailrace.system import object_store
@@ -133,6 +139,57 @@ def test_a_batch_that_died_before_its_commit_is_written_by_the_next_process(
     assert len(rows_at(server, bucket)) == 20
     assert not write(destination, 1, delete(id=1)).repeated
     assert len(rows_at(server, bucket)) == 19
+
+
+_KEYS = st.integers(0, 12)
+_BATCHES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(["upsert", "upsert", "delete"]), _KEYS), min_size=1, max_size=6),
+        st.lists(st.sampled_from(["done"] * 5 + ["refused", "lost"]), max_size=25),
+        st.sampled_from(["the same process", "another process"]),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(batches=_BATCHES, updates=st.sampled_from(["copy_on_write", "merge_on_read"]))
+def test_refused_requests_and_lost_answers_lose_and_double_nothing(
+    server: BucketProcess, monkeypatch: pytest.MonkeyPatch, batches: Any, updates: Updates
+) -> None:
+    bucket, expected = uuid.uuid4().hex, dict[int, int]()
+    destination = lake(server, bucket, updates)
+    with tempfile.TemporaryDirectory() as cache, monkeypatch.context() as patch, small_measures():
+        patch.setenv("XDG_CACHE_HOME", cache)
+        for number, (changes, fates, who, maintains) in enumerate(batches):
+            rows = [
+                update(id=key, name="n", price=number * 100 + at) if kind == "upsert" else delete(id=key)
+                for at, (kind, key) in enumerate(changes)
+            ]
+            for at, (kind, key) in enumerate(changes):
+                expected.pop(key, None)
+                expected |= {key: number * 100 + at} if kind == "upsert" else {}
+            server.plan(*fates)
+            try:
+                write(destination, number, *rows)
+            except UnavailableError:
+                server.plan()
+                if who == "another process":
+                    forget_everything()
+                write(destination, number, *rows)
+            server.plan()
+            assert write(destination, number, *rows).repeated
+            if maintains:
+                server.plan(*fates[::-1])
+                with suppress(UnavailableError, OSError, DeltaError):  # the next one does it
+                    destination.maintain(ITEMS.table)
+                server.plan()
+        found = [(row["id"], row["price"]) for row in rows_at(server, bucket)]
+        assert found == sorted(expected.items())
+        commits = [one["tailrace.batch"] for one in table_at(server, bucket).history() if "tailrace.batch" in one]
+        assert sorted(map(int, commits)) == list(range(len(batches)))
 
 
 def test_options_of_delta_rs_alone_do_not_keep_a_commit_from_being_written(server: BucketProcess, bucket: str) -> None:
