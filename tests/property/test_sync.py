@@ -17,7 +17,7 @@ import tailrace
 from tailrace.errors import UnavailableError
 from tailrace.sync.conflict import POLICIES, SyncConflict
 from tailrace.sync.hrana import Step
-from tailrace.sync.remote import FileRemote, RefusedPushError
+from tailrace.sync.remote import FileRemote
 from tailrace.system import failpoint
 
 SCHEMA = """
@@ -171,6 +171,6 @@ def test_replicas_agree_whatever_they_write_and_wherever_their_syncs_break_off(
         assert rows(oracle, table) == expected, table
         for replica in replicas:
             assert rows(replica.file, table) == expected, (table, replica.file)
-    with closing(sqlite3.connect(remote)) as connection:
-        held = {entry for (entry,) in connection.execute("SELECT id FROM entry")}
+    with closing(sqlite3.connect(remote)) as served:
+        held = {entry for (entry,) in served.execute("SELECT id FROM entry")}
     assert held == {entry for replica in replicas for entry in replica.entries}

@@ -138,7 +138,8 @@ def test_what_is_created_and_added_travels_in_both_directions_with_its_rows(tmp_
     trio.edit(
         "CREATE TABLE tag (id TEXT PRIMARY KEY, n); INSERT INTO tag VALUES ('a', 1); CREATE INDEX by_n ON tag (n);"
         "ALTER TABLE note ADD COLUMN mood TEXT NOT NULL DEFAULT 'fine'; INSERT INTO note (id, mood) VALUES (2, 'bad')",
-        "ALTER TABLE note ADD COLUMN size REAL; UPDATE note SET size = 2; CREATE VIEW twice AS SELECT 2 * size FROM note",
+        "ALTER TABLE note ADD COLUMN size REAL; UPDATE note SET size = 2;"
+        "CREATE VIEW twice AS SELECT 2 * size FROM note",
     )
     trio.sync()
     for replica in (trio.first, trio.second, trio.remote):
@@ -151,12 +152,11 @@ def test_what_is_created_and_added_travels_in_both_directions_with_its_rows(tmp_
 
 
 def test_own_rows_that_a_unique_index_of_others_does_not_allow_are_given_up(tmp_path: Path) -> None:
-    trio = Trio(tmp_path)
+    trio = Trio(tmp_path, TABLE + ROW + "CREATE TRIGGER t AFTER INSERT ON note BEGIN SELECT 1; END;")
     trio.edit(
         "CREATE UNIQUE INDEX one ON note (text)",
-        "INSERT INTO note (id, text) VALUES (2, 'old'), (3, 'new'); CREATE TRIGGER t AFTER INSERT ON note BEGIN SELECT 1; END",
+        "INSERT INTO note (id, text) VALUES (2, 'old'), (3, 'new')",
     )
-    run(trio.remote, "CREATE TRIGGER t AFTER INSERT ON note BEGIN SELECT 1; END")
     assert trio.sync().dead_letters == 1
     assert [row[:2] for row in trio.held()] == [(1, "old"), (3, "new")]
     with pytest.raises(sqlite3.IntegrityError):
