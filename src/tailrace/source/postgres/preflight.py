@@ -58,10 +58,8 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
             for relation in relations
             if stands_alone(relation, via_root=source.options.publish_via_partition_root)
         ]
-    chosen = source.context.tables.select([relation.table for relation in candidates])
-    described = describe(
-        connection, [relation for relation in candidates if relation.table in set(chosen)], shown or {}
-    )
+    chosen = set(source.context.tables.select([relation.table for relation in candidates]))
+    described = describe(connection, [relation for relation in candidates if relation.table in chosen], shown or {})
     found = [replace(one, schema=source.with_decimals(one.schema)) for one in described]
     return found if shown is not None else publishable(connection, source, found)
 
