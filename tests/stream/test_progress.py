@@ -619,4 +619,4 @@ def test_a_rate_is_measured_over_some_seconds(scene: Scene, monkeypatch: pytest.
             scene.batch(done(changes=50))
         rates.append(scene.recorder.status().tables[0].rows_per_second)
     assert set(rates[15:]) <= {10.0, 100 / 11, 50 / 10}
-    assert len(scene.recorder._readings) <= 12
+    assert len(scene.recorder._status._readings) <= 12

@@ -17,10 +17,10 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import name_file, print_json, print_result
+from tailrace.cli.error import print_json, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import colored, say, say_lines
-from tailrace.errors import ConfigError, Finding, UnavailableError
+from tailrace.errors import ConfigError, Finding, UnavailableError, name_file
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry

@@ -10,9 +10,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from tailrace.cli.error import name_file
 from tailrace.cli.text import plain, say
-from tailrace.errors import Finding
+from tailrace.errors import Finding, name_file
 from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.status import PipelineStatus, TableStatus
 

@@ -241,6 +241,14 @@ class DeadLetterStore:
         rows = self._session.read(f"{wanted} ORDER BY id", table=table, status=status)
         return [read_dead_letter(row) for row in rows]
 
+    def letter_counts(self) -> dict[str, int]:
+        """By the tables' upstream ids, how many of their changes wait."""
+        rows = self._session.read(
+            "SELECT upstream_id, COUNT(*) AS waiting FROM dead_letter"
+            " WHERE pipeline = :pipeline AND status = 'waiting' GROUP BY upstream_id"
+        )
+        return {row["upstream_id"]: row["waiting"] for row in rows}
+
     def dead_letter(self, letter_id: int) -> DeadLetter | None:
         rows = self._session.read("SELECT * FROM dead_letter WHERE pipeline = :pipeline AND id = :id", id=letter_id)
         return read_dead_letter(rows[0]) if rows else None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -16,6 +16,8 @@ from tailrace.state.record import ChangeCounts, OperatorRequest, Owner
 
 _RATE_BATCHES = 50
 _RATE_SECONDS = 60.0
+_TABLE_RATE_SECONDS = 10.0
+"""Over how long the rate of a table is measured: batches come in turns, and a shorter time would show 0 in between."""
 _SHOWN_REQUESTS = 20
 _SLOT_MINUTES = 10
 """Over how long the growth of a slot is measured."""
@@ -143,7 +145,7 @@ class PipelineStatus:
         details = store.batch_details(_RATE_BATCHES)
         totals = store.totals()
         counts = {detail.id: detail.counts for detail in details}
-        letters = Counter(letter.upstream_id for letter in store.dead_letters(status="waiting"))
+        letters = store.letter_counts()
         return cls(
             pipeline=store.pipeline().name,
             at=at,
@@ -151,7 +153,7 @@ class PipelineStatus:
             tables=tuple(
                 replace(
                     _status_of(table, applied, source, at, before),
-                    letters=letters[table.upstream_id],
+                    letters=letters.get(table.upstream_id, 0),
                     counts=totals.get(table.upstream_id, ChangeCounts()),
                 )
                 for table in store.tables()
@@ -215,6 +217,23 @@ class PipelineStatus:
         if delivery.oldest is None:
             return None
         return max(0.0, (self.at - datetime.fromisoformat(delivery.oldest)).total_seconds())
+
+
+class StatusReader:
+    """Reads the status again and again: tables have the rate of the ten seconds before, or since the reading before."""
+
+    def __init__(self) -> None:
+        self._readings: deque[TableReading] = deque()
+
+    def read(self, store: StateStore) -> PipelineStatus:
+        now = _now()
+        while len(self._readings) > 1 and self._readings[1].is_older(_TABLE_RATE_SECONDS, now):
+            self._readings.popleft()
+        if self._readings and self._readings[-1].is_older(_RATE_SECONDS, now):
+            self._readings.clear()
+        status = PipelineStatus.read(store, before=self._readings[0] if self._readings else None, at=now)
+        self._readings.append(TableReading.of(status))
+        return status
 
 
 def _runner_of(owner: Owner) -> dict[str, Any]:

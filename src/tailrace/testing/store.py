@@ -219,6 +219,7 @@ class ProgressContract(Stores):
         assert [kept.id for kept in store.dead_letters()] == [one, two]
         assert [kept.id for kept in store.dead_letters("public.a", "waiting")] == [one]
         assert [kept.id for kept in store.dead_letters(status="skipped")] == [two]
+        assert store.letter_counts() == {"1": 1}
         assert store.dead_letters("public.b") == []
 
     def test_a_resolved_letter_that_fails_again_waits_and_a_skipped_one_stays_skipped(self, store: StateStore) -> None:
