@@ -4,49 +4,76 @@ import { placeOf, post } from "./api.js";
 import { command } from "./command.js";
 import { askFirst } from "./dialog.js";
 import { element } from "./element.js";
-import { visible } from "./format.js";
+import { count, visible } from "./format.js";
 import { say } from "./toast.js";
 
-const ACTIONS = [
-  { kind: "retry", label: "Retry now" },
-  { kind: "skip", label: "Skip what stopped it" },
-  { kind: "resync", label: "Copy again" },
-  { kind: "pause", label: "Pause" },
-  { kind: "resume", label: "Resume" },
-];
+const LABELS = {
+  retry: "Retry now",
+  skip: "Skip what stopped it",
+  resync: "Copy again",
+  pause: "Pause",
+  resume: "Resume",
+};
 
-/** Buttons for what can be done to the table now, the first of them the main one; `asked` is called after a request. */
-export function actionButtons(pipeline, table, actions, asked) {
-  const allowed = ACTIONS.filter(({ kind }) => actions[kind]?.allowed);
-  return allowed.map(({ kind, label }, index) => {
-    const action = actions[kind];
+/** What has to be known before it is done: what the upstream or the destination pays for it. */
+const COSTS = {
+  resync: ({ rows_copied: rows }) =>
+    `Every row is read from the upstream again${rows ? `, ${count(rows)} the last time` : ""}. Readers see the old rows until the new copy is complete.`,
+  skip: () =>
+    "The table goes on without the changes that stopped it, and lacks them until it is copied again. They are kept as dead letters.",
+};
+
+/** Buttons for what can be done to the table now; `asked` is called after a request was left. */
+export function actionButtons(pipeline, table, asked) {
+  const possible = Object.keys(LABELS)
+    .map((kind) => table.actions.find(({ action }) => action === kind))
+    .filter((action) => action?.possible);
+  return possible.map((action) => {
+    const kind = action.action;
     const values = {
       type: "button",
-      class: index === 0 && kind === "retry" ? "main" : "",
+      class: kind === "retry" || kind === "resume" ? "main" : null,
       title: action.command,
       "data-key": kind,
-      onclick: () => perform(pipeline, table, { kind, label, ...action }, asked),
+      onclick: () => perform(pipeline, table, action, asked),
     };
-    return element("button", values, label);
+    return element("button", values, LABELS[kind]);
   });
 }
 
+/** The commands that do the same. */
+export function actionCommands(table) {
+  const possible = table.actions.filter((action) => action.possible);
+  if (possible.length === 0) return null;
+  return element(
+    "details",
+    { "data-key": "commands" },
+    element("summary", {}, "The same on the command line"),
+    possible.map((action) => command(action.command)),
+  );
+}
+
 async function perform(pipeline, table, action, asked) {
-  if (action.cost && !(await confirmed(table, action))) return;
+  const cost = COSTS[action.action]?.(table);
+  if (cost && !(await isConfirmed(table, action, cost))) return;
   try {
-    await post(placeOf(pipeline, "tables", table, action.kind), {});
-    say(`Asked for: ${action.label.toLowerCase()}, ${visible(table)}`);
+    const { text } = await post(placeOf(pipeline, "tables", table.name, action.action), {});
+    say(visible(text));
   } catch (error) {
     say(error.fix ? `${error.message}: ${error.fix}` : error.message);
   }
   asked();
 }
 
-function confirmed(table, { label, cost, command: text }) {
+function isConfirmed(table, action, cost) {
   return askFirst({
-    title: `${label}: ${visible(table)}?`,
-    body: [element("p", {}, cost), element("p", { class: "soft small" }, "The same on the command line:"), command(text)],
-    yes: label,
+    title: `${LABELS[action.action]}: ${visible(table.name)}?`,
+    body: [
+      element("p", {}, cost),
+      element("p", { class: "soft small" }, "The same on the command line:"),
+      command(action.command),
+    ],
+    yes: LABELS[action.action],
     no: "Not now",
   });
 }

@@ -53,13 +53,17 @@ function withBody(value) {
 async function request(address, options) {
   let answer;
   try {
-    answer = await fetch(address, { ...options, cache: "no-store", signal: AbortSignal.timeout(ANSWER_SECONDS * 1000) });
+    answer = await fetch(address, {
+      ...options,
+      cache: "no-store",
+      signal: AbortSignal.timeout(ANSWER_SECONDS * 1000),
+    });
   } catch {
     throw new ApiError(0, "no answer from the dashboard's server");
   }
   if (answer.ok || answer.status === 304) return answer;
   const { error } = await answer.json().catch(() => ({}));
-  throw new ApiError(answer.status, error?.message ?? `the server answered ${answer.status}`, error?.fix ?? null);
+  throw new ApiError(answer.status, error?.message ?? `the server answered ${answer.status}`, error?.fix?.text ?? null);
 }
 
 /** Calls `read` every other second. Pauses while the page is hidden, waits longer after each failure. */

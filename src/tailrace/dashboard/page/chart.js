@@ -7,10 +7,10 @@ import { color, onTheme } from "./theme.js";
 
 const HEIGHT = 180;
 const LOW_HEIGHT = 140;
+const BAR_SECONDS = 3600;
 const HOUR = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit" });
 
-/** A chart with its key. `lines` say what is drawn: `{label, color, dash, bar}`; `format` makes text of a value.
- *  `step` is the least distance of two lines of the grid. */
+/** A chart with its key. `lines` say what is drawn: `{label, color, dash, bar}`; `format` makes text of a value. */
 export class TimeChart {
   #lines;
   #format;
@@ -81,14 +81,30 @@ export class TimeChart {
       padding: [10, 8, 0, 0],
       legend: { show: false },
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
-      scales: { y: { range: (_, low, high) => [0, high > 0 ? high * 1.12 : 1] } },
+      scales: {
+        x: { range: (_, first, last) => this.#span(first, last) },
+        y: { range: (_, low, high) => [0, high > 0 ? high * 1.12 : 1] },
+      },
       axes: [
-        { ...axis, grid: { show: false }, space: 70, values: (_, splits) => splits.map((at) => HOUR.format(at * 1000)) },
+        {
+          ...axis,
+          grid: { show: false },
+          size: 26,
+          space: 70,
+          values: (_, splits) => splits.map((at) => HOUR.format(at * 1000)),
+        },
         { ...axis, grid, size: 62, space: 36, values: (_, splits) => splits.map((value) => this.#format(value)) },
       ],
       series: [{}, ...this.#lines.map(styled)],
       hooks: { setCursor: [(plot) => this.#showKey(plot.cursor.idx)], draw: [(plot) => this.#drawMarks(plot)] },
     };
+  }
+
+  /** Bars need room at both ends. */
+  #span(first, last) {
+    const { at } = this.#data;
+    const room = this.#lines[0].bar ? (at.length > 1 ? (at.at(-1) - at[0]) / (at.length - 1) : BAR_SECONDS) / 2 : 0;
+    return [first - room, last + room];
   }
 
   #drawMarks(plot) {
@@ -97,6 +113,7 @@ export class TimeChart {
     ctx.strokeStyle = ctx.fillStyle = color("bad");
     ctx.font = `${11 * devicePixelRatio}px system-ui, sans-serif`;
     ctx.setLineDash([3 * devicePixelRatio, 3 * devicePixelRatio]);
+    let last = -Infinity;
     for (const { at, text } of this.#marks) {
       const x = Math.round(plot.valToPos(at, "x", true));
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
@@ -104,6 +121,9 @@ export class TimeChart {
       ctx.moveTo(x, bbox.top);
       ctx.lineTo(x, bbox.top + bbox.height);
       ctx.stroke();
+      // Where several stopped at once, one name is said and the others are lines.
+      if (Math.abs(x - last) < bbox.width / 2) continue;
+      last = x;
       const isLeft = x > bbox.left + bbox.width / 2;
       ctx.textAlign = isLeft ? "right" : "left";
       ctx.fillText(text, x + (isLeft ? -5 : 5) * devicePixelRatio, bbox.top + 10 * devicePixelRatio);
@@ -127,7 +147,9 @@ export class TimeChart {
     const parts = this.#lines.map((line, number) => {
       const known = this.#data.values[number].filter((value) => value !== null);
       if (known.length === 0) return `${line.label}: nothing recorded`;
-      const [now, low, high] = [known.at(-1), Math.min(...known), Math.max(...known)].map((value) => this.#format(value));
+      const [now, low, high] = [known.at(-1), Math.min(...known), Math.max(...known)].map((value) =>
+        this.#format(value),
+      );
       return `${line.label}: ${now} at the end, between ${low} and ${high}`;
     });
     return `${this.#title}. ${parts.join(". ")}`;
@@ -136,7 +158,8 @@ export class TimeChart {
 
 function styled({ color: name, dash = false, bar = false }) {
   const stroke = color(name);
-  if (bar) return { stroke, fill: stroke, width: 0, paths: uPlot.paths.bars({ size: [0.7, 28] }), points: { show: false } };
+  if (bar)
+    return { stroke, fill: stroke, width: 0, paths: uPlot.paths.bars({ size: [0.7, 28] }), points: { show: false } };
   return {
     stroke,
     width: 2,

@@ -5,7 +5,11 @@ import { say } from "./toast.js";
 
 export function command(text) {
   const code = element("code", {}, text);
-  const button = { type: "button", "aria-label": `Copy: ${text}`, onclick: (event) => copy(event.currentTarget.previousElementSibling) };
+  const button = {
+    type: "button",
+    "aria-label": `Copy: ${text}`,
+    onclick: (event) => copy(event.currentTarget.previousElementSibling),
+  };
   return element("div", { class: "command", "data-key": text }, code, element("button", button, "Copy"));
 }
 

@@ -20,14 +20,21 @@ export function element(tag, values = {}, ...children) {
 const PATHS = {
   following: "M3 8.5 6.5 12 13 4.5",
   copying: "M8 2v9M4.5 8 8 11.5 11.5 8M3 14h10",
-  stopped: "M8 2.2 14.5 13.5h-13zM8 6.5v3M8 11.6v.1",
+  errored: "M8 2.2 14.5 13.5h-13zM8 6.5v3M8 11.6v.1",
   paused: "M5.5 3.5v9M10.5 3.5v9",
-  waiting: "M8 4v4l3 2M8 1.5a6.5 6.5 0 1 0 0 13a6.5 6.5 0 0 0 0-13",
+  unknown: "M5.7 6.2a2.3 2.3 0 1 1 3.5 2c-.8.5-1.2 1-1.2 2M8 12.6v.1M8 1.2a6.8 6.8 0 1 0 0 13.6a6.8 6.8 0 0 0 0-13.6",
+  system: "M8 2a6 6 0 1 0 0 12a6 6 0 1 0 0-12v12M8.5 5.2l3.6-.6M8.5 8h5M8.5 10.8l3.6.6",
+  light: "M8 5a3 3 0 1 0 0 6a3 3 0 0 0 0-6M8 1v1.5M8 13.5V15M1 8h1.5M13.5 8H15M3 3l1 1M12 12l1 1M13 3l-1 1M4 12l-1 1",
+  dark: "M13.5 9.6A6 6 0 1 1 6.4 2.5a4.8 4.8 0 0 0 7.1 7.1",
 };
 
 /** A small drawing that repeats what the text next to it says, so hidden from screen readers. */
 export function icon(name) {
-  return element("svg", { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" }, element("path", { d: PATHS[name] }));
+  return element(
+    "svg",
+    { viewBox: "0 0 16 16", class: "icon", "aria-hidden": "true" },
+    element("path", { d: PATHS[name] }),
+  );
 }
 
 /** Give `old` the children that were made new, and keep every element that is still the same kind of thing: so focus,
@@ -51,7 +58,8 @@ function alignChildren(old, fresh) {
 }
 
 function align(known, node) {
-  for (const { name } of [...known.attributes]) if (!node.hasAttribute(name) && name !== "open") known.removeAttribute(name);
+  for (const { name } of [...known.attributes])
+    if (!node.hasAttribute(name) && name !== "open") known.removeAttribute(name);
   for (const { name, value } of [...node.attributes]) {
     if (name === "style") continue;
     if (known.getAttribute(name) !== value) known.setAttribute(name, value);

@@ -12,9 +12,14 @@ export function short(number) {
   if (number === null || number === undefined) return NONE;
   if (number > 0 && number < 10 && number % 1 >= 0.05) return number.toFixed(1);
   if (number < 10_000) return WHOLE.format(Math.round(number));
-  for (const [unit, size] of [["k", 1e3], ["m", 1e6], ["bn", 1e9]]) {
+  for (const [unit, size] of [
+    ["k", 1e3],
+    ["m", 1e6],
+    ["bn", 1e9],
+  ]) {
     const shown = number / size;
-    if (shown < 999.5 || unit === "bn") return `${shown < 99.95 ? shown.toFixed(1) : WHOLE.format(Math.round(shown))} ${unit}`;
+    if (shown < 999.5 || unit === "bn")
+      return `${shown < 99.95 ? shown.toFixed(1) : WHOLE.format(Math.round(shown))} ${unit}`;
   }
   return NONE;
 }
@@ -23,7 +28,8 @@ export function bytes(number) {
   if (number === null || number === undefined) return NONE;
   let value = number;
   for (const unit of ["B", "kB", "MB", "GB", "TB"]) {
-    if (value < 999.5 || unit === "TB") return `${unit === "B" || value >= 99.95 ? Math.round(value) : value.toFixed(1)} ${unit}`;
+    if (value < 999.5 || unit === "TB")
+      return `${unit === "B" || value >= 99.95 ? Math.round(value) : value.toFixed(1)} ${unit}`;
     value /= 1000;
   }
   return NONE;
@@ -66,7 +72,19 @@ export function visible(name) {
   return name.replace(UNSEEN, (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
+/** Where in a server's log something is, as Postgres writes it: `2A/80456F9C`. */
+export function lsn(position) {
+  return `${position.slice(0, 8).replace(/^0{1,7}/, "")}/${position.slice(8, 16).replace(/^0{1,7}/, "")}`.toUpperCase();
+}
+
 const TAIL = 14;
+const MOST = 28;
+
+/** A name for where there is little room, without its beginning if it is long. */
+export function shortened(name) {
+  const letters = Array.from(visible(name));
+  return letters.length <= MOST ? letters.join("") : `…${letters.slice(1 - MOST).join("")}`;
+}
 
 /** The two parts of a name of which the first may be cut: names of one database differ at their ends. */
 export function headAndTail(name) {

@@ -1,34 +1,51 @@
 // What happened, what was asked for and what became of it, what the run left out, and which changes wait.
 
-import { command } from "./command.js";
 import { element } from "./element.js";
 import { clock, count, visible } from "./format.js";
+import { fixBody } from "./health.js";
 import { addressOf } from "./route.js";
 
-/** Events, newest first; `pipeline` makes names of tables links, null leaves them out. */
-export function eventsBody(events, pipeline) {
+const SHOWN = 8;
+
+/** Events, newest first. Those of a table lead to it where a pipeline is given. */
+export function eventsBody(events, pipeline = null) {
   if (events.length === 0) return element("p", { class: "empty" }, "Nothing yet.");
+  const entries = events.map((event) => eventEntry(event, pipeline));
+  return withRest(entries, "feed");
+}
+
+function eventEntry({ at, table, text, kind }, pipeline) {
   return element(
-    "ol",
-    { class: "feed" },
-    events.map(({ at, table, text, kind }) =>
-      element(
-        "li",
-        { class: kind ?? "", "data-key": `${at} ${table} ${text}` },
-        element("time", { datetime: at, title: clock(at, { seconds: true }) }, clock(at)),
-        element("span", {}, table && pipeline ? [element("a", { href: addressOf(pipeline, table) }, visible(table)), " "] : null, visible(text)),
-      ),
-    ),
+    "li",
+    { class: kind, "data-key": `${at} ${text}` },
+    element("time", { datetime: at, title: clock(at, { seconds: true }) }, clock(at)),
+    table && pipeline
+      ? element("a", { href: addressOf(pipeline, table) }, visible(text))
+      : element("span", {}, visible(text)),
   );
+}
+
+/** The first entries of a list; the others are behind a word. */
+function withRest(entries, name) {
+  const rest = entries.slice(SHOWN);
+  return [
+    element("ol", { class: name }, entries.slice(0, SHOWN)),
+    rest.length > 0
+      ? element(
+          "details",
+          { class: "rest" },
+          element("summary", {}, `${rest.length} more`),
+          element("ol", { class: name }, rest),
+        )
+      : null,
+  ];
 }
 
 const ASKED = { resync: "copy again", pause: "pause", resume: "resume", retry: "retry", skip: "skip" };
 
 export function requestsBody(requests, pipeline = null) {
   if (requests.length === 0) return element("p", { class: "empty" }, "Nothing was asked for.");
-  return element(
-    "ol",
-    { class: "feed requests" },
+  return withRest(
     requests.map(({ id, kind, table, at, done_at: doneAt, outcome }) =>
       element(
         "li",
@@ -39,10 +56,13 @@ export function requestsBody(requests, pipeline = null) {
           {},
           element("b", {}, ASKED[kind] ?? kind),
           pipeline ? [" ", element("a", { href: addressOf(pipeline, table) }, visible(table))] : null,
-          doneAt ? `: ${visible(outcome ?? "done")} (${clock(doneAt, { seconds: true })})` : element("em", {}, ": not done yet"),
+          doneAt
+            ? `: ${visible(outcome ?? "done")} (${clock(doneAt, { seconds: true })})`
+            : element("em", {}, ": not done yet"),
         ),
       ),
     ),
+    "feed",
   );
 }
 
@@ -51,9 +71,19 @@ export function noticesBody(notices) {
     "ul",
     { class: "notices" },
     notices.map(({ subject, message, fix }) =>
-      element("li", { "data-key": `${subject} ${message}` }, element("p", {}, element("b", {}, visible(subject)), ` ${visible(message)}`), fix ? command(fix) : null),
+      element(
+        "li",
+        { "data-key": `${subject} ${message}` },
+        element("p", {}, element("b", {}, visible(subject)), ` ${visible(message)}`),
+        fixBody(fix),
+      ),
     ),
   );
+}
+
+/** The commit of a position without the zeros before it; the whole of it is in the title. */
+function shortPosition(position) {
+  return position.slice(0, 16).replace(/^0+(?=.)/, "");
 }
 
 /** Changes that could not be applied: what and where, never their values. */
@@ -65,7 +95,15 @@ export function lettersBody(letters, pipeline = null) {
     element(
       "table",
       { class: "plain" },
-      element("thead", {}, element("tr", {}, columns.map((word) => element("th", { scope: "col" }, word)))),
+      element(
+        "thead",
+        {},
+        element(
+          "tr",
+          {},
+          columns.map((word) => element("th", { scope: "col" }, word)),
+        ),
+      ),
       element(
         "tbody",
         {},
@@ -74,9 +112,11 @@ export function lettersBody(letters, pipeline = null) {
             "tr",
             { "data-key": String(letter.id) },
             element("td", {}, String(letter.id)),
-            pipeline ? element("td", {}, element("a", { href: addressOf(pipeline, letter.table) }, visible(letter.table))) : null,
+            pipeline
+              ? element("td", {}, element("a", { href: addressOf(pipeline, letter.table) }, visible(letter.table)))
+              : null,
             element("td", {}, letter.version === null ? letter.kind : `${letter.kind}, v${letter.version}`),
-            element("td", {}, element("code", {}, letter.position)),
+            element("td", {}, element("code", { title: letter.position }, shortPosition(letter.position))),
             element("td", { class: "long" }, visible(letter.reason)),
             element("td", {}, count(letter.tries)),
             element("td", {}, clock(letter.last_at, { seconds: true })),

@@ -11,8 +11,6 @@ import { addressOf, currentRoute } from "./route.js";
 import { TableView } from "./table_view.js";
 import { startTheme } from "./theme.js";
 
-const DOTS = { ok: "healthy", busy: "copying", "needs-you": "needs you", stopped: "not running", "never-run": "never run" };
-
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
 const list = document.getElementById("pipelines");
@@ -30,22 +28,27 @@ async function read(isCurrent) {
     return read(isCurrent);
   }
   showPipelines(pipelines, route.pipeline);
-  if (pipelines.some(({ name }) => name === route.pipeline)) await showView(route, isCurrent);
-  else showMissing(`There is no pipeline ${route.pipeline} here.`, pipelines.length > 0 ? addressOf(pipelines[0].name) : "#/");
+  const summary = pipelines.find(({ name }) => name === route.pipeline);
+  if (summary) await showView(route, summary, isCurrent);
+  else
+    showMissing(
+      `There is no pipeline ${route.pipeline} here.`,
+      pipelines.length > 0 ? addressOf(pipelines[0].name) : "#/",
+    );
   if (isCurrent()) showConnected();
 }
 
-async function showView({ pipeline, table, show }, isCurrent) {
+async function showView({ pipeline, table, show }, summary, isCurrent) {
   if (view === null || pipeline !== shown.pipeline || table !== shown.table) {
     closeView();
     if (pipeline !== shown.pipeline) forgetAnswers();
-    view = table === null ? new Overview(pipeline) : new TableView(pipeline, table, () => poll.now());
+    view = table === null ? new Overview(pipeline, () => poll.now()) : new TableView(pipeline, table, () => poll.now());
     shown = { pipeline, table };
     document.title = `${table === null ? "" : `${visible(table)} · `}${visible(pipeline)} · tailrace`;
   }
   if (table === null) view.tables.show(show);
   try {
-    await view.read(isCurrent);
+    await view.read(isCurrent, summary);
   } catch (error) {
     if (!(error instanceof ApiError) || error.status !== 404 || !isCurrent()) throw error;
     showMissing(error.message, addressOf(pipeline));
@@ -61,7 +64,16 @@ function closeView() {
 
 function showMissing(text, back) {
   closeView();
-  main.replaceChildren(element("section", { class: "card empty" }, element("h1", {}, visible(text)), element("a", { class: "button", href: back }, "Back")));
+  shown = { pipeline: null, table: null };
+  refill(
+    main,
+    element(
+      "section",
+      { class: "card empty" },
+      element("h1", {}, visible(text)),
+      element("a", { class: "button", href: back }, "Back"),
+    ),
+  );
 }
 
 function showPipelines(pipelines, current) {
@@ -73,7 +85,7 @@ function showPipelines(pipelines, current) {
       element(
         "a",
         { href: addressOf(name), "aria-current": name === current ? "page" : null, "data-key": name },
-        element("span", { class: `dot ${health}`, role: "img", "aria-label": DOTS[health] ?? health }),
+        element("span", { class: `dot ${health.level}`, role: "img", "aria-label": health.level }),
         visible(name),
       ),
     ),
@@ -96,7 +108,12 @@ function failed(error) {
     return;
   }
   connection.className = "connection lost";
-  const text = error.status === 0 ? (answeredAt ? `no connection since ${clock(answeredAt, { seconds: true })}` : "no connection") : error.message;
+  const text =
+    error.status === 0
+      ? answeredAt
+        ? `no connection since ${clock(answeredAt, { seconds: true })}`
+        : "no connection"
+      : error.message;
   if (connection.textContent !== text) connection.textContent = text;
 }
 
@@ -134,11 +151,13 @@ document.getElementById("skip").onclick = (event) => {
   main.focus();
 };
 addEventListener("hashchange", () => {
-  const { pipeline, table } = currentRoute();
-  if (pipeline !== shown.pipeline || table !== shown.table) {
-    scrollTo(0, 0);
-    main.focus({ preventScroll: true });
+  const { pipeline, table, show } = currentRoute();
+  if (pipeline === shown.pipeline && table === shown.table) {
+    view?.tables?.show(show);
+    return;
   }
+  scrollTo(0, 0);
+  main.focus({ preventScroll: true });
   poll.now();
 });
 await logInByAddress();

@@ -1,34 +1,52 @@
 // The replication slot: what the server keeps for it, and when that is too much.
 
-import { command } from "./command.js";
 import { element } from "./element.js";
-import { bytes, duration } from "./format.js";
+import { bytes, clock, duration, lsn } from "./format.js";
 
 const SOON_SECONDS = 24 * 3600;
 
 export function slotBody(slot, source) {
-  const { kept_bytes: kept, safe_bytes: safe, growth, full_in: fullIn } = slot;
-  const limit = kept !== null && safe !== null ? kept + Math.max(0, safe) : null;
+  const { kept_bytes: kept, limit_bytes: limit, growth, full_in: fullIn, full_at: fullAt } = slot;
   const facts = [
     ["State", slot.status],
     ["Grows by", growth === null ? null : growth > 0 ? `${bytes(growth)}/s` : "nothing"],
-    ["Full in", fullIn === null ? null : duration(fullIn)],
-    ["Confirmed", slot.confirmed ? element("code", {}, slot.confirmed) : null],
-    ["Needed from", slot.restart ? element("code", {}, slot.restart) : null],
+    ["Room left", slot.safe_bytes === null ? "no limit is set" : bytes(slot.safe_bytes)],
+    ["Confirmed", slot.confirmed ? element("code", { title: slot.confirmed }, lsn(slot.confirmed)) : null],
+    ["Needed from", slot.restart ? element("code", { title: slot.restart }, lsn(slot.restart)) : null],
     ["Journal", source?.journal_bytes ? bytes(source.journal_bytes) : null],
-  ].filter(([, value]) => value !== null && value !== undefined);
+  ].filter(([, value]) => value !== null);
   return [
-    element("header", {}, element("h2", { id: "slot" }, "Replication slot"), slot.name ? element("code", { class: "soft" }, slot.name) : null),
+    element(
+      "header",
+      {},
+      element("h2", { id: "slot" }, "Replication slot"),
+      slot.name ? element("code", { class: "soft" }, slot.name) : null,
+    ),
     limit === null ? null : gauge(kept, limit),
-    element("p", { class: "small" }, element("b", {}, bytes(kept)), element("span", { class: "soft" }, limit === null ? " kept, without a limit" : ` kept of ${bytes(limit)} allowed`)),
-    slot.sentence ? element("p", { class: fullIn !== null && fullIn < SOON_SECONDS ? "note" : "small" }, slot.sentence) : null,
-    slot.fix ? command(slot.fix) : null,
-    element("dl", { class: "facts" }, facts.map(([name, value]) => [element("dt", {}, name), element("dd", {}, value)])),
+    element(
+      "p",
+      { class: "small" },
+      element("b", {}, bytes(kept)),
+      element("span", { class: "soft" }, limit === null ? " kept by the server" : ` kept of ${bytes(limit)} allowed`),
+    ),
+    fullIn === null
+      ? null
+      : element(
+          "p",
+          { class: fullIn < SOON_SECONDS ? "note" : "small" },
+          element("b", {}, `Full in ${duration(fullIn)}`),
+          `, at ${clock(fullAt)}, if it grows on like this.`,
+        ),
+    element(
+      "dl",
+      { class: "facts" },
+      facts.map(([name, value]) => [element("dt", {}, name), element("dd", {}, value)]),
+    ),
   ];
 }
 
 function gauge(kept, limit) {
-  const share = Math.min(1, kept / limit);
+  const share = Math.min(1, kept / Math.max(limit, 1));
   const values = {
     class: share > 0.6 ? "gauge high" : "gauge",
     role: "meter",

@@ -2,7 +2,7 @@
 
 import { element, refill } from "./element.js";
 import { visible } from "./format.js";
-import { FILTERS, KINDS, kindOf, wordOf } from "./state.js";
+import { FILTERS, GROUPS, wordOf } from "./state.js";
 import { COLUMNS, TableRow } from "./table_row.js";
 
 const MARGIN = "200px";
@@ -39,7 +39,11 @@ export class TableList {
     this.#table = element(
       "table",
       { role: "table", "aria-labelledby": "tables" },
-      element("colgroup", {}, COLUMNS.map(({ cell }) => element("col", { class: cell }))),
+      element(
+        "colgroup",
+        {},
+        COLUMNS.map(({ cell }) => element("col", { class: cell })),
+      ),
       element("thead", { role: "rowgroup" }, element("tr", { role: "row" }, this.#heads)),
       this.#body,
     );
@@ -47,20 +51,26 @@ export class TableList {
       "section",
       { class: "card list", "aria-labelledby": "tables" },
       element("header", {}, element("h2", { id: "tables" }, "Tables"), this.#count),
-      element("div", { class: "tools", role: "group", "aria-label": "Which tables are shown" }, this.search, this.#chips),
+      element(
+        "div",
+        { class: "tools", role: "group", "aria-label": "Which tables are shown" },
+        this.search,
+        this.#chips,
+      ),
       this.#table,
       this.#empty,
     );
     this.#showOrder();
   }
 
-  /** The rows that have changed, by name, or all of them; `gone` are names of tables that are not followed any more. */
-  update({ tables, gone = [], full = false }) {
-    const names = new Set(tables.map((table) => table.name));
-    const dropped = full ? [...this.#rows.keys()].filter((name) => !names.has(name)) : gone;
-    for (const name of dropped) this.#drop(name);
+  /** Take the rows that have changed, or all of them: then the list is `complete`. `gone` are ids of tables that are
+   *  not followed any more. */
+  update({ tables, gone, complete }) {
+    const ids = new Set(tables.map((table) => table.id));
+    const dropped = complete ? [...this.#rows.keys()].filter((id) => !ids.has(id)) : gone;
+    for (const id of dropped) this.#drop(id);
     for (const table of tables) {
-      const known = this.#rows.get(table.name);
+      const known = this.#rows.get(table.id);
       if (known) known.update(table);
       else this.#add(table);
     }
@@ -75,7 +85,10 @@ export class TableList {
 
   /** Move the focus by so many rows. */
   move(step) {
-    const links = [...this.#rows.values()].filter((row) => !row.node.hidden).sort(byPlace).map((row) => row.link);
+    const links = [...this.#rows.values()]
+      .filter((row) => !row.node.hidden)
+      .sort(byPlace)
+      .map((row) => row.link);
     const at = links.indexOf(document.activeElement);
     links[Math.max(0, Math.min(at + step, links.length - 1))]?.focus();
   }
@@ -86,18 +99,18 @@ export class TableList {
 
   #add(table) {
     const row = new TableRow(this.#pipeline, table);
-    this.#rows.set(table.name, row);
+    this.#rows.set(table.id, row);
     this.#byNode.set(row.node, row);
     this.#body.append(row.node);
     this.#watch.observe(row.node);
   }
 
-  #drop(name) {
-    const row = this.#rows.get(name);
+  #drop(id) {
+    const row = this.#rows.get(id);
     if (!row) return;
     this.#watch.unobserve(row.node);
     this.#byNode.delete(row.node);
-    this.#rows.delete(name);
+    this.#rows.delete(id);
     row.node.remove();
   }
 
@@ -108,12 +121,12 @@ export class TableList {
   #arrange() {
     const wanted = this.search.value.trim().toLowerCase();
     const rows = [...this.#rows.values()];
-    const counts = new Map(KINDS.map((kind) => [kind, 0]));
+    const counts = new Map(GROUPS.map((group) => [group, 0]));
     let shown = 0;
     for (const row of rows) {
-      const kind = kindOf(row.table);
-      counts.set(kind, counts.get(kind) + 1);
-      const isShown = (this.#shown === "all" || kind === this.#shown) && isFound(row.table, wanted);
+      const { group } = row.table;
+      counts.set(group, counts.get(group) + 1);
+      const isShown = (this.#shown === "all" || group === this.#shown) && isFound(row.table, wanted);
       if (row.node.hidden === isShown) row.node.hidden = !isShown;
       shown += isShown;
     }
@@ -124,12 +137,14 @@ export class TableList {
 
   #sort(rows) {
     // Rows do not move while one of them is pointed at or has the focus.
-    if (this.#body.matches(":hover, :focus-within") && this.#body.children.length === rows.length && !this.#isReordered) return;
+    if (this.#body.matches(":hover, :focus-within") && this.#body.children.length === rows.length && !this.#isReordered)
+      return;
     this.#isReordered = false;
     rows.sort(comparison(this.#order));
     rows.forEach((row, place) => {
       row.place = place;
-      if (this.#body.children[place] !== row.node) this.#body.insertBefore(row.node, this.#body.children[place] ?? null);
+      if (this.#body.children[place] !== row.node)
+        this.#body.insertBefore(row.node, this.#body.children[place] ?? null);
     });
   }
   #isReordered = true;
@@ -160,7 +175,8 @@ export class TableList {
     this.#table.hidden = shown === 0;
     this.#empty.hidden = shown > 0;
     if (shown > 0) return;
-    if (all === 0) refill(this.#empty, element("p", {}, "No table is known yet: they are found when the pipeline starts."));
+    if (all === 0)
+      refill(this.#empty, element("p", {}, "No table is known yet: they are found when the pipeline starts."));
     else {
       const which = wanted ? `matches “${visible(wanted)}”` : "is in this state now";
       const again = () => {
@@ -168,7 +184,11 @@ export class TableList {
         this.choose("all");
         this.#arrange();
       };
-      refill(this.#empty, element("p", {}, `No table ${which}.`), element("button", { type: "button", onclick: again }, "Show all tables"));
+      refill(
+        this.#empty,
+        element("p", {}, `No table ${which}.`),
+        element("button", { type: "button", onclick: again }, "Show all tables"),
+      );
     }
   }
 
@@ -205,7 +225,7 @@ function isFound(table, wanted) {
 
 function comparison({ cell, falls }) {
   const sign = falls ? -1 : 1;
-  const by = COLUMNS.find((column) => column.cell === cell).by ?? ((table) => KINDS.indexOf(kindOf(table)));
+  const by = COLUMNS.find((column) => column.cell === cell).by ?? ((table) => GROUPS.indexOf(table.group));
   return ({ table: one }, { table: other }) => sign * compare(by(one), by(other)) || compare(one.name, other.name);
 }
 

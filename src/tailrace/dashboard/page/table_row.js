@@ -4,7 +4,7 @@ import { element, icon } from "./element.js";
 import { bytes, count, duration, headAndTail, short, visible } from "./format.js";
 import { addressOf } from "./route.js";
 import { drawSparkline, sparkline } from "./sparkline.js";
-import { iconOf, kindOf, wordOf } from "./state.js";
+import { wordOf } from "./state.js";
 
 /** The columns, in order: the word in the head, what a cell is called in the style sheet, and what it sorts by. */
 export const COLUMNS = [
@@ -38,7 +38,9 @@ export class TableRow {
     this.table = table;
     // Roles are said again because a phone lays rows out as cards, and a browser then drops those of a table.
     this.link = nameLink(pipeline, table.name);
-    const cells = COLUMNS.slice(1).map(({ cell }) => (this.#cells[cell] = element("td", { role: "cell", class: cell })));
+    const cells = COLUMNS.slice(1).map(
+      ({ cell }) => (this.#cells[cell] = element("td", { role: "cell", class: cell })),
+    );
     this.node = element(
       "tr",
       { role: "row" },
@@ -74,13 +76,12 @@ export class TableRow {
   }
 
   #showState() {
-    const kind = kindOf(this.table);
-    this.node.className = kind;
+    this.node.className = this.table.group;
     this.#cells.state.replaceChildren(statePill(this.table));
   }
 
   #paintCopied() {
-    const { state, rows_copied: done, rows_total: total, copy_seconds_left: left } = this.table;
+    const { state, rows_copied: done, rows_total: total, seconds_left: left } = this.table;
     const cell = this.#cells.copied;
     if (state !== "DataSync" || !total) {
       cell.replaceChildren(short(done));
@@ -92,7 +93,7 @@ export class TableRow {
     const percent = Math.floor(share * 100);
     if (!cell.querySelector(".bar")) cell.replaceChildren(element("span"), progressBar(this.table.name));
     cell.title = `${count(done)} of about ${count(total)} rows`;
-    cell.firstChild.textContent = left === null || left === undefined ? `${percent} %` : `${percent} % · ${duration(left)} left`;
+    cell.firstChild.textContent = left === null ? `${percent} %` : `${percent} % · ${duration(left)} left`;
     cell.lastChild.setAttribute("aria-valuenow", percent);
     cell.lastChild.firstChild.style.setProperty("width", `${percent}%`);
   }
@@ -101,7 +102,13 @@ export class TableRow {
     const { inserts, updates, deletes } = this.table;
     const cell = this.#cells.changes;
     if (cell.childElementCount === 0) {
-      cell.replaceChildren(element("span", { class: "inserted" }), " ", element("span", { class: "updated" }), " ", element("span", { class: "deleted" }));
+      cell.replaceChildren(
+        element("span", { class: "inserted" }),
+        " ",
+        element("span", { class: "updated" }),
+        " ",
+        element("span", { class: "deleted" }),
+      );
     }
     const [inserted, updated, deleted] = cell.children;
     setText(inserted, `+${short(inserts)}`);
@@ -116,7 +123,7 @@ export class TableRow {
       this.#spark = sparkline();
       cell.replaceChildren(this.#spark, element("span"));
     }
-    drawSparkline(this.#spark, this.table.hours ?? []);
+    drawSparkline(this.#spark, this.table.hours);
     setText(cell.lastChild, short(this.table.rows_per_second));
   }
 
@@ -131,12 +138,17 @@ export class TableRow {
 }
 
 export function statePill(table) {
-  const kind = kindOf(table);
-  return element("span", { class: `pill ${kind}` }, icon(iconOf(kind)), wordOf(table));
+  return element("span", { class: `pill ${table.group}` }, icon(table.group), wordOf(table));
 }
 
 function progressBar(name) {
-  const values = { class: "bar", role: "progressbar", "aria-label": `Copy of ${name}`, "aria-valuemin": 0, "aria-valuemax": 100 };
+  const values = {
+    class: "bar",
+    role: "progressbar",
+    "aria-label": `Copy of ${name}`,
+    "aria-valuemin": 0,
+    "aria-valuemax": 100,
+  };
   return element("div", values, element("i"));
 }
 

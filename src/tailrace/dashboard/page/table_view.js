@@ -1,12 +1,12 @@
 // One table: why it stopped and what to do, what can be asked of it, what it did, and its columns over time.
 
-import { actionButtons } from "./action.js";
+import { actionButtons, actionCommands } from "./action.js";
 import { get, placeOf } from "./api.js";
 import { TimeChart } from "./chart.js";
-import { command } from "./command.js";
 import { element, refill } from "./element.js";
 import { bytes, clock, count, duration, secondsUntil, short, visible } from "./format.js";
 import { eventsBody, lettersBody, requestsBody } from "./happened.js";
+import { fixBody } from "./health.js";
 import { card } from "./overview.js";
 import { addressOf } from "./route.js";
 import { statePill } from "./table_row.js";
@@ -16,6 +16,7 @@ export class TableView {
   #table;
   #detail = null;
   #refresh;
+  #hours;
   #head = element("div", { class: "title" });
   #error = element("section", { class: "card error", "aria-labelledby": "why", hidden: true });
   #buttons = element("div", { class: "buttons" });
@@ -35,11 +36,16 @@ export class TableView {
     this.#pipeline = pipeline;
     this.#table = table;
     this.#refresh = refresh;
-    this.#chartCard = card("hours", "Changes per hour", this.#chart.nodes);
+    this.#hours = card("hours", "Changes per hour", this.#chart.nodes);
     this.node = element(
       "div",
       { class: "view" },
-      element("nav", { class: "small", "aria-label": "Where this is" }, element("a", { href: addressOf(pipeline) }, visible(pipeline)), element("span", { class: "soft" }, " / tables")),
+      element(
+        "nav",
+        { class: "small", "aria-label": "Where this is" },
+        element("a", { href: addressOf(pipeline) }, visible(pipeline)),
+        element("span", { class: "soft" }, " / tables"),
+      ),
       this.#head,
       element(
         "div",
@@ -49,15 +55,20 @@ export class TableView {
           { class: "stack" },
           this.#error,
           card("actions", "What you can do", this.#buttons),
-          this.#letters,
-          this.#chartCard,
           card("requests", "What was asked for", this.#requests),
+          this.#letters,
+          this.#hours,
         ),
-        element("div", { class: "stack side" }, element("section", { class: "card", "aria-label": "Figures" }, this.#figures), card("schemas", "Columns over time", this.#schemas), card("events", "What happened", this.#events)),
+        element(
+          "div",
+          { class: "stack side" },
+          element("section", { class: "card", "aria-label": "Figures" }, this.#figures),
+          card("schemas", "Columns over time", this.#schemas),
+          card("events", "What happened", this.#events),
+        ),
       ),
     );
   }
-  #chartCard;
 
   async read(isCurrent) {
     const detail = await get(placeOf(this.#pipeline, "tables", this.#table));
@@ -70,105 +81,136 @@ export class TableView {
     this.#chart.close();
   }
 
-  #show(detail) {
-    this.#detail = detail;
-    const { row } = detail;
+  #show(table) {
+    this.#detail = table;
     refill(
       this.#head,
-      element("h1", {}, element("bdi", {}, visible(row.name))),
-      statePill(row),
-      element("span", { class: "soft small" }, `since ${clock(row.since, { seconds: true })}${row.version === null ? "" : ` · schema v${row.version}`}`),
+      element("h1", {}, element("bdi", {}, visible(table.name))),
+      statePill(table),
+      element(
+        "span",
+        { class: "soft small" },
+        `since ${clock(table.since, { seconds: true })}${table.version === null ? "" : ` · schema v${table.version}`}`,
+      ),
     );
-    this.#showError(detail);
-    refill(this.#buttons, actionButtons(this.#pipeline, this.#table, detail.actions, this.#refresh), sameCommand(detail.actions));
-    this.#showFigures(row);
-    refill(this.#schemas, schemasBody(detail.schemas));
-    refill(this.#requests, requestsBody(detail.requests));
-    refill(this.#events, eventsBody(detail.events, null));
-    this.#letters.hidden = detail.letters.length === 0;
+    this.#showError(table.error);
+    refill(this.#buttons, actionButtons(this.#pipeline, table, this.#refresh), actionCommands(table));
+    this.#showFigures(table);
+    refill(this.#schemas, versionsBody(table));
+    refill(this.#requests, requestsBody(table.requests));
+    refill(this.#events, eventsBody(table.events));
+    this.#letters.hidden = table.letters.length === 0;
     const note = element("span", { class: "soft small" }, "values are never shown here");
-    refill(this.#letters, element("header", {}, element("h2", { id: "letters" }, "Changes that wait"), note), lettersBody(detail.letters));
-    this.#showHours(detail.hours);
+    refill(
+      this.#letters,
+      element("header", {}, element("h2", { id: "letters" }, "Dead letters"), note),
+      lettersBody(table.letters),
+    );
+    this.#showHours(table.hours);
   }
 
-  #showError({ row, code, docs, steps, log_kept: logKept }) {
-    this.#error.hidden = !row.reason;
-    if (!row.reason) return;
+  #showError(error) {
+    this.#error.hidden = error === null;
+    if (error === null) return;
     refill(
       this.#error,
-      element("header", {}, element("h2", { id: "why" }, "Why it stopped"), code ? element("code", { class: "code" }, code) : null),
-      element("p", { class: "reason" }, visible(row.reason)),
-      steps.length > 0 ? element("ol", { class: "steps" }, steps.map(({ text, command: line }) => element("li", {}, element("div", {}, text ? element("p", {}, visible(text)) : null, line ? command(line) : null)))) : null,
+      element(
+        "header",
+        {},
+        element("h2", { id: "why" }, "Why it stopped"),
+        element("code", { class: "soft", title: error.docs }, error.code),
+      ),
+      element("p", { class: "reason" }, visible(error.message ?? "No reason was recorded.")),
+      fixBody(error.fix),
       element("p", { class: "small soft", id: "tries" }),
-      logKept ? element("p", { class: "small soft" }, logKept) : null,
-      docs ? element("p", { class: "small soft" }, "Explained in ", element("code", {}, docs)) : null,
+      element("p", { class: "small soft" }, "Explained in ", element("code", {}, error.docs), "."),
     );
   }
 
-  /** What grows by itself between two answers. */
+  /** What becomes another by itself between two answers. */
   #showTimes() {
-    const place = document.getElementById("tries");
-    if (!place) return;
-    const { attempts, next_try: next, retry } = this.#detail.row;
-    const tried = attempts > 0 ? `Tried ${attempts} ${attempts === 1 ? "time" : "times"}. ` : "";
-    const left = next ? secondsUntil(next) : null;
-    const when =
-      left !== null
-        ? `The next try is ${left > 0 ? `in ${duration(left)}, at ${clock(next, { seconds: true })}` : "due now"}.`
-        : { manual: "It is not tried again before you ask for it.", none: "A retry cannot help: it has to be copied again." }[retry] ?? "";
-    const text = tried + when;
+    const error = this.#detail.error;
+    if (error === null) return;
+    const parts = [];
+    if (error.attempts > 0) parts.push(`Tried ${error.attempts} of ${error.attempts_allowed} times.`);
+    const left = error.next_try ? secondsUntil(error.next_try) : null;
+    if (left !== null && left > 0)
+      parts.push(`The next try is in ${duration(left)}, at ${clock(error.next_try, { seconds: true })}.`);
+    else if (left !== null) parts.push("The next try is due now.");
+    else if (error.retry_meaning) parts.push(error.retry_meaning);
+    const kept = error.log_kept_until;
+    if (kept)
+      parts.push(
+        secondsUntil(kept) > 0
+          ? `Its log is kept until ${clock(kept)}; after that only a new copy helps.`
+          : "Its log is not kept any more: it has to be copied again.",
+      );
+    const place = document.getElementById("tries") ?? this.#error.querySelector("#tries");
+    const text = parts.join(" ");
     if (place.textContent !== text) place.textContent = text;
   }
 
-  #showFigures(row) {
+  #showFigures(table) {
+    const { rows_copied: copied, rows_total: total } = table;
     const figures = [
-      ["Copied", row.rows_total && row.state === "DataSync" ? `${short(row.rows_copied)} of ~${short(row.rows_total)}` : short(row.rows_copied), count(row.rows_copied)],
-      ["Rows/s", short(row.rows_per_second)],
-      ["Inserted", short(row.inserts), count(row.inserts)],
-      ["Updated", short(row.updates), count(row.updates)],
-      ["Deleted", short(row.deletes), count(row.deletes)],
-      ["Lag", duration(row.lag_seconds)],
-      ["Behind", bytes(row.lag_bytes)],
-      ["Last change applied", clock(row.last_applied_at, { seconds: true })],
-    ];
-    refill(this.#figures, figures.map(([name, value, whole]) => element("div", {}, element("dt", {}, name), element("dd", { title: whole ?? null }, value))));
+      [
+        "Copied",
+        table.state === "DataSync" && total ? `${short(copied)} of ~${short(total)}` : short(copied),
+        count(copied),
+      ],
+      ["Rows/s", short(table.rows_per_second)],
+      ["Inserted", short(table.inserts), count(table.inserts)],
+      ["Updated", short(table.updates), count(table.updates)],
+      ["Deleted", short(table.deletes), count(table.deletes)],
+      ["Time left", table.seconds_left === null ? null : duration(table.seconds_left)],
+      ["Lag", duration(table.lag_seconds)],
+      ["Behind", bytes(table.lag_bytes)],
+      ["Last applied", clock(table.last_applied_at, { seconds: true })],
+    ].filter(([, value]) => value !== null);
+    refill(
+      this.#figures,
+      figures.map(([name, value, whole]) =>
+        element("div", {}, element("dt", {}, name), element("dd", { title: whole }, value)),
+      ),
+    );
   }
 
   #showHours(hours) {
-    this.#chartCard.hidden = hours.length === 0;
+    this.#hours.hidden = hours.length === 0;
     if (hours.length === 0) return;
     const at = hours.map(({ hour }) => Date.parse(hour) / 1000);
-    this.#chart.show(at, ["inserts", "updates", "deletes"].map((kind) => hours.map((hour) => hour[kind])));
+    this.#chart.show(
+      at,
+      ["inserts", "updates", "deletes"].map((kind) => hours.map((hour) => hour[kind])),
+    );
   }
 }
 
-function sameCommand(actions) {
-  const lines = Object.values(actions).filter((action) => action.allowed);
-  if (lines.length === 0) return null;
-  return element(
-    "details",
-    { "data-key": "commands" },
-    element("summary", {}, "The same on the command line"),
-    lines.map((action) => command(action.command)),
-  );
-}
-
-function schemasBody(schemas) {
-  if (schemas.length === 0) return element("p", { class: "empty" }, "Its columns are not known yet.");
-  return element(
-    "ol",
-    { class: "schemas" },
-    schemas.map(({ version, at, columns, changes }, index) =>
-      element(
-        "li",
-        { "data-key": String(version) },
+/** What each version of the columns changed, and the columns as they are now. */
+function versionsBody({ versions, columns }) {
+  if (versions.length === 0) return element("p", { class: "empty" }, "Its columns are not known yet.");
+  const types = columns.map(({ name, type, upstream_type: upstream, key, nullable }) => [
+    element("dt", {}, visible(name), key ? element("b", {}, " key") : null),
+    element("dd", {}, element("code", {}, upstream ?? type), nullable ? "" : " not null"),
+  ]);
+  return [
+    element(
+      "ol",
+      { class: "feed" },
+      versions.map(({ version, position, changes }) =>
         element(
-          "details",
-          { open: index === 0 && schemas.length === 1 },
-          element("summary", {}, element("b", {}, `v${version}`), ` ${changes.length > 0 ? changes.map(visible).join(", ") : `${columns.length} columns`}`, at ? element("span", { class: "soft" }, ` · ${clock(at)}`) : null),
-          element("dl", { class: "facts" }, columns.map(({ name, type, key }) => [element("dt", {}, visible(name)), element("dd", {}, element("code", {}, type), key ? " key" : null)])),
+          "li",
+          { "data-key": String(version) },
+          element("b", { title: position }, `v${version}`),
+          element("span", {}, visible(changes.join(", "))),
         ),
       ),
     ),
-  );
+    element(
+      "details",
+      { "data-key": "columns" },
+      element("summary", {}, `${columns.length} columns now`),
+      element("dl", { class: "facts" }, types),
+    ),
+  ];
 }

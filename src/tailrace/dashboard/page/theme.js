@@ -1,8 +1,9 @@
 // Light, dark or as the system has it; kept for the next visit.
 
+import { icon } from "./element.js";
+
 const KEY = "tailrace-theme";
 const NEXT = { system: "light", light: "dark", dark: "system" };
-const SIGNS = { system: "◐", light: "☀", dark: "☾" };
 const prefersDark = matchMedia("(prefers-color-scheme: dark)");
 const listeners = new Set();
 
@@ -12,7 +13,7 @@ export function startTheme(button) {
   const show = () => {
     const theme = chosen === "system" ? (prefersDark.matches ? "dark" : "light") : chosen;
     document.documentElement.dataset.theme = theme;
-    button.textContent = SIGNS[chosen];
+    button.replaceChildren(icon(chosen));
     button.title = `Theme: ${chosen} (t)`;
     button.setAttribute("aria-label", `Theme: ${chosen}. Change to ${NEXT[chosen]}`);
     for (const listener of listeners) listener();
