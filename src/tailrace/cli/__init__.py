@@ -5,12 +5,14 @@ Imports are inside the commands: help must come at once, and only `run`, `demo` 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
+from tailrace.cli.dashboard import LISTEN, HostNames, Listen, TokenName, dashboard
 from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
@@ -64,6 +66,10 @@ def run(
     file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
     plain: Plain = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile.")] = False,
+    listen: Listen = LISTEN,
+    token_env: TokenName = None,
+    host: HostNames = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -75,10 +81,13 @@ def run(
     The first Ctrl-C or SIGTERM finishes the current batch, the second stops at once; nothing is lost either way.
     With --once, exits with 8 if a table is in error.
     """
+    from tailrace.cli.dashboard import serving_dashboard
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load
 
-    run_pipeline(load(file), file, once=once, plain=plain, as_json=as_json)
+    config = load(file)
+    with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
+        run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")
@@ -239,6 +248,7 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
     receive_only(file, as_json=as_json)
 
 
+app.command(epilog="Example: tailrace dashboard shop.yaml")(dashboard)
 app.command(epilog="Example: tailrace doctor shop.yaml")(doctor)
 app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintain)
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)

@@ -220,6 +220,10 @@ class ProgressContract(Stores):
         assert [kept.id for kept in store.dead_letters("public.a", "waiting")] == [one]
         assert [kept.id for kept in store.dead_letters(status="skipped")] == [two]
         assert store.letter_counts() == {"1": 1}
+        recent = store.recent_letters(5, "public.a")
+        assert [(kept.id, kept.status, kept.raw) for kept in recent] == [(two, "skipped", None), (one, "waiting", None)]
+        assert [kept.id for kept in store.recent_letters(1)] == [two]
+        assert store.recent_letters(5, "public.b") == []
         assert store.dead_letters("public.b") == []
 
     def test_a_resolved_letter_that_fails_again_waits_and_a_skipped_one_stays_skipped(self, store: StateStore) -> None:
