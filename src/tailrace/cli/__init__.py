@@ -12,14 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
-from tailrace.cli.dashboard import LISTEN, HostNames, Listen, TokenName, dashboard
+from tailrace.cli.dashboard import HostNames, dashboard
 from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
 from tailrace.cli.sync import serve_sync, sync
+from tailrace.cli.token import TokenName
 from tailrace.cli.verify import verify
+from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.state.record import RequestKind
@@ -67,7 +69,12 @@ def run(
     once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
     plain: Plain = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile.")] = False,
-    listen: Listen = LISTEN,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the dashboard listens; default: 127.0.0.1:8470.", show_default=False
+        ),
+    ] = None,
     token_env: TokenName = None,
     host: HostNames = None,
     as_json: Json = False,
@@ -86,6 +93,8 @@ def run(
     from tailrace.config.pipeline import load
 
     config = load(file)
+    if not dashboard and (listen or token_env or host):
+        raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
     with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
         run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
 

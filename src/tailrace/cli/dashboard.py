@@ -13,7 +13,7 @@ import typer
 from tailrace.cli.error import Debug, Json
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
-from tailrace.cli.token import read_token
+from tailrace.cli.token import TokenName, read_token
 from tailrace.errors import ConfigError, TailraceError
 
 if TYPE_CHECKING:
@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 LISTEN = "127.0.0.1:8470"
 
-Listen = Annotated[str, typer.Option("--listen", metavar="HOST:PORT", help="Where the dashboard listens.")]
-TokenName = Annotated[
-    str | None,
-    typer.Option("--token-env", metavar="NAME", help="The environment variable that holds the dashboard's token."),
-]
+
 HostNames = Annotated[
     list[str] | None,
     typer.Option("--host", metavar="NAME", help="A further name by which it is reached, such as a proxy's."),
@@ -41,7 +37,7 @@ def dashboard(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILE...", help="The pipelines' YAML files.", show_default=False)
     ],
-    listen: Listen = LISTEN,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the dashboard listens.")] = LISTEN,
     token_env: TokenName = None,
     host: HostNames = None,
     cert: Annotated[Path | None, typer.Option(help="The certificate for TLS, a PEM file.")] = None,
@@ -99,9 +95,9 @@ def open_dashboard(
 
 
 @contextmanager
-def serving_dashboard(file: Path, listen: str, token_env: str | None, names: Sequence[str]) -> Iterator[None]:
+def serving_dashboard(file: Path, listen: str | None, token_env: str | None, names: Sequence[str]) -> Iterator[None]:
     """Serve the dashboard of a pipeline within the block; raises what `open_dashboard` does, before the block."""
-    with open_dashboard([file], listen, token_env, names) as served, served.serving():
+    with open_dashboard([file], listen or LISTEN, token_env, names) as served, served.serving():
         say(f"the dashboard is at {served.url}", err=True)
         yield
 

@@ -13,15 +13,11 @@ import typer
 from tailrace.cli.error import Debug, Json, print_error, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
-from tailrace.cli.token import read_token
+from tailrace.cli.token import TokenName, read_token
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.sync.session import SyncResult
-
-TokenName = Annotated[
-    str | None, typer.Option("--token-env", metavar="NAME", help="The environment variable that holds the token.")
-]
 
 
 def serve_sync(

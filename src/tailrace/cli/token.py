@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.option.value import Secret
+
+TokenName = Annotated[
+    str | None, typer.Option("--token-env", metavar="NAME", help="The environment variable that holds the token.")
+]
 
 
 def read_token(name: str | None) -> Secret | None:

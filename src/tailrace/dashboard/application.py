@@ -106,7 +106,8 @@ class DashboardApplication:
 
     async def _request(self, request: Request) -> Response:
         pipeline = self._pipeline(request)
-        found = await _named(pipeline, pipeline.request(request.path_params["request"]))
+        number = request.path_params["request"]
+        found = await _named(pipeline, pipeline.request(number)) if number < 2**63 else None
         if found is None:
             raise RefusedError(404, "unknown", "there is no request of this number")
         return respond(request, JsonAnswer.of(found))

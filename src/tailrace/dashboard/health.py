@@ -9,11 +9,11 @@ from tailrace.errors import TailraceError
 from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus, TableStatus
 
-Level = Literal["healthy", "degraded", "failing", "stopped", "unknown"]
+HealthLevel = Literal["healthy", "degraded", "failing", "stopped", "unknown"]
 """healthy: all is well; degraded: it goes on, and something is not as it should be; failing: someone must act;
 stopped: it does not run, and no error ended it; unknown: its state cannot be read."""
 
-LEVELS: tuple[Level, ...] = ("healthy", "degraded", "failing", "stopped", "unknown")
+LEVELS: tuple[HealthLevel, ...] = ("healthy", "degraded", "failing", "stopped", "unknown")
 _HOUR = 3600.0
 _SOON = 24 * _HOUR
 _FOLLOWING = (TableState.READY, TableState.SYNC_DONE)
@@ -23,7 +23,7 @@ _FOLLOWING = (TableState.READY, TableState.SYNC_DONE)
 class Health:
     """`sentence` is one line, `detail` the second; `table` is where to look first."""
 
-    level: Level
+    level: HealthLevel
     sentence: str
     detail: str = ""
     fix: str | None = None
@@ -64,7 +64,7 @@ def _source(status: PipelineStatus) -> Health | None:
     if slot is not None and slot.full_in is not None and slot.full_in < _HOUR:
         return Health("failing", f"The slot is full in {duration(slot.full_in)}", _standing(status))
     if source is not None and source.error is not None:
-        level: Level = "failing" if source.gear == "full" else "degraded"
+        level: HealthLevel = "failing" if source.gear == "full" else "degraded"
         return Health(level, f"The source: {source.error}", _standing(status), source.fix)
     if delivery is not None and delivery.error is not None:
         return Health("degraded", f"Nothing is delivered: {delivery.error}", _standing(status), delivery.fix)

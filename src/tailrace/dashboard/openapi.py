@@ -11,10 +11,10 @@ from tailrace.dashboard.series import COLUMNS
 from tailrace.dashboard.table import KINDS
 from tailrace.state import TableState
 
-Schema = dict[str, Any]
+JsonSchema = dict[str, Any]
 
 
-def describe() -> Schema:
+def describe() -> JsonSchema:
     return {
         "openapi": "3.1.0",
         "info": {"title": "tailrace dashboard", "version": "1", "summary": "How pipelines stand, and requests to them"},
@@ -27,52 +27,52 @@ def describe() -> Schema:
     }
 
 
-def _object(keys: Mapping[str, Schema]) -> Schema:
+def _object(keys: Mapping[str, JsonSchema]) -> JsonSchema:
     return {"type": "object", "properties": dict(keys), "required": list(keys), "additionalProperties": False}
 
 
-def _text(about: str = "") -> Schema:
+def _text(about: str = "") -> JsonSchema:
     return _about({"type": "string"}, about)
 
 
-def _number(about: str = "") -> Schema:
+def _number(about: str = "") -> JsonSchema:
     return _about({"type": "number"}, about)
 
 
-def _count(about: str = "") -> Schema:
+def _count(about: str = "") -> JsonSchema:
     return _about({"type": "integer"}, about)
 
 
-def _flag(about: str = "") -> Schema:
+def _flag(about: str = "") -> JsonSchema:
     return _about({"type": "boolean"}, about)
 
 
-def _time(about: str = "") -> Schema:
+def _time(about: str = "") -> JsonSchema:
     return _about({"type": "string", "format": "date-time"}, about)
 
 
-def _choice(values: Any, about: str = "") -> Schema:
+def _choice(values: Any, about: str = "") -> JsonSchema:
     return _about({"type": "string", "enum": [str(value) for value in values]}, about)
 
 
-def _list(items: Schema, about: str = "") -> Schema:
+def _list(items: JsonSchema, about: str = "") -> JsonSchema:
     return _about({"type": "array", "items": items}, about)
 
 
-def _of(name: str) -> Schema:
+def _of(name: str) -> JsonSchema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _maybe(schema: Schema) -> Schema:
+def _maybe(schema: JsonSchema) -> JsonSchema:
     """The same, or null where it is not known or does not apply."""
     return {"anyOf": [schema, {"type": "null"}]}
 
 
-def _about(schema: Schema, about: str) -> Schema:
+def _about(schema: JsonSchema, about: str) -> JsonSchema:
     return schema | ({"description": about} if about else {})
 
 
-_SUMMARY: Mapping[str, Schema] = {
+_SUMMARY: Mapping[str, JsonSchema] = {
     "name": _text(),
     "file": _text("the pipeline's file as the dashboard was given it"),
     "at": _time("when the state was read"),
@@ -84,7 +84,7 @@ _SUMMARY: Mapping[str, Schema] = {
     "lag_bytes": _maybe(_count("log of the server that is not applied")),
 }
 
-_ROW: Mapping[str, Schema] = {
+_ROW: Mapping[str, JsonSchema] = {
     "id": _text("stays the same when the table is renamed"),
     "name": _text(),
     "state": _choice(TableState),
@@ -109,7 +109,7 @@ _ROW: Mapping[str, Schema] = {
     "version": _maybe(_count("of its columns")),
 }
 
-SCHEMAS: Mapping[str, Mapping[str, Schema]] = {
+SCHEMAS: Mapping[str, Mapping[str, JsonSchema]] = {
     "Error": {"error": _of("Problem")},
     "Problem": {
         "code": _text("of docs/errors.md, or refused, unknown, malformed"),
@@ -334,7 +334,7 @@ _SINCE = {"name": "since", "in": "query", "schema": {"type": "string"}, "descrip
 _WATCHED = {"name": "pipeline", "in": "query", "schema": {"type": "string"}}
 _BASE = "/api/v1/pipelines"
 
-_PATHS: Mapping[str, Mapping[str, tuple[str, str | None, list[Schema]]]] = {
+_PATHS: Mapping[str, Mapping[str, tuple[str, str | None, list[JsonSchema]]]] = {
     _BASE: {"get": ("All pipelines", "Pipelines", [])},
     _BASE + "/{pipeline}": {"get": ("One pipeline, without its tables", "Pipeline", [_PIPELINE, _HOURS])},
     _BASE + "/{pipeline}/tables": {"get": ("Its tables, or those that changed", "Tables", [_PIPELINE, _SINCE])},
@@ -360,7 +360,7 @@ _PATHS: Mapping[str, Mapping[str, tuple[str, str | None, list[Schema]]]] = {
     "/logout": {"post": ("End the session of this browser", "Login", [])},
 }
 
-_BODIES: Mapping[str, Schema] = {
+_BODIES: Mapping[str, JsonSchema] = {
     "/login": {"type": "object", "properties": {"token": _text()}, "required": ["token"]},
     "/logout": {"type": "object"},
     _BASE + "/{pipeline}/tables/{table}/{action}": {
@@ -384,15 +384,15 @@ _GET_CODES = (304, 400, 401, 404, 421, 503)
 _POST_CODES = (400, 401, 403, 404, 409, 413, 421, 503)
 
 
-def _operations(path: str, methods: Mapping[str, tuple[str, str | None, list[Schema]]]) -> Schema:
+def _operations(path: str, methods: Mapping[str, tuple[str, str | None, list[JsonSchema]]]) -> JsonSchema:
     return {method: _operation(path, method, *each) for method, each in methods.items()}
 
 
-def _operation(path: str, method: str, summary: str, answer: str | None, parameters: list[Schema]) -> Schema:
+def _operation(path: str, method: str, summary: str, answer: str | None, parameters: list[JsonSchema]) -> JsonSchema:
     kind = "text/plain" if path == "/metrics" else "application/json"
     content = {kind: {"schema": _of(answer) if answer else {}}}
     is_action = path.endswith("/{action}")
-    responses: dict[str, Schema] = {"200": {"description": "The answer", "content": content}}
+    responses: dict[str, JsonSchema] = {"200": {"description": "The answer", "content": content}}
     if is_action:
         responses["202"] = {"description": "The request is recorded", "content": content}
     for code in _GET_CODES if method == "get" else _POST_CODES:

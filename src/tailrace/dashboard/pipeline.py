@@ -159,7 +159,7 @@ class WatchedPipeline:
         return self._using(lambda store: series_of(store.samples(since)))
 
     def _read_hours(self) -> dict[str, list[int]]:
-        """By table, the changes of each of the last hours; without rows of copies, next to which changes are nothing."""
+        """By table, the changes of each of the last hours; rows of copies would hide them."""
         this = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
         first = this - timedelta(hours=ROW_HOURS - 1)
         found: dict[str, list[int]] = {}

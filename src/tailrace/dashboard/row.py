@@ -60,6 +60,10 @@ def rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 1)
 
 
+_KEPT_ANSWERS = 16
+"""Viewers ask for what changed since one of the last few versions."""
+
+
 class RowLog:
     """The rows as they are now, and at which version each last changed.
 
@@ -96,9 +100,11 @@ class RowLog:
     def since(self, version: str | None) -> JsonAnswer:
         """The rows that changed after a version; all of them where the version is not known."""
         life, _, number = (version or "").rpartition("-")
-        is_known = life == self._life and number.isascii() and number.isdigit() and int(number[:20]) <= self._number
-        after = int(number) if is_known else None
+        is_known = life == self._life and number.isascii() and number.isdigit() and len(number) < 20
+        after = int(number) if is_known and int(number) <= self._number else None
         if after not in self._answers:
+            if len(self._answers) > _KEPT_ANSWERS:
+                self._answers.clear()
             self._answers[after] = self._encode(after)
         return self._answers[after]
 

@@ -20,7 +20,6 @@ from tailrace.errors import ConfigError
 from tailrace.option.value import is_loopback
 from tailrace.system.http_listener import HttpConnection, HttpServer, listening, secure
 
-LISTEN = "127.0.0.1:8470"
 SHORTEST_TOKEN = 16
 """Characters. A token that can be guessed is none."""
 _CONNECTIONS = 256
