@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,10 +107,13 @@ def _metrics(files: Sequence[Path], watched: Sequence[WatchedPipeline]) -> Metri
     """The metrics of the pipelines, and of their queues as far as they can be opened."""
     from tailrace.cli.prometheus import text_of
 
-    queues = {one.name: _queue(file, one.config.destination.type) for file, one in zip(files, watched, strict=True)}
+    @cache
+    def queues() -> Mapping[str, QueueView | None]:
+        # With the first scrape: to know whether a type has a queue loads all that its destination needs.
+        return {one.name: _queue(file, one.config.destination.type) for file, one in zip(files, watched, strict=True)}
 
     def read(found: Sequence[tuple[str, PipelineStatus | None]]) -> Mapping[str, StatusAndQueue | None]:
-        return {name: (status, _status(queues[name])) if status else None for name, status in found}
+        return {name: (status, _status(queues()[name])) if status else None for name, status in found}
 
     return lambda found: text_of(lambda: read(found))
 

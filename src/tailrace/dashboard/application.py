@@ -7,8 +7,10 @@ import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import quote
 
 from starlette.applications import Starlette
+from starlette.convertors import Convertor, register_url_convertor
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -36,6 +38,21 @@ Metrics = Callable[[Sequence[tuple[str, PipelineStatus | None]]], bytes]
 """The text for Prometheus, from the pipelines' names and status; None where that cannot be read."""
 
 
+class _Name(Convertor[str]):
+    """The name of a table in a path: it may hold any character, slashes and line breaks too."""
+
+    regex = "(?s:.+)"
+
+    def convert(self, value: str) -> str:
+        return value
+
+    def to_string(self, value: str) -> str:
+        return quote(value, safe="")
+
+
+register_url_convertor("name", _Name())
+
+
 @dataclass
 class RefusedError(Exception):
     """A request that cannot be answered as it is asked."""
@@ -53,7 +70,7 @@ class DashboardApplication:
         self._pipelines: Mapping[str, WatchedPipeline] = {one.name: one for one in pipelines}
         self._access = access
         self._metrics = metrics
-        self._files = list_files()
+        self.files = list_files()
         self._description = JsonAnswer.of(describe())
         api = "/api/v1/pipelines"
         self.routes = [
@@ -61,14 +78,14 @@ class DashboardApplication:
             Route(api + "/{pipeline}", self._show),
             Route(api + "/{pipeline}/tables", self._tables),
             Route(api + "/{pipeline}/requests/{request:int}", self._request),
-            Route(api + "/{pipeline}/tables/{table:path}/{action}", self._act, methods=["POST"]),
-            Route(api + "/{pipeline}/tables/{table:path}", self._table),
+            Route(api + "/{pipeline}/tables/{table:name}/{action}", self._act, methods=["POST"]),
+            Route(api + "/{pipeline}/tables/{table:name}", self._table),
             Route("/healthz", self._health),
             Route("/metrics", self._show_metrics),
             Route("/openapi.json", self._describe),
             Route("/login", self._log_in, methods=["POST"]),
             Route("/logout", self._log_out, methods=["POST"]),
-            *(Route(path, self._page(file)) for path, file in self._files.items()),
+            *(Route(path, self._page(file)) for path, file in self.files.items()),
         ]
         router = Starlette(
             routes=self.routes,
@@ -85,7 +102,7 @@ class DashboardApplication:
     def _is_open(self, scope: Scope) -> bool:
         """The page itself holds nothing of a pipeline, and whether the server lives is no secret."""
         path = scope["path"]
-        return path in self._files or path == "/login" or (path == "/healthz" and not scope["query_string"])
+        return path in self.files or path == "/login" or (path == "/healthz" and not scope["query_string"])
 
     # -- the API ------------------------------------------------------------------------------------------------
 

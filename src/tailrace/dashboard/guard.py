@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass, field
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import urlsplit
 
 from tailrace.dashboard.answer import encode
 from tailrace.option.value import Secret, is_loopback
@@ -75,7 +75,7 @@ class Access:
 
         An address cannot be made to lead here by someone else's name server, so with a token every address is ours.
         """
-        name = name.lower().rstrip(".")
+        name = name.rstrip(".")
         if name in self.names or name == self.host.lower() or is_loopback(name):
             return True
         return self.token is not None and _is_address(name)
@@ -104,6 +104,15 @@ class Access:
     def _sign(self, text: str) -> str:
         assert self.token is not None
         return hmac.digest(self.token.reveal().encode(), f"tailrace dashboard {text}".encode(), "sha256").hex()
+
+
+_HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d+)?", re.IGNORECASE)
+
+
+def _host_name(text: str) -> str | None:
+    """The name or address in `host` or `host:port`, in lower case; None where it is neither."""
+    found = _HOST.fullmatch(text)
+    return (found[1] or found[2]).lower() if found else None
 
 
 def _is_address(name: str) -> bool:
@@ -142,11 +151,7 @@ class Guard:
         """Status, message and fix of a request that is not answered."""
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == "host"]
-        host = urlsplit(f"//{hosts[0]}") if len(hosts) == 1 else None
-        try:
-            name = host.hostname if host is not None else None
-        except ValueError:
-            name = None
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not self._access.is_ours(name):
             fix = "use the address that the dashboard printed, or start it with --host NAME for a proxy's name"
             return 421, "this server is not known under that name", fix
@@ -168,9 +173,9 @@ class Guard:
         origin = headers.get("origin")
         if origin is None:
             return True  # no browser: they say where a request comes from
-        found = urlsplit(origin)
-        # A proxy may give its own name for us in Host and leave its own in Origin.
-        return found.netloc.lower() == host.lower() or (found.hostname or "").lower() in self._access.names
+        own = origin.partition("://")[2].lower()
+        # A proxy may give its own name for us in Host and leave the browser's in Origin.
+        return own == host.lower() or _host_name(own) in self._access.names
 
     def _is_known(self, headers: list[tuple[str, str]]) -> bool:
         for name, value in headers:
