@@ -71,6 +71,8 @@ def test_it_speaks_plainly_without_json(tmp_path: Path) -> None:
         (["--listen", "8470"], 2, "--listen must be host:port"),
         (["--token-env", "NOT_SET_HERE"], 2, "NOT_SET_HERE is not set"),
         (["--key", "server.key"], 2, "--key is given without --cert"),
+        (["--host", "https://dash.example"], 2, "without https:// and port"),
+        (["--host", "dash.example:443"], 2, "without https:// and port"),
     ],
 )
 def test_what_is_wrong_is_an_error_with_its_fix(tmp_path: Path, arguments: list[str], code: int, said: str) -> None:

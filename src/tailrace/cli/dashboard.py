@@ -88,6 +88,10 @@ def open_dashboard(
         raise ConfigError(f"--listen {error}", fix=f"write --listen {LISTEN}") from None
     if cert is None and key is not None:
         raise ConfigError("--key is given without --cert", fix="give both, or neither")
+    if wrong := [name for name in names if guard.host_name(name) != name.lower()]:
+        raise ConfigError(
+            f"--host {wrong[0]} is no name", fix="write --host dash.example.com, without https:// and port"
+        )
     access = guard.Access(address[0], frozenset(name.lower() for name in names), read_token(token_env))
     options = serve.DashboardOptions(address, access, cert, key)
     watched = [pipeline.WatchedPipeline(load(file, connects=False), file) for file in files]

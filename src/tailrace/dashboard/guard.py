@@ -109,7 +109,7 @@ class Access:
 _HOST = re.compile(r"(?:\[([0-9a-f:.]+)\]|([a-z0-9._-]+))(?::\d+)?", re.IGNORECASE)
 
 
-def _host_name(text: str) -> str | None:
+def host_name(text: str) -> str | None:
     """The name or address in `host` or `host:port`, in lower case; None where it is neither."""
     found = _HOST.fullmatch(text)
     return (found[1] or found[2]).lower() if found else None
@@ -151,7 +151,7 @@ class Guard:
         """Status, message and fix of a request that is not answered."""
         headers = [(name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"]]
         hosts = [value for name, value in headers if name == "host"]
-        name = _host_name(hosts[0]) if len(hosts) == 1 else None
+        name = host_name(hosts[0]) if len(hosts) == 1 else None
         if name is None or not self._access.is_ours(name):
             fix = "use the address that the dashboard printed, or start it with --host NAME for a proxy's name"
             return 421, "this server is not known under that name", fix
@@ -175,7 +175,7 @@ class Guard:
             return True  # no browser: they say where a request comes from
         own = origin.partition("://")[2].lower()
         # A proxy may give its own name for us in Host and leave the browser's in Origin.
-        return own == host.lower() or _host_name(own) in self._access.names
+        return own == host.lower() or host_name(own) in self._access.names
 
     def _is_known(self, headers: list[tuple[str, str]]) -> bool:
         for name, value in headers:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -95,8 +96,11 @@ class Dashboard:
     def _serve_apart(self, stop: threading.Event) -> None:
         try:
             self.serve(stop)
-        except Exception:  # noqa: BLE001 - whatever it is, the pipeline must go on
-            _log.exception("the dashboard has ended; the pipeline goes on")
+        except Exception as error:  # noqa: BLE001 - whatever it is, the pipeline must go on
+            # Without the exception's text, which may hold anything.
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            reason = f"{type(error).__name__} in {place.filename}:{place.lineno}"
+            _log.error("the dashboard has ended with %s; the pipeline goes on", reason)
 
     async def _serve(self, stop: threading.Event, on_start: Callable[[], None]) -> None:
         server = HttpServer(self._configure())
