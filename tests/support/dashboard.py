@@ -82,7 +82,7 @@ def fill(store: StateStore, *, now: datetime | None = None) -> None:
     again = f"tailrace resync FILE {PAYMENTS}"
     store.put_dead_letter("2", PAYMENTS, where, kind="UnfitError", reason=AMOUNT, fix=again, raw=VALUE)
     fix = f"fix the value upstream and run `{again}`, or skip it: tailrace skip FILE {PAYMENTS}"
-    store.fail_table("2", AMOUNT, fix=fix, resume=where, attempts=3)
+    store.fail_table("2", AMOUNT, fix=fix, resume=where, attempts=3, code="unfit")
     store.pause_table("3")
     store.finish_request(store.ask("pause", EVENTS).id, "paused")
     store.put_run(RunRecord(at - timedelta(hours=3)))

@@ -102,6 +102,7 @@ _ROW: Mapping[str, JsonSchema] = {
     "lag_bytes": _maybe(_count()),
     "lag_seconds": _maybe(_number()),
     "letters": _count("changes that wait as dead letters"),
+    "code": _maybe(_text("of the error, as in docs/errors.md")),
     "reason": _maybe(_text("why it is in error")),
     "retry": _maybe(_choice(("timed", "manual", "none"))),
     "attempts": _count("failures in a row"),

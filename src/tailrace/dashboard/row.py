@@ -47,6 +47,7 @@ def row_of(table: TableStatus, hours: Sequence[int] = ()) -> dict[str, Any]:
         "lag_bytes": table.lag_bytes,
         "lag_seconds": rounded(table.lag_seconds),
         "letters": table.letters,
+        "code": table.code,
         "reason": table.reason,
         "retry": table.retry,
         "attempts": table.attempts,

@@ -18,7 +18,7 @@ from tailrace.dashboard.row import row_of
 from tailrace.state import StateStore, TableState
 from tailrace.state.activity import KEPT_HOURS
 from tailrace.state.operation import EFFECTS, NEEDS, OpenRequests, is_of_use, open_requests
-from tailrace.state.record import RETRIES, DeadLetter, RequestKind
+from tailrace.state.record import RETRIES, RequestKind
 from tailrace.state.status import TableStatus
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class TableView:
                     {"state": state.value, "at": iso(at)}
                     for state, at in sorted(table.since.items(), key=lambda one: one[1])
                 ],
-                "error": self._error(letters) if table.state is TableState.ERRORED else None,
+                "error": self._error() if table.state is TableState.ERRORED else None,
                 "columns": [_column(column, versions[-1][1]) for column in versions[-1][1].columns] if versions else [],
                 "versions": _history(versions),
                 "letters": [letter_to_dict(letter, self.file) for letter in letters],
@@ -68,9 +68,9 @@ class TableView:
             }
         )
 
-    def _error(self, letters: Sequence[DeadLetter]) -> dict[str, Any]:
+    def _error(self) -> dict[str, Any]:
         table, settings = self.table, self.config.tables.settings_of(self.table.name).errors
-        code = _code(next((letter.kind for letter in letters if letter.status == "waiting"), "TableError"))
+        code = table.code or errors.TableError.code
         is_kept = table.resume is not None
         return {
             "code": code,
@@ -100,13 +100,6 @@ class TableView:
             "hindrance": None if possible else hindrance,
             "asked": (kind, table.name) in opened,
         }
-
-
-def _code(kind: str) -> str:
-    """The code of the kind of error of this name."""
-    found = getattr(errors, kind, None)
-    is_error = isinstance(found, type) and issubclass(found, errors.TailraceError)
-    return found.code if is_error and found is not None else errors.TableError.code
 
 
 def _versions(store: StateStore, upstream_id: str) -> list[tuple[str, TableSchema]]:

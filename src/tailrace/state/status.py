@@ -27,13 +27,15 @@ _SLOT_MINUTES = 10
 class TableStatus(TableRecord):
     """One table. `lag_bytes` is how much of the server's log it has not applied, where the upstream counts in bytes;
     `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known.
-    `letters` of its changes wait as dead letters. `counts` are since its last copy began."""
+    `letters` of its changes wait as dead letters. `counts` are since its last copy began. `code` is that of the error
+    that stopped it."""
 
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     rows_per_second: float | None = None
     letters: int = 0
     counts: ChangeCounts = field(default_factory=ChangeCounts)
+    code: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -55,6 +57,7 @@ class TableStatus(TableRecord):
             "last_change_committed_at": _iso(self.last_change_committed_at),
             "last_applied_at": _iso(self.last_applied_at),
             "reason": self.reason,
+            "code": self.code,
             "fix": self.fix,
             "retry": self.retry,
             "attempts": self.attempts,
@@ -145,7 +148,7 @@ class PipelineStatus:
         details = store.batch_details(_RATE_BATCHES)
         totals = store.totals()
         counts = {detail.id: detail.counts for detail in details}
-        letters = store.letter_counts()
+        letters, codes = store.letter_counts(), store.failure_codes()
         return cls(
             pipeline=store.pipeline().name,
             at=at,
@@ -154,6 +157,7 @@ class PipelineStatus:
                 replace(
                     _status_of(table, applied, source, at, before),
                     letters=letters.get(table.upstream_id, 0),
+                    code=codes.get(table.upstream_id) if table.state is TableState.ERRORED else None,
                     counts=totals.get(table.upstream_id, ChangeCounts()),
                 )
                 for table in store.tables()

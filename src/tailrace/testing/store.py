@@ -212,6 +212,22 @@ class ProgressContract(Stores):
         assert kept.first_at <= kept.last_at
         assert "xff" not in repr(kept)
 
+    def test_the_code_of_the_error_that_stopped_a_table_is_kept_until_another_or_its_end(
+        self, store: StateStore, address: StoreAddress
+    ) -> None:
+        store.add_table("1", "public.a"), store.add_table("2", "public.b")
+        assert store.failure_codes() == {}
+        store.fail_table("1", "no", code="unfit")
+        store.fail_table("2", "no")
+        assert store.failure_codes() == {"1": "unfit"}
+        store.fail_table("1", "the journal is full")
+        assert store.failure_codes() == {"1": "unfit"}
+        store.fail_table("1", "no", code="schema-changed")
+        with address.open_reading() as reader:
+            assert reader.failure_codes() == {"1": "schema-changed"}
+        store.forget_table("1")
+        assert store.failure_codes() == {}
+
     def test_letters_are_listed_by_table_and_status(self, store: StateStore) -> None:
         one, two = letter(store, 1), letter(store, 2)
         store.settle_dead_letter(two, "skipped")
