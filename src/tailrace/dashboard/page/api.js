@@ -18,16 +18,18 @@ export function placeOf(pipeline, ...rest) {
   return ["pipelines", pipeline, ...rest].map(encodeURIComponent).join("/");
 }
 
+/** The last answer of each path, with the address it was given for: of a list that is asked for since a version, the
+ *  one since an earlier version is of no use any more. */
 const known = new Map();
 
 /** The JSON at a place below the API. An answer that is still the same is the same object. */
 export async function get(place) {
-  const before = known.get(place);
+  const [path] = place.split("?");
+  const before = known.get(path)?.place === place ? known.get(path) : null;
   const answer = await request(`${ROOT}/${place}`, { headers: before ? { "If-None-Match": before.tag } : {} });
   if (answer.status === 304) return before.value;
   const value = await answer.json();
-  const tag = answer.headers.get("ETag");
-  if (tag) known.set(place, { tag, value });
+  known.set(path, { place, tag: answer.headers.get("ETag"), value });
   return value;
 }
 

@@ -1,5 +1,6 @@
 // Lines and bars over time, drawn by uPlot; what they say in words is there for those who cannot see them.
 
+import "./language.js";
 import uPlot from "./vendor/uplot/uPlot.esm.js";
 import { element, refill } from "./element.js";
 import { short } from "./format.js";

@@ -30,6 +30,8 @@ export function loginForm(done) {
     { class: "card login", onsubmit: send },
     element("h1", {}, "This dashboard needs a token"),
     element("p", { class: "soft" }, "It was given to the server in the environment variable that --token-env names."),
+    // Programs that keep passwords want a name to keep this one under.
+    element("input", { type: "text", autocomplete: "username", value: "tailrace", hidden: true }),
     element("label", { for: "token" }, "Token"),
     field,
     problem,

@@ -22,7 +22,7 @@ export function nameLink(pipeline, name) {
   const dot = head.indexOf(".") + 1;
   return element(
     "a",
-    { class: "name", href: addressOf(pipeline, name), title: visible(name) },
+    { class: "name", href: addressOf(pipeline, name), title: visible(name), "aria-label": visible(name) },
     element("span", { class: "head" }, element("span", { class: "soft" }, head.slice(0, dot)), head.slice(dot)),
     tail ? element("span", { class: "tail" }, tail) : null,
   );
