@@ -16,6 +16,7 @@ from tailrace.dashboard.fix import commands_in, fix_of
 from tailrace.dashboard.health import Health, duration, size
 from tailrace.dashboard.row import RowLog, group_of, row_of
 from tailrace.dashboard.series import POINTS, series_of
+from tailrace.dashboard.slot import slot_to_dict
 from tailrace.dashboard.table import compare
 from tailrace.dashboard.way import way_of
 from tailrace.errors import UnavailableError
@@ -101,6 +102,25 @@ def test_health_says_how_far_behind_and_where_to_look() -> None:
     assert health.detail == "The others go on. The last applied change is 1 min 12 s old."
     assert (health.table, health.fix) == ("c", "do it")
     assert Health.of(GOOD).detail == "They are up to date."
+
+
+def test_a_slot_that_fills_up_comes_with_what_helps() -> None:
+    filling = replace(GOOD, slot=slot(13_200.0))
+    shown = slot_to_dict(filling, "tailrace_shop", FILE)
+    assert shown is not None
+    assert (shown["limit_bytes"], shown["full_at"]) == (4_000_000_000, "2026-05-04T15:40:00+00:00")
+    assert shown["fix"]["commands"] == [
+        "ALTER SYSTEM SET max_slot_wal_keep_size = '8GB';",
+        "SELECT pg_reload_conf();",
+    ]
+    assert Health.of(filling).fix == shown["fix"]["text"]
+    lost = slot_to_dict(replace(GOOD, slot=slot(None, "lost")), None, FILE)
+    assert lost is not None
+    assert lost["fix"]["commands"] == ["tailrace reset shop.yaml", "tailrace run shop.yaml"]
+    quiet = slot_to_dict(replace(GOOD, slot=slot(200_000.0)), None, FILE)
+    assert quiet is not None
+    assert quiet["fix"] is None
+    assert slot_to_dict(GOOD, None, FILE) is None
 
 
 def test_a_state_that_cannot_be_read_is_unknown_with_the_fix() -> None:

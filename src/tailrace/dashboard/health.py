@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tailrace.dashboard.slot import is_at_risk, slot_fix
 from tailrace.errors import TailraceError
 from tailrace.state import TableState
 from tailrace.state.status import PipelineStatus, TableStatus
@@ -15,7 +16,6 @@ stopped: it does not run, and no error ended it; unknown: its state cannot be re
 
 LEVELS: tuple[HealthLevel, ...] = ("healthy", "degraded", "failing", "stopped", "unknown")
 _HOUR = 3600.0
-_SOON = 24 * _HOUR
 _FOLLOWING = (TableState.READY, TableState.SYNC_DONE)
 
 
@@ -59,10 +59,10 @@ def _not_running(status: PipelineStatus) -> Health | None:
 def _source(status: PipelineStatus) -> Health | None:
     source, slot, delivery = status.source, status.slot, status.delivery
     if slot is not None and slot.status == "lost":
-        fix = "tailrace reset FILE, then tailrace run FILE"
-        return Health("failing", "The server has given up the slot: changes are lost", _standing(status), fix)
+        text = "The server has given up the slot: changes are lost"
+        return Health("failing", text, _standing(status), slot_fix(slot))
     if slot is not None and slot.full_in is not None and slot.full_in < _HOUR:
-        return Health("failing", f"The slot is full in {duration(slot.full_in)}", _standing(status))
+        return Health("failing", f"The slot is full in {duration(slot.full_in)}", _standing(status), slot_fix(slot))
     if source is not None and source.error is not None:
         level: HealthLevel = "failing" if source.gear == "full" else "degraded"
         return Health(level, f"The source: {source.error}", _standing(status), source.fix)
@@ -87,11 +87,13 @@ def _tables(status: PipelineStatus) -> Health | None:
 
 def _slot(status: PipelineStatus) -> Health | None:
     slot = status.slot
-    if slot is not None and slot.full_in is not None and slot.full_in < _SOON:
-        return Health("degraded", f"The slot is full in {duration(slot.full_in)}", _standing(status))
-    if slot is not None and slot.status == "unreserved":
-        return Health("failing", "The server may give up the slot at its next checkpoint", _standing(status))
-    return None
+    if slot is None or not is_at_risk(slot):
+        return None
+    if slot.status == "unreserved":
+        text = "The server may give up the slot at its next checkpoint"
+        return Health("failing", text, _standing(status), slot_fix(slot))
+    text = f"The slot is full in {duration(slot.full_in or 0.0)}"
+    return Health("degraded", text, _standing(status), slot_fix(slot))
 
 
 def _well(status: PipelineStatus) -> Health:

@@ -179,6 +179,7 @@ SCHEMAS: Mapping[str, Mapping[str, JsonSchema]] = {
         "name": _maybe(_text()),
         "restart": _maybe(_text("a position")),
         "confirmed": _maybe(_text("a position")),
+        "fix": _maybe(_of("Fix")),
     },
     "Batch": {
         "id": _count(),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from tailrace.dashboard.record import batch_to_dict, letter_to_dict, request_to_
 from tailrace.dashboard.row import GROUPS, RowLog, group_of, rounded, row_of
 from tailrace.dashboard.series import series_of
 from tailrace.dashboard.shared import SharedReadings
+from tailrace.dashboard.slot import slot_to_dict
 from tailrace.dashboard.table import TableView
 from tailrace.dashboard.way import way_of
 from tailrace.errors import TailraceError, name_file
@@ -203,7 +204,7 @@ class WatchedPipeline:
             "source_type": source,
             "destination_type": destination,
             "way": [stage.to_dict() for stage in way_of(status, snapshot.batches, source, destination)],
-            "slot": self._slot(status),
+            "slot": slot_to_dict(status, getattr(self.config.source, "slot", None), self.file),
             "batches": [batch_to_dict(one, snapshot.details.get(one.id)) for one in snapshot.batches[:_SHOWN_BATCHES]],
             "requests": [request_to_dict(one) for one in status.recent_requests[:_SHOWN_REQUESTS]],
             "letters": [letter_to_dict(one, self.file) for one in snapshot.letters],
@@ -211,21 +212,6 @@ class WatchedPipeline:
                 one.to_dict()
                 for one in events_of(status.tables, status.recent_requests, snapshot.letters, status.last_run)
             ],
-        }
-
-    def _slot(self, status: PipelineStatus) -> dict[str, Any] | None:
-        slot, source = status.slot, status.source
-        if slot is None:
-            return None
-        is_limited = slot.kept_bytes is not None and slot.safe_bytes is not None
-        limit = (slot.kept_bytes or 0) + (slot.safe_bytes or 0) if is_limited else None
-        return {
-            **asdict(slot),
-            "name": getattr(self.config.source, "slot", None),
-            "limit_bytes": limit,
-            "full_at": (status.at + timedelta(seconds=slot.full_in)).isoformat() if slot.full_in is not None else None,
-            "restart": source.slot_restart if source else None,
-            "confirmed": source.slot_confirmed if source else None,
         }
 
 

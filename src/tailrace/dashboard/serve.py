@@ -8,6 +8,7 @@ import socket
 import threading
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +27,8 @@ SHORTEST_TOKEN = 16
 _CONNECTIONS = 256
 _KEEP_ALIVE_SECONDS = 30
 _LOOK_SECONDS = 0.1
+_THREADS = 4
+"""For each pipeline; they are started when they are needed."""
 _GRACE_SECONDS = 3
 
 _log = logging.getLogger(__name__)
@@ -68,6 +71,7 @@ class Dashboard:
     ) -> None:
         self._listener = listener
         self._options = options
+        self._threads = _THREADS * (len(pipelines) + 1)
         self._application = DashboardApplication(pipelines, options.access, metrics).application
 
     @property
@@ -103,6 +107,8 @@ class Dashboard:
             _log.error("the dashboard has ended with %s; the pipeline goes on", reason)
 
     async def _serve(self, stop: threading.Event, on_start: Callable[[], None]) -> None:
+        # A store that does not answer holds up a few threads of its own, and no other pipeline.
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(self._threads, "dashboard"))
         server = HttpServer(self._configure())
         serving = asyncio.create_task(server.serve(sockets=[self._listener]))
         is_announced = False
