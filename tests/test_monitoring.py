@@ -58,26 +58,6 @@ def test_an_expression_uses_metrics_and_labels_that_exist(place: str, expression
         assert expression.count(opening) == expression.count(closing), place
 
 
-def test_every_metric_is_shown_or_warned_of_or_left_out_on_purpose() -> None:
-    used = {name for _, expression, _ in expressions() for name in re.findall(r"\btailrace_\w+", expression)}
-    left_out = {
-        "tailrace_rows_per_second",  # the sum of two that are shown
-        "tailrace_table_rows_copied_total",
-        "tailrace_table_changes_applied_total",  # the sum of three that are shown
-        "tailrace_table_lag_bytes",
-        "tailrace_table_paused",
-        "tailrace_table_attempts",
-        "tailrace_notices",
-        "tailrace_requests",
-        "tailrace_source_failing",
-        "tailrace_queue_running",
-        "tailrace_queue_leader",
-        "tailrace_queue_delivered_total",
-        "tailrace_queue_dropped_total",
-    }
-    assert LABELS.keys() - used == left_out
-
-
 def test_the_board_has_what_an_import_into_grafana_needs() -> None:
     found = board()
     assert {"title", "uid", "schemaVersion", "panels", "templating", "time"} <= found.keys()
