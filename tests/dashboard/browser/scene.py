@@ -233,6 +233,7 @@ def make_shop(folder: Path, name: str = "shop") -> Scene:
         retry="manual",
         resume=str(end_of(shop.commit - 100)),
         attempts=5,
+        code="unfit",
     )
     store.put_notices(
         [

@@ -77,7 +77,8 @@ export function lsn(position) {
   return `${position.slice(0, 8).replace(/^0{1,7}/, "")}/${position.slice(8, 16).replace(/^0{1,7}/, "")}`.toUpperCase();
 }
 
-const TAIL = 14;
+const TAIL = 16;
+const SHORTEST_TAIL = 6;
 const MOST = 28;
 
 /** A name for where there is little room, without its beginning if it is long. */
@@ -89,6 +90,9 @@ export function shortened(name) {
 /** The two parts of a name of which the first may be cut: names of one database differ at their ends. */
 export function headAndTail(name) {
   const letters = Array.from(visible(name));
-  if (letters.length <= TAIL + 6) return [letters.join(""), ""];
-  return [letters.slice(0, -TAIL).join(""), letters.slice(-TAIL).join("")];
+  if (letters.length <= TAIL + 4) return [letters.join(""), ""];
+  // Rather between two words than within one.
+  const word = letters.slice(-TAIL).findIndex((letter) => "_.-".includes(letter));
+  const tail = word >= 0 && TAIL - word >= SHORTEST_TAIL ? TAIL - word : TAIL;
+  return [letters.slice(0, -tail).join(""), letters.slice(-tail).join("")];
 }
