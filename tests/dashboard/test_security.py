@@ -115,7 +115,7 @@ def test_two_pipelines_of_one_name_are_refused(tmp_path: Path, file: Path) -> No
         pass
 
 
-# Who asks.
+# Names and origins of requests.
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_a_session_ends_and_belongs_to_its_token() -> None:
     assert "c4nary" not in repr(access)
 
 
-def test_who_logs_out_loses_the_cookie(locked: Client) -> None:
+def test_logging_out_removes_the_cookie(locked: Client) -> None:
     session = locked.post("/login", {"token": TOKEN}).headers["set-cookie"].partition(";")[0]
     ended = locked.post("/logout", Cookie=session).headers["set-cookie"]
     assert "Max-Age=0" in ended

@@ -97,7 +97,7 @@ def test_health_is_the_most_serious_of_what_there_is_to_say(shown: PipelineStatu
     assert (health.level, health.sentence) == (level, sentence)
 
 
-def test_health_says_how_far_behind_and_where_to_look() -> None:
+def test_health_says_how_large_the_lag_is_and_where_to_look() -> None:
     health = Health.of(status(table("a", lag=72.0), table("b", lag=3.0), errored("c")))
     assert health.detail == "The others go on. The last applied change is 1 min 12 s old."
     assert (health.table, health.fix) == ("c", "do it")
@@ -185,8 +185,8 @@ def test_what_stands_still_is_the_slow_stage_with_its_reason() -> None:
     assert slow(replace(GOOD, delivery=failing), []) == {"destination": "HTTP 500"}
     late = DeliveryStatus(3, (NOW - timedelta(minutes=2)).isoformat())
     assert slow(replace(GOOD, delivery=late), []) == {"destination": "the oldest event waits 2 min"}
-    behind = SourceStatus("stream", str(end_of(0)), 9, str(end_of(100_000_000)))
-    assert slow(replace(GOOD, source=behind), []) == {"journal": "100 MB of the server's log are not received yet"}
+    unreceived = SourceStatus("stream", str(end_of(0)), 9, str(end_of(100_000_000)))
+    assert slow(replace(GOOD, source=unreceived), []) == {"journal": "100 MB of the server's log are not received yet"}
 
 
 def test_a_stage_that_an_upstream_lacks_is_left_out() -> None:

@@ -64,7 +64,7 @@ class RefusedError(Exception):
 
 
 class DashboardApplication:
-    """The ASGI application of some pipelines, behind a guard."""
+    """The ASGI application of some pipelines, inside of a guard."""
 
     def __init__(self, pipelines: Sequence[WatchedPipeline], access: Access, metrics: Metrics) -> None:
         self._pipelines: Mapping[str, WatchedPipeline] = {one.name: one for one in pipelines}
@@ -221,7 +221,7 @@ class DashboardApplication:
         return answer
 
     def _set_cookie(self, request: Request, answer: Response, value: str, seconds: int) -> None:
-        # Behind a proxy only the browser's Origin tells that its side is encrypted.
+        # With a proxy in between only the browser's Origin tells that its side is encrypted.
         is_secure = request.url.scheme == "https" or request.headers.get("origin", "").startswith("https://")
         answer.set_cookie(
             self._access.cookie, value, max_age=seconds, httponly=True, samesite="strict", secure=is_secure

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -44,8 +45,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A pipeline at one moment. `status` is None where `error` says why its state cannot be read."""
+    """A pipeline at one moment. `status` is None where `error` says why its state cannot be read. Later readings have
+    higher numbers."""
 
+    number: int
     at: datetime
     health: Health
     status: PipelineStatus | None = None
@@ -53,8 +56,8 @@ class Snapshot:
     batches: Sequence[BatchRecord] = ()
     details: Mapping[int, BatchDetail] = field(default_factory=dict)
     letters: Sequence[DeadLetter] = ()
-    answers: dict[object, JsonAnswer] = field(default_factory=dict)
-    """What was encoded of it."""
+    answers: dict[int, JsonAnswer] = field(default_factory=dict)
+    """What was encoded of it, by the hours of its series."""
 
     def require(self) -> PipelineStatus:
         """The status. Raises the error for which there is none."""
@@ -73,6 +76,8 @@ class WatchedPipeline:
         self._readings = SharedReadings()
         self._status = StatusReader()
         self._rows = RowLog()
+        self._listed = 0
+        self._numbers = itertools.count(1)
 
     @property
     def name(self) -> str:
@@ -91,9 +96,10 @@ class WatchedPipeline:
         snapshot = await self.snapshot()
         status = snapshot.require()
         hours = await self._readings.get("hours", self._read_hours, _HOURS_SECONDS)
-        if "rows" not in snapshot.answers:
+        # A later one may have been listed while this one waited for the hours.
+        if snapshot.number > self._listed:
+            self._listed = snapshot.number
             self._rows.update({one.upstream_id: row_of(one, hours.get(one.upstream_id, ())) for one in status.tables})
-            snapshot.answers["rows"] = self._rows.since(None)
         return self._rows.since(since)
 
     async def detail(self, hours: int) -> JsonAnswer:
@@ -141,12 +147,13 @@ class WatchedPipeline:
         try:
             return self._using(self._read_all)
         except TailraceError as error:
-            return Snapshot(now, Health.of_error(error), error=error)
+            return Snapshot(next(self._numbers), now, Health.of_error(error), error=error)
 
     def _read_all(self, store: StateStore) -> Snapshot:
         status = self._status.read(store)
         details = {one.id: one for one in store.batch_details(_READ_BATCHES)}
         return Snapshot(
+            next(self._numbers),
             status.at,
             Health.of(status),
             status,

@@ -88,7 +88,7 @@ def _destination(status: PipelineStatus, kind: str) -> WayStage:
 def _lag_text(lag: float | None) -> str:
     if lag is None:
         return ""
-    return "up to date" if lag < 1 else f"{duration(lag)} behind"
+    return "up to date" if lag < 1 else f"lags {duration(lag)}"
 
 
 def slowest_phase(status: PipelineStatus) -> tuple[str, float] | None:
