@@ -18,9 +18,11 @@ const LABELS = {
 /** What has to be known before it is done: what the upstream or the destination pays for it. */
 const COSTS = {
   resync: ({ rows_copied: rows }) =>
-    `Every row is read from the upstream again${rows ? `, ${count(rows)} the last time` : ""}. Readers see the old rows until the new copy is complete.`,
+    `Every row is read from the upstream again${rows ? `, ${count(rows)} the last time` : ""}. ` +
+    "Readers see the old rows until the new copy is complete.",
   skip: () =>
-    "The table goes on without the changes that stopped it, and lacks them until it is copied again. They are kept as dead letters.",
+    "The table goes on without the changes that stopped it, and lacks them until it is copied again. " +
+    "They are kept as dead letters.",
 };
 
 /** Buttons for what can be done to the table now; `asked` is called after a request was left. */

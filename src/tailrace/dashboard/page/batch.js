@@ -45,7 +45,8 @@ function bar({ id, at, rows, seconds, phases }, names, longest) {
   // Phases overlap, so their sum may be longer than the batch: what is drawn is the share of each in the work.
   const work = names.reduce((sum, name) => sum + (phases[name] ?? 0), 0);
   const said = names.filter((name) => phases[name]).map((name) => `${name} ${duration(phases[name])}`);
-  const text = `Batch ${id}, ${clock(at, { seconds: true })}: ${count(rows)} rows in ${duration(seconds)}. ${said.join(", ")}`;
+  const when = clock(at, { seconds: true });
+  const text = `Batch ${id}, ${when}: ${count(rows)} rows in ${duration(seconds)}. ${said.join(", ")}`;
   return element(
     "li",
     { "data-key": String(id), title: text },

@@ -139,7 +139,8 @@ export class TimeChart {
     const entries = this.#lines.map((line, number) => {
       const value = when === null ? lastKnown(values[number]) : values[number][index];
       const mark = element("i", { class: `mark ${line.color}${line.dash ? " dashed" : ""}`, "aria-hidden": "true" });
-      return element("span", {}, mark, `${line.label} `, element("b", {}, value === null ? "–" : this.#format(value)));
+      const text = value === null ? "–" : this.#format(value);
+      return element("span", {}, mark, `${line.label} `, element("b", {}, text));
     });
     refill(this.#key, entries, when === null ? null : element("span", { class: "at" }, `at ${when}`));
   }

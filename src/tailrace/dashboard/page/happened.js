@@ -25,7 +25,7 @@ function eventEntry({ at, table, text, kind }, pipeline) {
   );
 }
 
-/** The first entries of a list; the others are behind a word. */
+/** The first entries of a list; the rest is there once its number is pressed. */
 function withRest(entries, name) {
   const rest = entries.slice(SHOWN);
   return [

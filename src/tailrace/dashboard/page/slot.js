@@ -2,6 +2,7 @@
 
 import { element } from "./element.js";
 import { bytes, clock, duration, lsn } from "./format.js";
+import { fixBody } from "./health.js";
 
 const SOON_SECONDS = 24 * 3600;
 
@@ -37,6 +38,7 @@ export function slotBody(slot, source) {
           element("b", {}, `Full in ${duration(fullIn)}`),
           `, at ${clock(fullAt)}, if it grows on like this.`,
         ),
+    fixBody(slot.fix),
     element(
       "dl",
       { class: "facts" },

@@ -1,4 +1,4 @@
-// All tables of a pipeline: filters, search, order. Every table has a row; figures are painted only where they are seen.
+// All tables of a pipeline: filters, search, order. Every table has a row; figures are painted where they are seen.
 
 import { element, refill } from "./element.js";
 import { visible } from "./format.js";

@@ -91,7 +91,7 @@ export class TableRow {
     // The total is the upstream's estimate; a copy may find more rows than that.
     const share = Math.min(0.99, done / total);
     const percent = Math.floor(share * 100);
-    if (!cell.querySelector(".bar")) cell.replaceChildren(element("span"), progressBar(this.table.name));
+    if (!cell.querySelector(".progress")) cell.replaceChildren(element("span"), progressBar(this.table.name));
     cell.title = `${count(done)} of about ${count(total)} rows`;
     cell.firstChild.textContent = left === null ? `${percent} %` : `${percent} % · ${duration(left)} left`;
     cell.lastChild.setAttribute("aria-valuenow", percent);
@@ -114,7 +114,8 @@ export class TableRow {
     setText(inserted, `+${short(inserts)}`);
     setText(updated, `~${short(updates)}`);
     setText(deleted, `−${short(deletes)}`);
-    cell.title = `${count(inserts)} inserted, ${count(updates)} updated, ${count(deletes)} deleted since the last copy began`;
+    const counted = `${count(inserts)} inserted, ${count(updates)} updated, ${count(deletes)} deleted`;
+    cell.title = `${counted} since the last copy began`;
   }
 
   #paintRate() {
@@ -143,7 +144,7 @@ export function statePill(table) {
 
 function progressBar(name) {
   const values = {
-    class: "bar",
+    class: "progress",
     role: "progressbar",
     "aria-label": `Copy of ${name}`,
     "aria-valuemin": 0,

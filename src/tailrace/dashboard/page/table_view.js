@@ -164,7 +164,7 @@ export class TableView {
       ["Deleted", short(table.deletes), count(table.deletes)],
       ["Time left", table.seconds_left === null ? null : duration(table.seconds_left)],
       ["Lag", duration(table.lag_seconds)],
-      ["Behind", bytes(table.lag_bytes)],
+      ["Lag in bytes", bytes(table.lag_bytes)],
       ["Last applied", clock(table.last_applied_at, { seconds: true })],
     ].filter(([, value]) => value !== null);
     refill(
