@@ -281,7 +281,9 @@ def make_hostile(folder: Path) -> Scene:
     odd = Scene(folder, "odd")
     odd.add(*HOSTILE)
     odd.apply(*(odd.follow(name, 10, 1, 1, 1) for name in HOSTILE))
-    odd.store.fail_table(HOSTILE[0], "<script>alert(2)</script> \u202ereason", fix="run `tailrace resync FILE '<b>'`")
+    odd.store.fail_table(
+        HOSTILE[0], "<script>alert(2)</script> \u202ereason\nof two lines", fix="run `tailrace resync FILE '<b>'`"
+    )
     odd.report()
     return odd
 

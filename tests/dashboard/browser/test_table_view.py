@@ -55,6 +55,13 @@ def test_an_error_has_its_reason_its_code_its_fix_and_when_it_is_tried_again(ope
     expect(error).to_contain_text(re.compile(r"Its log is kept until .*; after that only a new copy helps\."))
 
 
+def test_a_reason_of_several_lines_keeps_them(open_page: OpenPage) -> None:
+    page = open_page("#/odd")
+    page.get_by_role("link", name="See what to do").click()
+    reason = page.get_by_role("region", name="Why it stopped").locator(".reason")
+    assert reason.inner_text().split("\n") == ["<script>alert(2)</script> ⟨U+202E⟩reason", "of two lines"]
+
+
 def test_a_table_that_is_tried_again_by_itself_says_when(open_page: OpenPage, desk: Scene) -> None:
     desk.store.fail_table("public.customers", "the disk is full", retry="timed", attempts=2, next_try=later(90))
     page = open_page("#/desk/public.customers")

@@ -72,6 +72,11 @@ export function visible(name) {
   return name.replace(UNSEEN, (mark) => `⟨U+${mark.codePointAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
+/** The same for a text that may have several lines. */
+export function visibleLines(text) {
+  return text.split("\n").map(visible).join("\n");
+}
+
 /** Where in a server's log something is, as Postgres writes it: `2A/80456F9C`. */
 export function lsn(position) {
   return `${position.slice(0, 8).replace(/^0{1,7}/, "")}/${position.slice(8, 16).replace(/^0{1,7}/, "")}`.toUpperCase();

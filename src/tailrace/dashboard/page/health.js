@@ -26,26 +26,27 @@ export function healthBody({ name, health, tables }) {
   ];
 }
 
-/** A fix: its commands to copy, or the words where nothing in it can be run. */
+/** A fix: its commands to copy, and those of its lines that are more than a command. */
 export function fixBody(fix) {
   if (!fix) return null;
   const { text, commands } = fix;
-  const isAllCommands = commands.length > 0 && withoutEnds(commands.join("\n")) === withoutEnds(text);
+  const known = new Set(commands.map(withoutEnd));
+  const words = text.split("\n").filter((line) => line.trim() && !known.has(withoutEnd(line)));
   return element(
     "div",
     { class: "fix" },
-    isAllCommands ? null : element("p", { class: "small" }, withCode(text)),
+    words.map((line) => element("p", { class: "small" }, withCode(line))),
     commands.map(command),
   );
+}
+
+function withoutEnd(line) {
+  return line.trim().replace(/;$/, "");
 }
 
 /** Text in which what stands between backticks is code. */
 function withCode(text) {
   return text.split("`").map((part, index) => (index % 2 ? element("code", {}, visible(part)) : visible(part)));
-}
-
-function withoutEnds(text) {
-  return text.replace(/;?\s+|;$/g, " ").trim();
 }
 
 function mainLink(href, text) {

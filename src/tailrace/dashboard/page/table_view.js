@@ -4,7 +4,7 @@ import { actionButtons, actionCommands } from "./action.js";
 import { get, placeOf } from "./api.js";
 import { TimeChart } from "./chart.js";
 import { element, refill } from "./element.js";
-import { bytes, clock, count, duration, secondsUntil, short, visible } from "./format.js";
+import { bytes, clock, count, duration, secondsUntil, short, visible, visibleLines } from "./format.js";
 import { eventsBody, lettersBody, requestsBody } from "./happened.js";
 import { fixBody } from "./health.js";
 import { card } from "./overview.js";
@@ -120,7 +120,7 @@ export class TableView {
         element("h2", { id: "why" }, "Why it stopped"),
         element("code", { class: "soft", title: error.docs }, error.code),
       ),
-      element("p", { class: "reason" }, visible(error.message ?? "No reason was recorded.")),
+      element("p", { class: "reason" }, visibleLines(error.message ?? "No reason was recorded.")),
       fixBody(error.fix),
       element("p", { class: "small soft", id: "tries" }),
       element("p", { class: "small soft" }, "Explained in ", element("code", {}, error.docs), "."),
