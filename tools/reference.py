@@ -1,8 +1,8 @@
-"""Writes the pages of the reference: every key of a pipeline's file, and every option of every command.
+"""Writes the pages of the reference: every key of a file, every option of every command, every answer of the API.
 
     python -m tools.reference       # `make reference` does it
 
-The models and the commands are where a key or an option is described; a test says when a page is out of date.
+The models, the commands and the API are where a key or an option is described; a test says when a page is out of date.
 """
 
 from __future__ import annotations

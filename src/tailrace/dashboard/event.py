@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -36,34 +37,36 @@ class TimedEvent:
 
 
 def events_of(
-    tables: Iterable[TableStatus],
+    tables: Sequence[TableStatus],
     requests: Iterable[OperatorRequest],
     letters: Iterable[DeadLetter],
     run: RunRecord | None = None,
 ) -> list[TimedEvent]:
     """The newest events, newest first."""
+    moves = ((at, table, state) for table in tables for state, at in table.since.items() if _is_shown(table, state))
     found = [
-        *(event for table in tables for event in _of_table(table)),
+        # Of many tables there are many more moves than are shown.
+        *(_of_move(*move) for move in heapq.nlargest(SHOWN, moves, key=lambda move: move[0])),
+        *(_of_pause(table, table.paused_at) for table in tables if table.paused_at is not None),
         *(event for request in requests for event in _of_request(request)),
         *map(_of_letter, letters),
         *_of_run(run),
     ]
-    return newest(found)
-
-
-def newest(found: Sequence[TimedEvent]) -> list[TimedEvent]:
     return sorted(found, key=lambda event: event.at, reverse=True)[:SHOWN]
 
 
-def _of_table(table: TableStatus) -> Iterator[TimedEvent]:
-    for state, text in _ENTERED.items():
-        if (at := table.since.get(state)) is not None:
-            yield TimedEvent(at, "table", f"{table.name} {text}", table.name)
-    if table.state is TableState.ERRORED:
-        text = f"{table.name} stopped: {table.reason or 'no reason is known'}"
-        yield TimedEvent(table.entered_at, "error", text, table.name)
-    if table.paused_at is not None:
-        yield TimedEvent(table.paused_at, "pause", f"{table.name} was paused", table.name)
+def _is_shown(table: TableStatus, state: TableState) -> bool:
+    return state in _ENTERED or (state is TableState.ERRORED and table.state is state)
+
+
+def _of_move(at: datetime, table: TableStatus, state: TableState) -> TimedEvent:
+    if state is TableState.ERRORED:
+        return TimedEvent(at, "error", f"{table.name} stopped: {table.reason or 'no reason is known'}", table.name)
+    return TimedEvent(at, "table", f"{table.name} {_ENTERED[state]}", table.name)
+
+
+def _of_pause(table: TableStatus, at: datetime) -> TimedEvent:
+    return TimedEvent(at, "pause", f"{table.name} was paused", table.name)
 
 
 def _of_letter(letter: DeadLetter) -> TimedEvent:

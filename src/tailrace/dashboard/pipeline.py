@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 from tailrace.config.pipeline import PipelineConfig
-from tailrace.dashboard.answer import JsonAnswer
+from tailrace.dashboard.answer import JsonAnswer, encode
 from tailrace.dashboard.event import events_of
 from tailrace.dashboard.fix import fix_of
 from tailrace.dashboard.health import Health, lag_of
@@ -22,10 +23,9 @@ from tailrace.dashboard.slot import slot_to_dict
 from tailrace.dashboard.table import TableView
 from tailrace.dashboard.way import way_of
 from tailrace.errors import TailraceError, name_file
-from tailrace.state import BatchRecord, StateStore
-from tailrace.state.activity import BatchDetail
+from tailrace.state import StateStore
 from tailrace.state.operation import Asked, leave_requests
-from tailrace.state.record import DeadLetter, RequestKind
+from tailrace.state.record import RequestKind
 from tailrace.state.status import PipelineStatus, StatusReader, TableStatus
 
 READ_SECONDS = 1.0
@@ -53,9 +53,10 @@ class Snapshot:
     health: Health
     status: PipelineStatus | None = None
     error: TailraceError | None = None
-    batches: Sequence[BatchRecord] = ()
-    details: Mapping[int, BatchDetail] = field(default_factory=dict)
-    letters: Sequence[DeadLetter] = ()
+    summary: dict[str, Any] = field(default_factory=dict)
+    detail: dict[str, Any] = field(default_factory=dict)
+    rows: Mapping[str, str] = field(default_factory=dict)
+    """The tables by their ids, each as JSON."""
     answers: dict[int, JsonAnswer] = field(default_factory=dict)
     """What was encoded of it, by the hours of its series."""
 
@@ -77,6 +78,8 @@ class WatchedPipeline:
         self._status = StatusReader()
         self._rows = RowLog()
         self._listed = 0
+        self._hours: Mapping[str, Sequence[int]] = {}
+        self._hours_read = float("-inf")
         self._numbers = itertools.count(1)
 
     @property
@@ -89,26 +92,25 @@ class WatchedPipeline:
 
     async def summary(self) -> dict[str, Any]:
         """What the list of pipelines has of it."""
-        return self._summary(await self.snapshot())
+        return (await self.snapshot()).summary
 
     async def rows(self, since: str | None) -> JsonAnswer:
         """The tables, or those that changed since a version. Raises TailraceError if the state cannot be read."""
         snapshot = await self.snapshot()
-        status = snapshot.require()
-        hours = await self._readings.get("hours", self._read_hours, _HOURS_SECONDS)
-        # A later one may have been listed while this one waited for the hours.
+        snapshot.require()
+        # A later one may have been listed meanwhile.
         if snapshot.number > self._listed:
             self._listed = snapshot.number
-            self._rows.update({one.upstream_id: row_of(one, hours.get(one.upstream_id, ())) for one in status.tables})
+            self._rows.update(snapshot.rows)
         return self._rows.since(since)
 
     async def detail(self, hours: int) -> JsonAnswer:
         """All but the tables, with series of so many hours. Raises TailraceError if the state cannot be read."""
         snapshot = await self.snapshot()
-        status = snapshot.require()
+        snapshot.require()
         series = await self._readings.get(f"series {hours}", lambda: self._read_series(hours), _SERIES_SECONDS)
         if hours not in snapshot.answers:
-            value = self._summary(snapshot) | self._detail(snapshot, status) | {"series": series}
+            value = snapshot.summary | snapshot.detail | {"series": series}
             snapshot.answers[hours] = JsonAnswer.of(value, without="at")
         return snapshot.answers[hours]
 
@@ -143,50 +145,40 @@ class WatchedPipeline:
             return read(store)
 
     def _read(self) -> Snapshot:
-        now = datetime.now(UTC)
+        """Read the state, and make of it whatever takes its time with many tables."""
         try:
             return self._using(self._read_all)
         except TailraceError as error:
-            return Snapshot(next(self._numbers), now, Health.of_error(error), error=error)
+            at, health = datetime.now(UTC), Health.of_error(error)
+            summary = self._summary(at, health, None)
+            return Snapshot(next(self._numbers), at, health, error=error, summary=summary)
 
     def _read_all(self, store: StateStore) -> Snapshot:
         status = self._status.read(store)
-        details = {one.id: one for one in store.batch_details(_READ_BATCHES)}
+        if time.monotonic() - self._hours_read >= _HOURS_SECONDS:
+            self._hours, self._hours_read = read_hours(store, status.at), time.monotonic()
+        health = Health.of(status)
         return Snapshot(
             next(self._numbers),
             status.at,
-            Health.of(status),
+            health,
             status,
-            batches=store.recent_batches(_READ_BATCHES),
-            details=details,
-            letters=store.recent_letters(_SHOWN_LETTERS),
+            summary=self._summary(status.at, health, status),
+            detail=self._detail(store, status),
+            rows={one.upstream_id: encode(row_of(one, self._hours.get(one.upstream_id, ()))) for one in status.tables},
         )
 
     def _read_series(self, hours: int) -> dict[str, Any]:
         since = datetime.now(UTC) - timedelta(hours=hours)
         return self._using(lambda store: series_of(store.samples(since)))
 
-    def _read_hours(self) -> dict[str, list[int]]:
-        """By table, the changes of each of the last hours; rows of copies would hide them."""
-        this = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
-        first = this - timedelta(hours=ROW_HOURS - 1)
-        found: dict[str, list[int]] = {}
-        for one in self._using(lambda store: store.activity(first)):
-            place = round((one.hour - first).total_seconds() / 3600)
-            if 0 <= place < ROW_HOURS:
-                row = found.setdefault(one.upstream_id, [0] * ROW_HOURS)
-                row[place] += one.counts.changes
-        return found
-
     # -- as values ----------------------------------------------------------------------------------------------
 
-    def _summary(self, snapshot: Snapshot) -> dict[str, Any]:
-        status = snapshot.status
-        health = snapshot.health
+    def _summary(self, at: datetime, health: Health, status: PipelineStatus | None) -> dict[str, Any]:
         return {
             "name": self.name,
             "file": str(self.file),
-            "at": snapshot.at.isoformat(),
+            "at": at.isoformat(),
             "health": {
                 "level": health.level,
                 "sentence": name_file(health.sentence, self.file),
@@ -201,8 +193,11 @@ class WatchedPipeline:
             "lag_bytes": status.lag_bytes if status else None,
         }
 
-    def _detail(self, snapshot: Snapshot, status: PipelineStatus) -> dict[str, Any]:
-        values = {key: each for key, each in status.to_dict().items() if key in _FROM_STATUS}
+    def _detail(self, store: StateStore, status: PipelineStatus) -> dict[str, Any]:
+        batches, letters = store.recent_batches(_READ_BATCHES), store.recent_letters(_SHOWN_LETTERS)
+        details = {one.id: one for one in store.batch_details(_SHOWN_BATCHES)}
+        # The tables are in the rows.
+        values = {key: each for key, each in replace(status, tables=()).to_dict().items() if key in _FROM_STATUS}
         for part in filter(None, (values["source"], values["last_run"], values["delivery"], *values["notices"])):
             part["fix"] = fix_of(part.get("fix"), self.file, part.get("table"))
         source, destination = self.config.source.type, self.config.destination.type
@@ -210,14 +205,13 @@ class WatchedPipeline:
             **values,
             "source_type": source,
             "destination_type": destination,
-            "way": [stage.to_dict() for stage in way_of(status, snapshot.batches, source, destination)],
+            "way": [stage.to_dict() for stage in way_of(status, batches, source, destination)],
             "slot": slot_to_dict(status, getattr(self.config.source, "slot", None), self.file),
-            "batches": [batch_to_dict(one, snapshot.details.get(one.id)) for one in snapshot.batches[:_SHOWN_BATCHES]],
+            "batches": [batch_to_dict(one, details.get(one.id)) for one in batches[:_SHOWN_BATCHES]],
             "requests": [request_to_dict(one) for one in status.recent_requests[:_SHOWN_REQUESTS]],
-            "letters": [letter_to_dict(one, self.file) for one in snapshot.letters],
+            "letters": [letter_to_dict(one, self.file) for one in letters],
             "events": [
-                one.to_dict()
-                for one in events_of(status.tables, status.recent_requests, snapshot.letters, status.last_run)
+                one.to_dict() for one in events_of(status.tables, status.recent_requests, letters, status.last_run)
             ],
         }
 
@@ -230,3 +224,14 @@ def count_groups(tables: Iterable[TableStatus]) -> dict[str, int]:
     """How many tables there are, and how many in each group."""
     groups = [group_of(table) for table in tables]
     return {"total": len(groups), **{group: groups.count(group) for group in GROUPS}}
+
+
+def read_hours(store: StateStore, now: datetime) -> dict[str, list[int]]:
+    """By table, the changes of each of the last hours; rows of copies would hide them."""
+    first = now.replace(minute=0, second=0, microsecond=0) - timedelta(hours=ROW_HOURS - 1)
+    found: dict[str, list[int]] = {}
+    for one in store.activity(first):
+        place = round((one.hour - first).total_seconds() / 3600)
+        if 0 <= place < ROW_HOURS:
+            found.setdefault(one.upstream_id, [0] * ROW_HOURS)[place] += one.counts.changes
+    return found

@@ -82,9 +82,8 @@ class RowLog:
     def version(self) -> str:
         return f"{self._life}-{self._number}"
 
-    def update(self, rows: Mapping[str, dict[str, Any]]) -> None:
-        """Take the rows by their ids. The version grows where one of them is new, different or gone."""
-        encoded = {key: encode(row) for key, row in rows.items()}
+    def update(self, encoded: Mapping[str, str]) -> None:
+        """Take the rows by their ids, as JSON. The version grows where one of them is new, different or gone."""
         changed = [key for key, text in encoded.items() if key not in self._rows or self._rows[key][1] != text]
         gone = self._rows.keys() - encoded.keys()
         if not changed and not gone and self._number:
