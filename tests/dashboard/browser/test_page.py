@@ -184,6 +184,19 @@ def test_a_server_that_is_gone_is_said_and_so_that_it_is_back(
     watches.clear()
 
 
+def test_an_answer_that_the_page_does_not_understand_is_said_and_the_next_one_is_shown(
+    open_page: OpenPage, watches: list[Watch]
+) -> None:
+    page = filled(open_page("#/shop"))
+    page.route("**/api/v1/pipelines", lambda route: route.fulfill(json={"pipelines": [{"name": 1}]}))
+    connection = page.locator("#connection")
+    expect(connection).to_have_text("this page has met an error: reload it", timeout=30_000)
+    page.unroute("**/api/v1/pipelines")
+    expect(connection).to_have_text("live", timeout=30_000)
+    assert all("TypeError" in problem for problem in watches[0].problems)
+    watches.clear()
+
+
 def test_the_token_of_the_address_logs_in_and_leaves_it(open_page: OpenPage, own_server: DashboardProcess) -> None:
     page = filled(open_page(f"#token={TOKEN}", url=own_server.url))
     assert TOKEN not in page.url

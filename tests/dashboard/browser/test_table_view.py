@@ -93,10 +93,13 @@ def test_a_retry_is_left_for_the_runner_and_what_became_of_it_is_shown(open_page
     request = only_request(desk)
     assert (request.kind, request.table) == ("retry", "public.payments")
     expect(page.get_by_role("region", name="What was asked for")).to_contain_text("retry: not done yet")
+    expect(page.get_by_role("button", name="Retry now: asked")).to_be_disabled()
+    expect(page.get_by_role("button", name="Retry now: asked")).to_be_focused()
     desk.store.finish_request(request.id, "it failed again: the value is still there")
     expect(page.get_by_role("region", name="What was asked for")).to_contain_text(
         "retry: it failed again: the value is still there"
     )
+    expect(page.get_by_role("button", name="Retry now", exact=True)).to_be_enabled()
 
 
 def test_a_new_copy_says_what_it_costs_and_is_asked_for_only_after_a_yes(open_page: OpenPage, desk: Scene) -> None:

@@ -25,22 +25,24 @@ const COSTS = {
     "They are kept as dead letters.",
 };
 
-/** Buttons for what can be done to the table now; `asked` is called after a request was left. */
+/** Buttons for what can be done to the table now; `asked` is called after a request was left. What was asked for and
+ *  is not done yet cannot be asked for again, and keeps its button, with the focus. */
 export function actionButtons(pipeline, table, asked) {
-  const possible = Object.keys(LABELS)
-    .map((kind) => table.actions.find(({ action }) => action === kind))
-    .filter((action) => action?.possible);
-  return possible.map((action) => {
-    const kind = action.action;
-    const values = {
-      type: "button",
-      class: kind === "retry" || kind === "resume" ? "main" : null,
-      title: action.command,
-      "data-key": kind,
-      onclick: () => perform(pipeline, table, action, asked),
-    };
-    return element("button", values, LABELS[kind]);
-  });
+  const actions = Object.keys(LABELS).map((kind) => table.actions.find(({ action }) => action === kind));
+  return actions
+    .filter((action) => action?.possible)
+    .map((action) => {
+      const kind = action.action;
+      const values = {
+        type: "button",
+        class: kind === "retry" || kind === "resume" ? "main" : null,
+        title: action.command,
+        "data-key": kind,
+        "aria-disabled": action.asked ? "true" : null,
+        onclick: action.asked ? null : () => perform(pipeline, table, action, asked),
+      };
+      return element("button", values, action.asked ? `${LABELS[kind]}: asked` : LABELS[kind]);
+    });
 }
 
 /** The commands that do the same. */

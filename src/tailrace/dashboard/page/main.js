@@ -99,7 +99,6 @@ function showConnected() {
 }
 
 function failed(error) {
-  if (!(error instanceof ApiError)) throw error;
   if (error.status === 401) {
     closeView();
     list.hidden = true;
@@ -108,13 +107,17 @@ function failed(error) {
     return;
   }
   connection.className = "connection lost";
-  const text =
-    error.status === 0
-      ? answeredAt
-        ? `no connection since ${clock(answeredAt, { seconds: true })}`
-        : "no connection"
-      : error.message;
+  const text = problemOf(error);
   if (connection.textContent !== text) connection.textContent = text;
+}
+
+function problemOf(error) {
+  if (!(error instanceof ApiError)) {
+    console.error(error);
+    return "this page has met an error: reload it";
+  }
+  if (error.status !== 0) return error.message;
+  return answeredAt ? `no connection since ${clock(answeredAt, { seconds: true })}` : "no connection";
 }
 
 function showKeys() {
