@@ -73,7 +73,7 @@ $(DOCS)/.installed: requirements-docs.txt
 	$(DOCS)/bin/python -m pip install --quiet --require-hashes -r requirements-docs.txt
 	touch $@
 
-# The pages that list every key and every option, from the models and the commands.
+# The pages that list every key, every option and every answer of the API, from the code.
 reference: setup
 	$(BIN)/python -m tools.reference
 

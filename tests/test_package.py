@@ -51,6 +51,9 @@ COMMANDS = [
         FILE.format(source=SQLITE, destination="{type: webhook, url: 'https://hook.example/in'}"),
     ),
     ("metrics", "prometheus_client", "metrics shop.yaml", FILE.format(source=SQLITE, destination=DELTA)),
+    ("dashboard", "starlette", "dashboard shop.yaml", FILE.format(source=SQLITE, destination=DELTA)),
+    ("dashboard", "uvicorn", "run shop.yaml --dashboard", FILE.format(source=SQLITE, destination=DELTA)),
+    ("dashboard", "prometheus_client", "dashboard shop.yaml", FILE.format(source=SQLITE, destination=DELTA)),
 ]
 PROGRAMS = [
     (
@@ -162,4 +165,4 @@ def test_a_missing_extra_names_itself_in_python(extra: str, missing: str, code: 
 
 
 def test_every_extra_is_tested() -> None:
-    assert {case[0] for case in [*COMMANDS, *PROGRAMS]} == PROJECT["optional-dependencies"].keys() - {"dev"}
+    assert {case[0] for case in [*COMMANDS, *PROGRAMS]} == PROJECT["optional-dependencies"].keys() - {"browser", "dev"}

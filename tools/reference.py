@@ -1,8 +1,8 @@
-"""Writes the pages of the reference: every key of a pipeline's file, and every option of every command.
+"""Writes the pages of the reference: every key of a file, every option of every command, every answer of the API.
 
     python -m tools.reference       # `make reference` does it
 
-The models and the commands are where a key or an option is described; a test says when a page is out of date.
+The models, the commands and the API are where a key or an option is described; a test says when a page is out of date.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import typer
 
 from tailrace.cli import app
 from tailrace.config.pipeline import json_schema
+from tailrace.dashboard.openapi import describe
 
 DOCS = Path(__file__).parents[1] / "docs"
 
@@ -32,6 +33,39 @@ _COMMANDS_HEAD = """# Every option
 What `tailrace COMMAND --help` prints, for every command. `make reference` writes this page. [Commands](commands.md)
 has them in one table, with exit codes, what each changes upstream, and the output as JSON. Every command has `-h` and
 `--help`.
+"""
+
+_API_HEAD = """# API
+
+The JSON API of [the dashboard](dashboard.md), as the program describes it at `/openapi.json`. `make reference` writes
+this page.
+
+```console
+$ tailrace dashboard shop.yaml
+$ curl --silent http://127.0.0.1:8470/api/v1/pipelines/shop
+$ curl --silent --json '{}' http://127.0.0.1:8470/api/v1/pipelines/shop/tables/public.orders/pause
+```
+
+- With a token, every request needs `Authorization: Bearer TOKEN`. Only `/healthz` without a query, and the page's own
+  files, need none.
+- Times are ISO 8601 in UTC, positions are texts that sort in order, sizes are bytes, durations seconds. Keys are always
+  present, null where a value is not known. A key may be added; none is renamed or removed within `v1`.
+- Every answer has an `ETag`: with `If-None-Match` an answer that did not change is a 304 without a body. A state is
+  read at most once a second, however many ask.
+- `tables?since=VERSION` gives the rows that changed after a `version` given before. `complete` says whether the answer
+  has all rows: then it replaces what was there.
+- A body is JSON, with `Content-Type: application/json`, `{}` where nothing has to be said. Everything else is refused,
+  and so is a request that a page of another site makes.
+- Names in a path are percent-encoded: a slash in the name of a table is `%2F`.
+- An action leaves a request for the runner, as [the command](commands.md) of its name does, and answers 202 with its
+  number: `requests/{request}` says what became of it. Where there is nothing to do it answers 200, and `request` is
+  null.
+- An error is `{"error": {"code", "message", "fix"}}`.
+- `/healthz` is 200 while the server lives. `/healthz?pipeline=NAME` is 503 when the pipeline is failing, does not run,
+  or its state cannot be read, and 200 when it is healthy or degraded.
+- `/metrics` has all pipelines, with the [names of `tailrace metrics`](commands.md#metrics).
+
+## Routes
 """
 
 
@@ -201,7 +235,76 @@ def _escape(text: str) -> str:
     return re.sub(r"<(?=\w)", "&lt;", text.replace("|", "\\|"))
 
 
-PAGES = {"reference-keys.md": keys_page, "reference-commands.md": commands_page}
+def api_page() -> str:
+    """The page of every route and every answer of the dashboard's API."""
+    api = describe()
+    rows = ["", "| | answer | |", "|---|---|---|"]
+    for path, methods in api["paths"].items():
+        for method, operation in methods.items():
+            rows.append(
+                f"| `{method.upper()} {path}{_query(operation)}` | {_answer(operation)} | {operation['summary']} |"
+            )
+    codes = {
+        code: each["description"] for operation in _operations(api) for code, each in operation["responses"].items()
+    }
+    rows += ["", "| status | |", "|---|---|"]
+    rows += [f"| {code} | {codes[code]} |" for code in sorted(codes)]
+    parts = ["\n".join(rows) + "\n\n## Answers\n"]
+    for name, schema in api["components"]["schemas"].items():
+        parts.append(f"\n### {name}\n\n| key | value | |\n|---|---|---|\n")
+        parts += [
+            f"| `{key}` | {_api_kind(value)} | {_escape(value.get('description', ''))} |\n"
+            for key, value in ((key, _known(value)) for key, value in schema["properties"].items())
+        ]
+    return _API_HEAD + "".join(parts)
+
+
+def _operations(api: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for methods in api["paths"].values():
+        yield from methods.values()
+
+
+def _query(operation: dict[str, Any]) -> str:
+    names = [each["name"] for each in operation["parameters"] if each["in"] == "query"]
+    return f"?{'&'.join(names)}" if names else ""
+
+
+def _answer(operation: dict[str, Any]) -> str:
+    [content] = operation["responses"]["200"]["content"].values()
+    return _api_kind(content["schema"]) if content["schema"] else ""
+
+
+def _known(value: dict[str, Any]) -> dict[str, Any]:
+    """A value that may be null, as it is when it is not; with `or_null`."""
+    if "anyOf" not in value:
+        return value
+    known: dict[str, Any] = value["anyOf"][0]
+    return known | {"or_null": True}
+
+
+def _api_kind(value: dict[str, Any]) -> str:
+    end = " or null" if value.get("or_null") else ""
+    if "$ref" in value:
+        name = value["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()}){end}"
+    if "enum" in value:
+        return ", ".join(f"`{each}`" for each in value["enum"]) + end
+    match value["type"]:
+        case "array":
+            return f"list of {_api_kind(_known(value['items']))}{end}"
+        case "object":
+            return f"map of names to {_api_kind(value['additionalProperties'])}s{end}"
+        case "string":
+            return ("time" if value.get("format") == "date-time" else "text") + end
+        case "integer":
+            return f"whole number{end}"
+        case "boolean":
+            return f"`true`, `false`{end}"
+        case kind:
+            return f"{kind}{end}"
+
+
+PAGES = {"reference-keys.md": keys_page, "reference-commands.md": commands_page, "api.md": api_page}
 
 
 def main() -> int:

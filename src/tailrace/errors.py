@@ -19,8 +19,12 @@ Messages never contain row values or secrets.
 from __future__ import annotations
 
 import base64
+import difflib
+import re
+import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 RESYNC = "tailrace reset FILE, then tailrace run FILE: every table is copied again"
@@ -230,3 +234,23 @@ def _refuse(bad: Sequence[Finding]) -> None:
     if bad:
         fixes = "\n".join(finding.fix for finding in bad if finding.fix)
         raise PreflightError("; ".join(f"{finding.subject}: {finding.message}" for finding in bad), fix=fixes or None)
+
+
+# The text of messages and fixes.
+
+_COMMAND = re.compile(r"(\btailrace (?!sqlite |tape )[a-z]+(?: [a-z]+)? )FILE\b")
+"""A command in a message or fix; those of `tailrace sqlite` and `tailrace tape` take another kind of file."""
+
+
+def name_file(text: str | None, file: Path | None) -> str | None:
+    """The text with the pipeline's file in its commands, ready to be run, instead of the word FILE."""
+    if text is None or file is None:
+        return text
+    return _COMMAND.sub(lambda found: found[1] + shlex.quote(str(file)), text)
+
+
+def suggest(word: str, known: list[str]) -> str:
+    """`; did you mean x?` for a near miss, else the list of valid words."""
+    if near := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
+        return f"; did you mean {near[0]}?"
+    return f"; it can be {', '.join(known)}" if known else ""

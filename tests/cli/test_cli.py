@@ -18,9 +18,9 @@ import typer
 from typer.testing import CliRunner, Result
 
 from tailrace.cli import app
-from tailrace.cli.error import EXIT_CODES, name_file
+from tailrace.cli.error import EXIT_CODES
 from tailrace.config.pipeline import load
-from tailrace.errors import TailraceError
+from tailrace.errors import TailraceError, name_file
 from tailrace.state import RunnerLock, SourceStatus, SqliteStore, StateStore, TableState
 from tests.support.removal import removals_fail
 

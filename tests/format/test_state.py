@@ -177,6 +177,7 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "last_change_committed_at",
         "last_applied_at",
         "reason",
+        "code",
         "fix",
         "retry",
         "attempts",

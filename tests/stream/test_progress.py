@@ -619,4 +619,16 @@ def test_a_rate_is_measured_over_some_seconds(scene: Scene, monkeypatch: pytest.
             scene.batch(done(changes=50))
         rates.append(scene.recorder.status().tables[0].rows_per_second)
     assert set(rates[15:]) <= {10.0, 100 / 11, 50 / 10}
-    assert len(scene.recorder._readings) <= 12
+    assert len(scene.recorder._status._readings) <= 12
+
+
+def test_the_status_has_the_code_of_the_error_that_stopped_a_table(scene: Scene) -> None:
+    scene.follow("1")
+    scene.batch(failed(poison(7)))
+    scene.open().stop_tables(finding("public.b"))
+    assert {table.name: table.code for table in scene.recorder.status().tables} == {
+        "public.a": "unfit",
+        "public.b": "preflight",
+    }
+    scene.store.recover_table("1")
+    assert scene.recorder.status().tables[0].code is None

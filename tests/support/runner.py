@@ -33,13 +33,18 @@ class RunningPipeline:
     """
 
     def __init__(
-        self, file: Path, *, once: bool = False, failpoints: str = "", environment: Mapping[str, str] = {}
+        self,
+        file: Path,
+        *options: str,
+        once: bool = False,
+        failpoints: str = "",
+        environment: Mapping[str, str] = {},
     ) -> None:
         self.file = file
         self.log_file = file.with_suffix(".log")
         self.marks = file.with_suffix(".failpoints")
         self._store = load(file, connects=False).store_address
-        self._arguments = ["run", str(file), *(["--once"] if once else [])]
+        self._arguments = ["run", str(file), *options, *(["--once"] if once else [])]
         self._environment = {**os.environ, **environment}
         if failpoints:
             self._environment |= {VARIABLE: failpoints, DIRECTORY_VARIABLE: str(self.marks)}

@@ -5,19 +5,23 @@ Imports are inside the commands: help must come at once, and only `run`, `demo` 
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from tailrace.cli import alert, dead_letter, queue, slatedb, sqlite, tape
+from tailrace.cli.dashboard import HostNames, dashboard
 from tailrace.cli.doctor import doctor
 from tailrace.cli.error import EXIT_CODES, RUN, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
 from tailrace.cli.sync import serve_sync, sync
+from tailrace.cli.token import TokenName
 from tailrace.cli.verify import verify
+from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
     from tailrace.state.record import RequestKind
@@ -65,6 +69,15 @@ def run(
     file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
     plain: Plain = False,
+    dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile.")] = False,
+    listen: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Where the dashboard listens; default: 127.0.0.1:8470.", show_default=False
+        ),
+    ] = None,
+    token_env: TokenName = None,
+    host: HostNames = None,
     as_json: Json = False,
     debug: Debug = False,
 ) -> None:
@@ -76,12 +89,16 @@ def run(
     The first Ctrl-C or SIGTERM finishes the current batch, the second stops at once; nothing is lost either way.
     With --once, exits with 8 if a table is in error.
     """
+    from tailrace.cli.dashboard import serving_dashboard
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load
 
     config = load(file)
     context.meta[RUN] = config.name
-    run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
+    if not dashboard and (listen or token_env or host):
+        raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
+    with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
+        run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")
@@ -242,6 +259,7 @@ def receive(file: PipelineFile, as_json: Json = False, debug: Debug = False) -> 
     receive_only(file, as_json=as_json)
 
 
+app.command(epilog="Example: tailrace dashboard shop.yaml")(dashboard)
 app.command(epilog="Example: tailrace doctor shop.yaml")(doctor)
 app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintain)
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)

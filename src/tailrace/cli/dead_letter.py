@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, name_file, print_json
+from tailrace.cli.error import CommandGroup, Debug, Json, PipelineFile, print_json
 from tailrace.cli.text import say
-from tailrace.errors import ConfigError
+from tailrace.errors import ConfigError, name_file
 
 if TYPE_CHECKING:
     from tailrace.state.record import DeadLetter

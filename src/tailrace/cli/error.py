@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
-import shlex
 import sys
 import traceback
 from pathlib import Path
@@ -15,7 +13,7 @@ from typer.core import TyperGroup
 
 from tailrace.cli.log import stamp
 from tailrace.cli.text import plain, say, say_lines
-from tailrace.errors import ConfigError, TailraceError
+from tailrace.errors import ConfigError, TailraceError, name_file
 from tailrace.system import trace
 
 _FILE = "tailrace.file"
@@ -65,17 +63,6 @@ def _unexpected(error: Exception) -> TailraceError:
     reported = TailraceError(f"unexpected {type(error).__name__}{where}", fix=fix)
     reported.__cause__ = error
     return reported
-
-
-_COMMAND = re.compile(r"(\btailrace (?!sqlite |tape )[a-z]+(?: [a-z]+)? )FILE\b")
-"""A command in a message or fix; those of `tailrace sqlite` and `tailrace tape` take another kind of file."""
-
-
-def name_file(text: str | None, file: Path | None) -> str | None:
-    """The text with the pipeline's file in its commands, ready to be run, instead of the word FILE."""
-    if text is None or file is None:
-        return text
-    return _COMMAND.sub(lambda found: found[1] + shlex.quote(str(file)), text)
 
 
 def fail(

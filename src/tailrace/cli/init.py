@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tailrace.cli.error import Debug, Json, name_file, print_json
+from tailrace.cli.error import Debug, Json, print_json
 from tailrace.cli.text import colored, say, say_lines
-from tailrace.errors import ConfigError, Finding, UnavailableError
+from tailrace.errors import ConfigError, Finding, UnavailableError, name_file
 
 if TYPE_CHECKING:
     from tailrace.config.draft import Draft

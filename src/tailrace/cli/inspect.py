@@ -6,7 +6,7 @@ import platform
 import socket
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as version_of
@@ -17,13 +17,12 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 import typer
 
-from tailrace.cli.error import name_file, print_json, print_result
+from tailrace.cli.error import print_json, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import colored, say, say_lines
-from tailrace.errors import ConfigError, Finding, UnavailableError
+from tailrace.errors import ConfigError, Finding, TailraceError, UnavailableError, name_file
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
     from rich.console import Console
 
     from tailrace.cli.prometheus import StatusAndQueue
@@ -140,10 +139,10 @@ def make_console() -> Console:
 
 
 def print_metrics(file: Path) -> None:
-    registry = _registry(file)
-    from prometheus_client import generate_latest
+    read = _metrics_reader(file)
+    from tailrace.cli.prometheus import text_of
 
-    typer.echo(generate_latest(registry), nl=False)
+    typer.echo(text_of(read), nl=False)
 
 
 def serve_metrics(file: Path, listen: str) -> None:
@@ -157,9 +156,13 @@ def serve_metrics(file: Path, listen: str) -> None:
         host, port = split_listen(listen)
     except ValueError as error:
         raise ConfigError(f"--listen {error}", fix="write --listen 127.0.0.1:9187") from None
-    registry = _registry(file)
-    from prometheus_client import make_wsgi_app
+    read = _metrics_reader(file)
+    from prometheus_client import CollectorRegistry, make_wsgi_app
 
+    from tailrace.cli.prometheus import PipelineMetrics
+
+    registry = CollectorRegistry()
+    registry.register(PipelineMetrics(read))
     with until_signal() as stop:
         try:
             _Server.address_family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -193,24 +196,29 @@ class _Request(WSGIRequestHandler):
         """Nothing: Prometheus sends a request every few seconds."""
 
 
-def _registry(file: Path) -> CollectorRegistry:
-    """Metrics that read the pipeline's state, and its queue if it has one, at each request."""
-    try:
-        from prometheus_client import CollectorRegistry
-    except ImportError as error:
-        raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error
-    from tailrace.cli.prometheus import PipelineMetrics
+def _metrics_reader(file: Path) -> Callable[[], Mapping[str, StatusAndQueue | None]]:
+    """Reads the pipeline's state, and its queue if it has one, at each call."""
     from tailrace.cli.queue import has_queue, open_queue
     from tailrace.config.pipeline import load
     from tailrace.state.status import PipelineStatus
 
+    require_metrics()
     config = load(file, connects=False)
     queue = open_queue(file, connects=False) if has_queue(config.destination.type) else None
 
-    def read() -> StatusAndQueue:
-        with config.store_address.open_reading() as store:
-            return PipelineStatus.read(store), queue.status() if queue else None
+    def read() -> Mapping[str, StatusAndQueue | None]:
+        try:
+            with config.store_address.open_reading() as store:
+                return {config.name: (PipelineStatus.read(store), queue.status() if queue else None)}
+        except TailraceError:
+            return {config.name: None}
 
-    registry = CollectorRegistry()
-    registry.register(PipelineMetrics(config.name, read))
-    return registry
+    return read
+
+
+def require_metrics() -> None:
+    """Raises ConfigError where the package that formats metrics is not installed."""
+    try:
+        import prometheus_client  # noqa: F401 - only whether it is there
+    except ImportError as error:
+        raise ConfigError("metrics need prometheus-client", fix="pip install 'tailrace[metrics]'") from error

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli.error import Debug, Json, PipelineFile, name_file, print_json
+from tailrace.cli.error import Debug, Json, PipelineFile, print_json
 from tailrace.cli.text import colored, say
-from tailrace.errors import ConfigError, TableError
+from tailrace.errors import ConfigError, TableError, name_file, suggest
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -76,7 +76,6 @@ def _maintainable(config: PipelineConfig) -> Maintainable:
 
 def _chosen(config: PipelineConfig, wanted: list[str]) -> list[str]:
     """The tables asked for, or all that the pipeline has. Raises ConfigError for one that it does not have."""
-    from tailrace.config.registry import suggest
 
     with config.store_address.open_reading() as reader:
         known = [record.name for record in reader.tables()]

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
-from tailrace.cli.error import name_file
 from tailrace.cli.log import stamp
 from tailrace.cli.text import plain, say
-from tailrace.errors import Finding
+from tailrace.errors import Finding, name_file
 from tailrace.model.quantity_text import format_bytes, format_seconds
 from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.report import AlertRecord

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from tailrace.destination.capability import QueueStatus
-from tailrace.errors import TailraceError
 from tailrace.state import TableState
-from tailrace.state.status import PipelineStatus
+from tailrace.state.status import PipelineStatus, TableStatus
 
 StatusAndQueue = tuple[PipelineStatus, QueueStatus | None]
 """Of the pipeline, and of its destination's queue where it has one."""
@@ -118,29 +118,41 @@ def _lag(queue: QueueStatus) -> float | None:
 
 
 class PipelineMetrics(Collector):
-    """Reads the status at each request. That it cannot be read is a metric too: `tailrace_up` is 0."""
+    """Reads the status of pipelines at each request. That one cannot be read is a metric too: `tailrace_up` is 0.
 
-    def __init__(self, pipeline: str, read: Callable[[], StatusAndQueue]) -> None:
-        self._own = {"pipeline": pipeline}
+    `read` gives the pipelines by name; None for one whose state cannot be read.
+    """
+
+    def __init__(self, read: Callable[[], Mapping[str, StatusAndQueue | None]]) -> None:
         self._read = read
 
     def collect(self) -> Iterator[Metric]:
-        try:
-            status, queue = self._read()
-        except TailraceError:
-            yield from UP.of([(self._own, False)])
-            return
-        yield from UP.of([(self._own, True)])
+        found = self._read()
+        known = [({"pipeline": name}, *each) for name, each in found.items() if each is not None]
+        yield from UP.of(({"pipeline": name}, each is not None) for name, each in found.items())
         for figure in PIPELINE:
-            yield from figure.of([(self._own, status)])
-        yield from PHASE.of((self._own | {"phase": name}, spent) for name, spent in status.phases.items())
-        # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
-        by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.entered_at)}
-        tables = [(self._own | {"table": name}, table) for name, table in sorted(by_name.items())]
+            yield from figure.of((own, status) for own, status, _ in known)
+        yield from PHASE.of(
+            (own | {"phase": name}, spent) for own, status, _ in known for name, spent in status.phases.items()
+        )
+        tables = [(own | {"table": name}, table) for own, status, _ in known for name, table in _tables(status)]
         for figure in TABLE:
             yield from figure.of(tables)
         yield from STATE.of(
             (labels | {"state": state}, state is table.state) for labels, table in tables for state in TableState
         )
-        for figure in QUEUE if queue is not None else ():
-            yield from figure.of([(self._own, queue)])
+        for figure in QUEUE:
+            yield from figure.of((own, queue) for own, _, queue in known if queue is not None)
+
+
+def _tables(status: PipelineStatus) -> list[tuple[str, TableStatus]]:
+    # A table that was dropped and created again has two entries of its name for a while; a line may come only once.
+    by_name = {table.name: table for table in sorted(status.tables, key=lambda table: table.entered_at)}
+    return sorted(by_name.items())
+
+
+def text_of(read: Callable[[], Mapping[str, StatusAndQueue | None]]) -> bytes:
+    """The metrics as Prometheus reads them."""
+    registry = CollectorRegistry()
+    registry.register(PipelineMetrics(read))
+    return generate_latest(registry)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +13,11 @@ import typer
 from tailrace.cli.error import Debug, Json, print_error, print_result
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
+from tailrace.cli.token import TokenName, read_token
 from tailrace.errors import ConfigError
 
 if TYPE_CHECKING:
-    from tailrace.option.value import Secret
     from tailrace.sync.session import SyncResult
-
-TokenName = Annotated[
-    str | None, typer.Option("--token-env", metavar="NAME", help="The environment variable that holds the token.")
-]
 
 
 def serve_sync(
@@ -53,7 +48,7 @@ def serve_sync(
 
     try:
         address = split_listen(listen)
-        limits = SyncLimits(parse_size(max_body), max_seconds, _read_token(token_env))
+        limits = SyncLimits(parse_size(max_body), max_seconds, read_token(token_env))
         options = ServeOptions(file, address, limits, cert, key, parse_size(history), tape)
     except ValueError as error:
         raise ConfigError(f"an option {error}", fix="tailrace serve-sync --help shows what it takes") from None
@@ -80,7 +75,7 @@ def sync(
     with _naming_the_extra():
         from tailrace.sync.session import SyncSession
 
-    token = _read_token(token_env)
+    token = read_token(token_env)
     session = SyncSession(local, remote, conflict=conflict, token=token.reveal() if token else None, ca=ca)
     if not watch:
         result = session.run()
@@ -110,13 +105,3 @@ def _describe(result: SyncResult) -> str:
     if result.dead_letters:
         parts.append(f"{result.dead_letters} own changes given up, kept in tailrace_sync_conflict")
     return ", ".join(parts)
-
-
-def _read_token(name: str | None) -> Secret | None:
-    from tailrace.option.value import Secret
-
-    if name is None:
-        return None
-    if not (text := os.environ.get(name, "")):
-        raise ConfigError(f"the environment variable {name} is not set", fix=f"export {name}=…")
-    return Secret(text)

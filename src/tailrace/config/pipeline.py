@@ -32,8 +32,8 @@ from pydantic_core import ErrorDetails
 
 from tailrace.alert.option import AlertOptions
 from tailrace.config.document import Document, KeyPath, Problem, parse, references, refuse, substitute
-from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address, suggest
-from tailrace.errors import ConfigError
+from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address
+from tailrace.errors import ConfigError, suggest
 from tailrace.option.table import SOURCE_KEYS, TableOptions
 from tailrace.option.value import Dsn, Duration, FilePath, OptionContext, Options, Secret, Size, TypedOptions, nearest
 from tailrace.state.runner import LEASE_SECONDS

@@ -12,14 +12,13 @@ imported before its type is asked for.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from tailrace.errors import ConfigError, Finding
+from tailrace.errors import ConfigError, Finding, suggest
 from tailrace.option.value import TypedOptions
 
 if TYPE_CHECKING:
@@ -171,13 +170,6 @@ def load(reference: str, *, extra: str | None = None) -> Any:
 
 def _not_loaded(reference: str, error: Exception) -> ConfigError:
     return ConfigError(f"cannot load {reference}: {error}", fix="install the package that provides it, with its extras")
-
-
-def suggest(word: str, known: list[str]) -> str:
-    """`; did you mean x?` for a near miss, else the list of valid words."""
-    if near := difflib.get_close_matches(word, known, n=1, cutoff=0.6):
-        return f"; did you mean {near[0]}?"
-    return f"; it can be {', '.join(known)}" if known else ""
 
 
 # Is everything ready for a pipeline? `tailrace check` prints these findings, and `tailrace run` begins with them.

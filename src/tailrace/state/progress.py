@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from tailrace.errors import LostError
 from tailrace.state.activity import ActivityStore
 from tailrace.state.record import (
+    LETTER_COLUMNS,
     STATUS_COLUMNS,
     BatchRecord,
     DeadLetter,
@@ -187,6 +188,8 @@ class RequestStore:
 
 # Changes that could not be applied, in SQL.
 
+_LETTER_HEAD = ", ".join(f'"{name}"' for name in LETTER_COLUMNS if name != "raw")
+
 
 class DeadLetterStore:
     """Changes that could not be applied, as their upstream sent them."""
@@ -240,6 +243,21 @@ class DeadLetterStore:
         wanted += " AND status = :status" if status is not None else ""
         rows = self._session.read(f"{wanted} ORDER BY id", table=table, status=status)
         return [read_dead_letter(row) for row in rows]
+
+    def recent_letters(self, count: int, table: str | None = None) -> list[DeadLetter]:
+        """The newest first, of any status, without their bytes; of one table, by its name, or of all."""
+        wanted = f"SELECT {_LETTER_HEAD}, NULL AS raw FROM dead_letter WHERE pipeline = :pipeline"  # noqa: S608 - ours
+        wanted += ' AND "table" = :table' if table is not None else ""
+        rows = self._session.read(f"{wanted} ORDER BY last_at DESC, id DESC LIMIT :count", table=table, count=count)
+        return [read_dead_letter(row) for row in rows]
+
+    def letter_counts(self) -> dict[str, int]:
+        """By the tables' upstream ids, how many of their changes wait."""
+        rows = self._session.read(
+            "SELECT upstream_id, COUNT(*) AS waiting FROM dead_letter"
+            " WHERE pipeline = :pipeline AND status = 'waiting' GROUP BY upstream_id"
+        )
+        return {row["upstream_id"]: row["waiting"] for row in rows}
 
     def dead_letter(self, letter_id: int) -> DeadLetter | None:
         rows = self._session.read("SELECT * FROM dead_letter WHERE pipeline = :pipeline AND id = :id", id=letter_id)

@@ -252,7 +252,7 @@ STATUS_COLUMNS = (
 
 _REQUEST_COLUMNS = ("id", "kind", "table", "at", "argument", "done_at", "outcome")
 
-_LETTER_COLUMNS = (
+LETTER_COLUMNS = (
     "id",
     "upstream_id",
     "table",
@@ -334,7 +334,7 @@ def read_request(row: Row) -> OperatorRequest:
 
 
 def read_dead_letter(row: Row) -> DeadLetter:
-    return DeadLetter(**_read(row, _LETTER_COLUMNS))
+    return DeadLetter(**_read(row, LETTER_COLUMNS))
 
 
 def read_batch(row: Row) -> BatchRecord:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from tailrace.errors import Finding, TailraceError
 from tailrace.model.delivery_status import DeliveryStatus
 from tailrace.state.record import now, storable, text_of, time_of
-from tailrace.state.transaction import StateSession
+from tailrace.state.transaction import StateSession, StateTransaction
 
 _FIRST_FORMAT = 4
 """Older stores lack the table, and have no report."""
@@ -78,6 +78,23 @@ class AlertRecord:
         return cls(**{**values, "since": since, "told_at": told, "tables": tables})
 
 
+# The code of the error that stopped each table: a report on a subject of its own.
+
+_FAILURE = "failure "
+_PUT = (
+    "INSERT INTO report (pipeline, subject, value, at) VALUES (:pipeline, :subject, :value, :at)"
+    " ON CONFLICT (pipeline, subject) DO UPDATE SET value = excluded.value, at = excluded.at"
+)
+
+
+def put_failure_code(tx: StateTransaction, upstream_id: str, code: str) -> None:
+    tx.run(_PUT, subject=_FAILURE + upstream_id, value=code, at=text_of(now()))
+
+
+def drop_failure_code(tx: StateTransaction, upstream_id: str) -> None:
+    tx.run("DELETE FROM report WHERE pipeline = :pipeline AND subject = :subject", subject=_FAILURE + upstream_id)
+
+
 class ReportStore:
     """What the last run reported. Each report replaces the one before it on the same subject."""
 
@@ -127,20 +144,34 @@ class ReportStore:
             return
         with self._session.write() as tx:
             tx.run(
-                "INSERT INTO report (pipeline, subject, value, at) VALUES (:pipeline, :subject, :value, :at)"
-                " ON CONFLICT (pipeline, subject) DO UPDATE SET value = excluded.value, at = excluded.at",
+                _PUT,
                 subject=subject,
                 value=text,
                 at=text_of(now()),
             )
             tx.then(lambda: written.update({subject: text}))
 
-    def _report(self, subject: ReportSubject) -> Any:
+    def failure_codes(self) -> dict[str, str]:
+        """By the tables' upstream ids, the code of the error that stopped each last, also of those that go on since."""
+        if not self._has_reports():
+            return {}
+        rows = self._session.read(
+            "SELECT subject, value FROM report WHERE pipeline = :pipeline AND subject LIKE :subjects",
+            subjects=f"{_FAILURE}%",
+        )
+        return {row["subject"].removeprefix(_FAILURE): row["value"] for row in rows}
+
+    def _has_reports(self) -> bool:
         database = self._session.database
         with self._session.lock:
             if self._reported is None and database.format(database.read) < _FIRST_FORMAT:
-                return None
+                return False
             self._reported = self._reported or {}
+            return True
+
+    def _report(self, subject: ReportSubject) -> Any:
+        if not self._has_reports():
+            return None
         rows = self._session.read(
             "SELECT value FROM report WHERE pipeline = :pipeline AND subject = :subject", subject=subject
         )

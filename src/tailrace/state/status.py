@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -17,6 +17,8 @@ from tailrace.state.report import AlertRecord
 
 _RATE_BATCHES = 50
 _RATE_SECONDS = 60.0
+_TABLE_RATE_SECONDS = 10.0
+"""Over how long the rate of a table is measured: batches come in turns, and a shorter time would show 0 in between."""
 _SHOWN_REQUESTS = 20
 _SLOT_MINUTES = 10
 """Over how long the growth of a slot is measured."""
@@ -26,13 +28,15 @@ _SLOT_MINUTES = 10
 class TableStatus(TableRecord):
     """One table. `lag_bytes` is how much of the server's log it has not applied, where the upstream counts in bytes;
     `lag_seconds` how old its last applied change is while more is waiting, 0 when nothing is. None: not known.
-    `letters` of its changes wait as dead letters. `counts` are since its last copy began."""
+    `letters` of its changes wait as dead letters. `counts` are since its last copy began. `code` is that of the error
+    that stopped it."""
 
     lag_bytes: int | None = None
     lag_seconds: float | None = None
     rows_per_second: float | None = None
     letters: int = 0
     counts: ChangeCounts = field(default_factory=ChangeCounts)
+    code: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -54,6 +58,7 @@ class TableStatus(TableRecord):
             "last_change_committed_at": _iso(self.last_change_committed_at),
             "last_applied_at": _iso(self.last_applied_at),
             "reason": self.reason,
+            "code": self.code,
             "fix": self.fix,
             "retry": self.retry,
             "attempts": self.attempts,
@@ -145,7 +150,7 @@ class PipelineStatus:
         details = store.batch_details(_RATE_BATCHES)
         totals = store.totals()
         counts = {detail.id: detail.counts for detail in details}
-        letters = Counter(letter.upstream_id for letter in store.dead_letters(status="waiting"))
+        letters, codes = store.letter_counts(), store.failure_codes()
         return cls(
             pipeline=store.pipeline().name,
             at=at,
@@ -153,7 +158,8 @@ class PipelineStatus:
             tables=tuple(
                 replace(
                     _status_of(table, applied, source, at, before),
-                    letters=letters[table.upstream_id],
+                    letters=letters.get(table.upstream_id, 0),
+                    code=codes.get(table.upstream_id) if table.state is TableState.ERRORED else None,
                     counts=totals.get(table.upstream_id, ChangeCounts()),
                 )
                 for table in store.tables()
@@ -235,6 +241,23 @@ class PipelineStatus:
         if delivery.oldest is None:
             return None
         return max(0.0, (self.at - datetime.fromisoformat(delivery.oldest)).total_seconds())
+
+
+class StatusReader:
+    """Reads the status again and again: tables have the rate of the ten seconds before, or since the reading before."""
+
+    def __init__(self) -> None:
+        self._readings: deque[TableReading] = deque()
+
+    def read(self, store: StateStore) -> PipelineStatus:
+        now = _now()
+        while len(self._readings) > 1 and self._readings[1].is_older(_TABLE_RATE_SECONDS, now):
+            self._readings.popleft()
+        if self._readings and self._readings[-1].is_older(_RATE_SECONDS, now):
+            self._readings.clear()
+        status = PipelineStatus.read(store, before=self._readings[0] if self._readings else None, at=now)
+        self._readings.append(TableReading.of(status))
+        return status
 
 
 def _runner_of(owner: Owner) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from tailrace.state.record import TABLE_COLUMNS, Retry, TableRecord, TableUpdate, now, storable, write_table
+from tailrace.state.report import drop_failure_code, put_failure_code
 from tailrace.state.state_machine import PASSING, TableState, TransitionError, check_move, durable, resumed
 from tailrace.state.transaction import StateSession, StateTransaction
 
@@ -181,17 +182,22 @@ class TableStore:
         resume: str | None = None,
         attempts: int | None = None,
         next_try: datetime | None = None,
+        code: str | None = None,
     ) -> None:
         """Errored, with what people need to know. `resume` is the position where the table goes on after the fix.
 
-        `attempts` is how often it failed since its last success (None: as before), `next_try` when to try again.
+        `attempts` is how often it failed since its last success (None: as before), `next_try` when to try again, `code`
+        that of the error (None: as before).
         """
-        self._change(
-            upstream_id,
-            lambda table: fail(
-                table, now(), reason, fix=fix, retry=retry, resume=resume, attempts=attempts, next_try=next_try
-            ),
-        )
+        with self._session.write() as tx:
+            before = self._find(tx, upstream_id)
+            after = fail(
+                before, now(), reason, fix=fix, retry=retry, resume=resume, attempts=attempts, next_try=next_try
+            )
+            if after != before:
+                self._save(tx, [after])
+            if code is not None:
+                put_failure_code(tx, upstream_id, code)
 
     def recover_table(self, upstream_id: str) -> None:
         """From Errored back to the state it failed in, or to FinishedCopy from a later one: it has to catch up.
@@ -233,6 +239,7 @@ class TableStore:
                     f"DELETE FROM {table} WHERE pipeline = :pipeline AND upstream_id = :upstream_id",  # noqa: S608
                     upstream_id=upstream_id,
                 )
+            drop_failure_code(tx, upstream_id)
             self._drop_dead_letters(tx, [upstream_id])
             tx.then(lambda: tx.memory.drop_table(upstream_id))
             tx.then(lambda: self.overlay(upstream_id, None))

@@ -18,8 +18,8 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from tailrace.config.pipeline import load
-from tailrace.config.registry import open_source, suggest
-from tailrace.errors import ConfigError, SchemaChangedError
+from tailrace.config.registry import open_source
+from tailrace.errors import ConfigError, SchemaChangedError, suggest
 from tailrace.model.change import EXACT, UNCHANGED, Changes, Op, op_names, position_texts
 from tailrace.model.collapse import fit
 from tailrace.model.schema import TableName, TableSchema

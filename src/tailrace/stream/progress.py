@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -23,7 +22,7 @@ from tailrace.state import BatchRecord, SourceStatus, StateStore, TableRecord, T
 from tailrace.state.applied import WHOLE
 from tailrace.state.record import ChangeCounts
 from tailrace.state.state_machine import WAY
-from tailrace.state.status import PipelineStatus, TableReading, take_sample
+from tailrace.state.status import PipelineStatus, StatusReader, take_sample
 from tailrace.stream.micro_batch import KnownTables, TableResult
 from tailrace.stream.table_failure import UNFOLLOWED, TableFailures
 
@@ -32,8 +31,6 @@ _log = logging.getLogger(__name__)
 EVENT_SECONDS = 10.0
 SAMPLE_SECONDS = 10.0
 """How often rates and lags are recorded."""
-RATE_SECONDS = 10.0
-"""Over how long the rate of a table is measured: batches come in turns, and a shorter time would show 0 in between."""
 PRUNE_BATCHES = 50
 """Schema versions that are no longer needed are removed once in this number of batches."""
 
@@ -63,7 +60,7 @@ class ProgressRecorder:
         self._failures = TableFailures(store, tables, clock)
         self._lock = threading.Lock()
         self._results: dict[int, list[TableResult]] = {}
-        self._readings: deque[TableReading] = deque()
+        self._status = StatusReader()
         self._counts = ChangeCounts()
         self._sampled_at = time.monotonic()
         self._passed: Sequence[str] | None = None
@@ -399,11 +396,7 @@ class ProgressRecorder:
         self._store.put_source_status(waits)
 
     def status(self) -> PipelineStatus:
-        while len(self._readings) > 1 and self._readings[1].is_older(RATE_SECONDS, self._clock()):
-            self._readings.popleft()
-        status = PipelineStatus.read(self._store, before=self._readings[0] if self._readings else None)
-        self._readings.append(TableReading.of(status))
-        return status
+        return self._status.read(self._store)
 
 
 def _counts(result: TableResult) -> ChangeCounts:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
 from tailrace.advice import advice_for
-from tailrace.errors import Finding, TailraceError
+from tailrace.errors import Finding, PreflightError, TailraceError
 from tailrace.option.table import TableOptions
 from tailrace.state import StateStore, TableRecord
 from tailrace.state.record import Retry
@@ -56,6 +56,7 @@ class TableFailures:
             retry,
             resume=None if advice.recopies else reached,
             attempts=attempts,
+            code=error.code,
             wait=0.0 if advice.recopies else None,
         )
 
@@ -64,7 +65,8 @@ class TableFailures:
         each costs no batch."""
         retry = self._retry_of(table, "timed")
         attempts = table.attempts + 1
-        self._stop(table, finding.message, finding.fix, retry, resume=reached, attempts=attempts)
+        code = PreflightError.code
+        self._stop(table, finding.message, finding.fix, retry, resume=reached, attempts=attempts, code=code)
 
     def _retry_of(self, table: TableRecord, advised: Retry) -> Retry:
         own = self._tables.settings_of(table.name).errors.retry
@@ -79,6 +81,7 @@ class TableFailures:
         *,
         resume: str | None,
         attempts: int,
+        code: str,
         wait: float | None = None,
     ) -> None:
         if wait is None:
@@ -91,5 +94,6 @@ class TableFailures:
             retry=retry,
             resume=None if retry == "none" else resume,
             attempts=attempts,
+            code=code,
             next_try=self._clock() + timedelta(seconds=wait) if retry == "timed" else None,
         )

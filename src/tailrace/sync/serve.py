@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,11 @@ import uvicorn
 
 from tailrace.capture.layout import served_tape
 from tailrace.errors import ConfigError
+from tailrace.option.value import is_loopback
 from tailrace.sync.served_file import HISTORY_BYTES, ServedFile
 from tailrace.sync.served_tape import ServedTape
 from tailrace.sync.server import SyncEndpoint, SyncLimits
-from tailrace.system.http_listener import HttpConnection, listening, secure
+from tailrace.system.http_listener import HttpConnection, HttpServer, listening, secure
 
 _CONNECTIONS = 256
 _KEEP_ALIVE_SECONDS = 75
@@ -97,7 +97,7 @@ async def _run(
     tape: ServedTape | None,
     on_start: Callable[[], None],
 ) -> None:
-    server = _Server(config)
+    server = HttpServer(config)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     others = [asyncio.create_task(endpoint.watch())]
     if tape is not None:
@@ -122,18 +122,3 @@ async def _run(
             other.cancel()
             with suppress(asyncio.CancelledError):
                 await other
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can connect to such an address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The owner handles signals."""
-        yield

@@ -212,6 +212,22 @@ class ProgressContract(Stores):
         assert kept.first_at <= kept.last_at
         assert "xff" not in repr(kept)
 
+    def test_the_code_of_the_error_that_stopped_a_table_is_kept_until_another_or_its_end(
+        self, store: StateStore, address: StoreAddress
+    ) -> None:
+        store.add_table("1", "public.a"), store.add_table("2", "public.b")
+        assert store.failure_codes() == {}
+        store.fail_table("1", "no", code="unfit")
+        store.fail_table("2", "no")
+        assert store.failure_codes() == {"1": "unfit"}
+        store.fail_table("1", "the journal is full")
+        assert store.failure_codes() == {"1": "unfit"}
+        store.fail_table("1", "no", code="schema-changed")
+        with address.open_reading() as reader:
+            assert reader.failure_codes() == {"1": "schema-changed"}
+        store.forget_table("1")
+        assert store.failure_codes() == {}
+
     def test_letters_are_listed_by_table_and_status(self, store: StateStore) -> None:
         one, two = letter(store, 1), letter(store, 2)
         store.settle_dead_letter(two, "skipped")
@@ -219,6 +235,11 @@ class ProgressContract(Stores):
         assert [kept.id for kept in store.dead_letters()] == [one, two]
         assert [kept.id for kept in store.dead_letters("public.a", "waiting")] == [one]
         assert [kept.id for kept in store.dead_letters(status="skipped")] == [two]
+        assert store.letter_counts() == {"1": 1}
+        recent = store.recent_letters(5, "public.a")
+        assert [(kept.id, kept.status, kept.raw) for kept in recent] == [(two, "skipped", None), (one, "waiting", None)]
+        assert [kept.id for kept in store.recent_letters(1)] == [two]
+        assert store.recent_letters(5, "public.b") == []
         assert store.dead_letters("public.b") == []
 
     def test_a_resolved_letter_that_fails_again_waits_and_a_skipped_one_stays_skipped(self, store: StateStore) -> None:

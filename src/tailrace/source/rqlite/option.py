@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import ipaddress
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import unquote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
 from tailrace.errors import ConfigError
-from tailrace.option.value import FilePath, Options, Secret, Size, split_listen
+from tailrace.option.value import FilePath, Options, Secret, Size, is_loopback, split_listen
 from tailrace.source.option import DraftSection, JournalOptions, SourceOptions
 
 SERVICE = "rqlite"
 """The service of events that name none: rqlite sends `service_id` only when it is configured."""
 
 MAX_BODY_BYTES = 128_000_000
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach a listener at this address."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _listen(value: str) -> str:

@@ -30,7 +30,7 @@ from tailrace.source.rqlite.request import folder_of
 from tailrace.system.atomic_file import make_private_folder, remove
 from tailrace.system.child_process import BUSY, write_status
 from tailrace.system.file_lock import is_current, is_locked, try_lock
-from tailrace.system.http_listener import HttpConnection, listening, secure
+from tailrace.system.http_listener import HttpConnection, HttpServer, listening, secure
 
 _log = logging.getLogger(__name__)
 
@@ -166,7 +166,7 @@ class RqliteReceiver:
                     _log.warning("cluster %r: %s", service, error)  # its next request tries again
 
     async def _serve(self, listener: socket.socket, on_status: Callable[[dict[str, object]], None]) -> None:
-        server = _Server(self._configure())
+        server = HttpServer(self._configure())
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         tended = 0.0
         try:
@@ -215,13 +215,6 @@ class RqliteReceiver:
             timeout_graceful_shutdown=int(BODY_SECONDS / 6),
             ssl_context_factory=(lambda config, default: context) if context is not None else None,
         )
-
-
-class _Server(uvicorn.Server):
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """The owner handles signals."""
-        yield
 
 
 def _limits(options: RqliteReceiverOptions) -> Limits:
