@@ -41,7 +41,8 @@ def _without_slatedb(monkeypatch: pytest.MonkeyPatch) -> None:
             raise importlib.metadata.PackageNotFoundError(package)
         return importlib.metadata.version(package)
 
-    monkeypatch.setattr("tailrace.cli.doctor.version_of", version)
+    # By its module: the package has the command under the same name.
+    monkeypatch.setattr(sys.modules[_packages.__module__], "version_of", version)
 
 
 def test_the_machine_of_the_tests_has_what_is_needed() -> None:
@@ -69,6 +70,22 @@ def test_a_machine_without_java_is_told_how_to_get_one(monkeypatch: pytest.Monke
     broken, missing = findings(code=3)["Java"]
     assert "/nowhere/bin/java (from JAVA_HOME), cannot be run" in broken["message"]
     assert (missing["level"], "tailrace[embedded]" in missing["fix"]) == ("error", True)
+
+
+def test_an_environment_that_is_not_activated_is_told_what_a_session_of_its_own_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # one without site-packages
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    (found,) = findings(code=0)["Python of Spark"]
+    assert (found["level"], f"{python} has no tailrace" in found["message"]) == ("warning", True)
+    assert f"export PYSPARK_PYTHON={sys.executable}" in found["fix"]
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    (found,) = findings(code=0)["Python of Spark"]
+    assert found["level"] == "ok"
 
 
 @pytest.mark.usefixtures("_without_slatedb")
