@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 
@@ -42,3 +43,20 @@ def test_what_the_source_leaves_out_is_noted_at_once_and_every_few_seconds(monke
     with Inspection(list, lambda: [PROBLEM], lambda notices: noted.append(list(notices))):
         assert noted[0] == [PROBLEM]
         wait_until(lambda: len(noted) > 2)
+
+
+def test_a_source_that_takes_long_to_answer_is_asked_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inspection, "NOTICE_SECONDS", 0.01)
+    asked: list[float] = []
+
+    def look() -> list[Finding]:
+        began = time.thread_time()
+        while time.thread_time() - began < 0.02:
+            pass
+        asked.append(time.monotonic())
+        return []
+
+    with Inspection(list, look, lambda notices: None):
+        wait_until(lambda: len(asked) > 2)
+    # The first is made by the caller; each later one waits for a hundred times what the one before took.
+    assert asked[2] - asked[1] >= 2.0

@@ -83,6 +83,13 @@ def test_a_table_is_tried_again_when_its_time_has_come_and_not_before(scene: Sce
     assert scene.state("2") is TableState.READY
 
 
+def test_tables_that_go_on_are_not_looked_at(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
+    scene.fail(wait_seconds=0)
+    monkeypatch.setattr(scene.store, "tables", None, raising=False)
+    scene.supervisor.poll(is_full=True)
+    assert scene.state() is TableState.FINISHED_COPY
+
+
 @pytest.mark.parametrize("retry", ["manual", "none"])
 def test_a_table_that_waits_for_an_operator_is_not_retried_by_itself(scene: Scene, retry: str) -> None:
     scene.fail(retry=retry)

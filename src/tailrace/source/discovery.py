@@ -9,7 +9,7 @@ from tailrace.errors import UnavailableError
 
 DISCOVERY_SECONDS = 2.0
 """How long a result is used before the upstream is asked again."""
-DISCOVERY_TIMES = 50
+DISCOVERY_TIMES = 100
 """And at least so many times the CPU time that the last result took, if that was long: there are many tables."""
 LONG_SECONDS = 0.02
 

@@ -7,6 +7,7 @@ Tables that have caught up read the log together; new ones are copied first and 
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -44,6 +45,8 @@ class LogFollower(Follower, Generic[At]):
         self.goal: Any = None
         """A run with `--once` reads no further than this, or than the position at which a table was copied."""
         self._idle: tuple[Offset, TableDirectives, object] | None = None
+        self._read: deque[tuple[Offset, At]] = deque(maxlen=2)
+        """The last offsets, as Spark gives them and as they were read."""
 
     # -- every source implements these --------------------------------------------------------------------
 
@@ -171,6 +174,16 @@ class LogFollower(Follower, Generic[At]):
     # -- the follower -------------------------------------------------------------------------------------
 
     def _offset(self, raw: Offset) -> At:
+        # Spark names the same offset several times in a batch, and with thousands of tables reading it takes long.
+        for known, read in self._read:
+            if known == raw:
+                return read
+        read = self.read_offset(raw)
+        self._read.append((raw, read))
+        return read
+
+    def read_offset(self, raw: Offset) -> At:
+        """Read an offset from Spark."""
         return self.offset_type.from_json(raw)
 
     def _at(self, place: Any) -> Offset:

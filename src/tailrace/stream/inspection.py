@@ -14,6 +14,8 @@ from tailrace.errors import Finding, TailraceError, problems
 
 NOTICE_SECONDS = 10.0
 """How often the source is asked what it leaves out."""
+NOTICE_TIMES = 100
+"""And not before so many times the CPU time that the last answer took: with thousands of tables that is long."""
 _POLL_SECONDS = 0.1
 END_SECONDS = 1.0
 
@@ -52,14 +54,15 @@ class Inspection:
         return None
 
     def _run(self) -> None:
-        looked_at = time.monotonic()
+        due = time.monotonic() + NOTICE_SECONDS
         while not self._ended.is_set():
             if self._wanted.is_set():
                 self._wanted.clear()
                 self._inspect()
-            if time.monotonic() - looked_at >= NOTICE_SECONDS:
-                looked_at = time.monotonic()
+            if time.monotonic() >= due:
+                used = time.thread_time()
                 self.look_again()
+                due = time.monotonic() + max(NOTICE_SECONDS, NOTICE_TIMES * (time.thread_time() - used))
             self._ended.wait(_POLL_SECONDS)
 
     def _inspect(self) -> None:

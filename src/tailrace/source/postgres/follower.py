@@ -75,7 +75,7 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self._entries: Mapping[int, PostgresTableOffset] = {}
         """Those of the last offset that was read. Few change from batch to batch."""
 
-    def _offset(self, raw: Offset) -> PostgresOffset:
+    def read_offset(self, raw: Offset) -> PostgresOffset:
         read = PostgresOffset.from_json(raw, self._entries)
         self._entries = read.tables
         return read

@@ -155,20 +155,19 @@ def notices(source: PostgresSource) -> list[Finding]:
     """What is left out without an error: tables that are not published, columns that are not sent, changes of unlogged
     partitions, and the messages of an event trigger of another version."""
     with session(source.dsn, "comparing the tables with the publication") as connection:
-        trigger = _trigger(connection)
+        trigger, selected = _trigger(connection), select_published(connection, source)
         return [
-            *_left_out(connection, source),
-            *unlogged_partitions(connection, select_published(connection, source)),
+            *_left_out(connection, source, selected),
+            *unlogged_partitions(connection, selected),
             *([trigger] if trigger.level == "warning" else []),
         ]
 
 
-def _left_out(connection: PgConnection, source: PostgresSource) -> list[Finding]:
+def _left_out(connection: PgConnection, source: PostgresSource, selected: Sequence[Published]) -> list[Finding]:
     relations = list_tables(connection)
     publication = source.options.publication
     exists = publication_exists(connection, publication)
     shown = list_published(connection, publication) if exists else {}
-    selected = select_published(connection, source)
     missing = unpublished(source, relations, {published.schema.table for published in selected})
     mark = read_mark(connection, publication) if exists and source.extends_publication else None
     if not exists or mark is not None:
@@ -245,7 +244,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
     names = [published.schema.table for published in selected]
     if not publication_exists(connection, source.options.publication):
         if not names:
-            return [replace(finding, level="error") for finding in _left_out(connection, source)] or [
+            return [replace(finding, level="error") for finding in _left_out(connection, source, selected)] or [
                 Finding("error", "tables", "tables.include matches no table", _known(relations))
             ]
         statement = (
@@ -260,7 +259,11 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
         if not _may_publish(connection, [published.oid for published in selected]):
             return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
         created = f"{source.options.publication!r} will be created for {len(names)} tables"
-        return [Finding("ok", "publication", created), *_left_out(connection, source), *_numeric(selected, source)]
+        return [
+            Finding("ok", "publication", created),
+            *_left_out(connection, source, selected),
+            *_numeric(selected, source),
+        ]
     if not names:
         return [
             Finding(
@@ -271,7 +274,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
             )
         ]
     findings = [Finding("ok", "publication", f"{source.options.publication!r} holds {len(names)} wanted tables")]
-    findings += [*_left_out(connection, source), *_numeric(selected, source)]
+    findings += [*_left_out(connection, source, selected), *_numeric(selected, source)]
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
         [source.options.publication],
