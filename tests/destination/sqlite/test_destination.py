@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tailrace.config.pipeline import from_dict
 from tailrace.config.registry import open_destination
 from tailrace.destination import Batch, TableBatch, chunking
+from tailrace.destination.replica.sql_name import fold_ascii
 from tailrace.destination.sqlite import destination as sqlite
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.destination.sqlite.name import file_name, fold, is_reserved
+from tailrace.destination.sqlite.name import file_name, is_reserved
 from tailrace.destination.sqlite.option import SqliteDestinationOptions
 from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.errors import (
@@ -111,7 +112,7 @@ def test_tables_that_differ_only_in_case_are_refused_together_and_never_mixed(pa
     with pytest.raises(TableError, match=r"taken in the file by the upstream's table shop\.items"):
         write(destination, 0, insert(id=2, name="b", price=2), table=twin)
     assert [row["id"] for row in rows_at(path)] == [1]
-    assert fold("Ä") == "Ä"
+    assert fold_ascii("Ä") == "Ä"
 
 
 VALUES: list[tuple[pa.DataType, Any, Any]] = [
