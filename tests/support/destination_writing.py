@@ -9,7 +9,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination import Batch, TableBatch
+from tailrace.destination import Batch, TableBatch, chunking
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of
 
@@ -33,3 +33,13 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def parts_of(size: int) -> Iterator[None]:
+    """Within the block a batch is written in parts of this many bytes: as if it were larger than memory."""
+    before, chunking.PART_BYTES = chunking.PART_BYTES, size
+    try:
+        yield
+    finally:
+        chunking.PART_BYTES = before

@@ -103,6 +103,10 @@ DESTINATIONS = Registry(
         "delta": BuiltIn(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
         ),
+        "duckdb": BuiltIn(
+            "tailrace.destination.duckdb.option:DuckDbOptions",
+            "tailrace.destination.duckdb.destination:DuckDbDestination",
+        ),
         "sqlite": BuiltIn(
             "tailrace.destination.sqlite.option:SqliteDestinationOptions",
             "tailrace.destination.sqlite.destination:SqliteDestination",

@@ -34,7 +34,8 @@ class Bookkeeping:
 
     run        runs SQL on the connection
     place      where one of the three is, as SQL
-    key        a table's name in `table`, `batch` and `copy`
+    key        a table's name in `batch` and `copy`
+    unique     a table's name in `table`: the same for two that the database takes for one
     is_taken   whether something in the database has the name under which a table would be kept
     holder     what an error calls the database: `the file`
     """
@@ -42,6 +43,7 @@ class Bookkeeping:
     run: RunSql
     place: Callable[[str], str]
     key: Callable[[TableName], str]
+    unique: Callable[[TableName], str]
     is_taken: Callable[[TableName], bool]
     holder: str
 
@@ -72,7 +74,7 @@ class Bookkeeping:
 
         Raises TableError when its name is taken, by a table that tailrace did not make or one that differs in case.
         """
-        found = self._row("table", "upstream, kept", name=self.key(table))
+        found = self._row("table", "upstream, kept", name=self.unique(table))
         if found and found[0] == str(table):
             return TableSchema.from_json(found[1])
         if found or self.is_taken(table):
@@ -85,7 +87,7 @@ class Bookkeeping:
         return None
 
     def put_kept(self, columns: TableSchema) -> None:
-        self._put("table", name=self.key(columns.table), upstream=str(columns.table), kept=columns.to_json())
+        self._put("table", name=self.unique(columns.table), upstream=str(columns.table), kept=columns.to_json())
 
     def copy(self, table: TableName) -> CopyUnderway | None:
         found = self._row("copy", "pipeline, kept", name=self.key(table))

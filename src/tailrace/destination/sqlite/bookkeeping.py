@@ -21,6 +21,7 @@ def bookkeeping(connection: sqlite3.Connection) -> Bookkeeping:
         run=lambda sql, values: connection.execute(sql, values).fetchall(),
         place="_tailrace_{}".format,
         key=file_name,
+        unique=file_name,
         is_taken=is_taken,
         holder="the file",
     )
