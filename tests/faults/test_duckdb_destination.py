@@ -78,7 +78,7 @@ def test_a_pipeline_killed_after_a_commit_keeps_every_type_the_same_as_its_sourc
     scenario.apply()
     assert_equal(scenario)
     ZooTraffic(database.dsn, seed=2).run(200)
-    database.run("ALTER TABLE zoo.every_type ADD COLUMN since text DEFAULT 'before'")
+    database.run("ALTER TABLE zoo.full_log ADD COLUMN since text DEFAULT 'before'")
     ZooTraffic(database.dsn, seed=3).run(20)
     # The batch that is repeated finds itself in the file.
     assert scenario.run_once(failpoints="duckdb.committed:kill") == -signal.SIGKILL
