@@ -107,6 +107,10 @@ DESTINATIONS = Registry(
             "tailrace.destination.duckdb.option:DuckDbOptions",
             "tailrace.destination.duckdb.destination:DuckDbDestination",
         ),
+        "postgres": BuiltIn(
+            "tailrace.destination.postgres.option:PostgresDestinationOptions",
+            "tailrace.destination.postgres.destination:PostgresDestination",
+        ),
         "sqlite": BuiltIn(
             "tailrace.destination.sqlite.option:SqliteDestinationOptions",
             "tailrace.destination.sqlite.destination:SqliteDestination",

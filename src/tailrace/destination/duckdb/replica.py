@@ -18,7 +18,7 @@ from tailrace.destination.replica.arrow_table import ArrowDatabase
 from tailrace.destination.replica.plan import ColumnRules
 from tailrace.destination.replica.sql_name import fold_ascii, quote
 from tailrace.destination.replica.unheld_value import UnheldMask
-from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.schema import Column, TableName, TableSchema
 
 RULES = ColumnRules("the file", kept_type, conversion, fold_ascii)
 _INCOMING = "_tailrace_incoming"
@@ -57,8 +57,8 @@ class DuckDbDatabase(ArrowDatabase):
         self.run(f"CREATE SCHEMA IF NOT EXISTS {self._catalog}.{quote(name.schema)}")
         super().create(name, kept, own)
 
-    def declared(self, kind: pa.DataType) -> str:
-        return declared(kind)
+    def declared(self, column: Column) -> str:
+        return declared(column.type)
 
     def encode(self, values: Any, kind: pa.DataType, column: str, table: str) -> Any:
         return encode(values, kind, column, table)

@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from tailrace.destination.replica.sql_name import quote
 from tailrace.destination.replica.unheld_value import UnheldMask, unfit
 from tailrace.errors import UnfitError
-from tailrace.model.schema import TableName
+from tailrace.model.schema import Column, TableName
 from tailrace.model.value_text import text_of
 
 _PLAIN = {
@@ -111,9 +111,9 @@ def declared(kind: pa.DataType) -> str:
     return f"STRUCT({', '.join(f'{quote(field.name)} {declared(field.type)}' for field in kind)})"
 
 
-def conversion(narrow: pa.DataType, wide: pa.DataType) -> str:
+def conversion(old: Column, new: Column) -> str:
     """The SQL that makes values of one kept type those of a wider one, `{}` being the column."""
-    return "{}" if narrow == wide else f"CAST({{}} AS {declared(wide)})"
+    return "{}" if old.type == new.type else f"CAST({{}} AS {declared(new.type)})"
 
 
 def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:

@@ -8,7 +8,7 @@ ones inserted. No row is looked at in Python.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -34,7 +34,7 @@ from tailrace.destination.replica.unheld_value import UnheldMask, note_unheld, u
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.collapse import Collapsed, Marks, collapse, renamed_exact
-from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.schema import Column, TableName, TableSchema
 
 OWN = {
     POSITION: pa.string(),
@@ -74,8 +74,46 @@ class ArrowDatabase(ABC):
         """A table there, as SQL."""
 
     @abstractmethod
-    def declared(self, kind: pa.DataType) -> str:
-        """The type that a column of this kept type is declared with."""
+    def declared(self, column: Column) -> str:
+        """The type that a kept column is declared with."""
+
+    def given(self, column: Column, value: str) -> str:
+        """The SQL for an incoming value of a kept column, as its declared type."""
+        return value
+
+    def taken(self, column: Column, value: str) -> str:
+        """The SQL for a value of a kept column, as its kept type."""
+        return value
+
+    def upsert(
+        self, name: TableName, key: Sequence[Column], incoming: str, values: Mapping[str, str], idle: Sequence[str]
+    ) -> None:
+        """Insert incoming rows `i` in place of those that have their keys; `values` has the SQL for each column.
+
+        In rows that are changed, `idle` columns are null from then on.
+        """
+        self.run(f"DELETE FROM {self.sql(name)} AS t USING {incoming} AS i WHERE {self.matches(key)}")
+        self.insert(name, incoming, values)
+
+    def insert(self, name: TableName, incoming: str, values: Mapping[str, str]) -> None:
+        columns, found = listed(values), ", ".join(values.values())
+        self.run(f"INSERT INTO {self.sql(name)} ({columns}) SELECT {found} FROM {incoming} AS i")
+
+    def matches(self, key: Sequence[Column]) -> str:
+        """The condition under which a row `t` has the key of the incoming row `i`."""
+        pairs = [(f"t.{quote(each.name)}", self.given(each, f"i.{quote(each.name)}")) for each in key]
+        return " AND ".join(f"{here} {self.same} {incoming}" for here, incoming in pairs)
+
+    def reshape(self, name: TableName, now: TableSchema, plan: ReplicaPlan) -> bool:
+        """Give the columns that stay their new types, and drop those that others replace, with the key if it changes.
+
+        False: the database cannot, and the table is built again.
+        """
+        return False
+
+    def key_statements(self, name: TableName, now: TableSchema, plan: ReplicaPlan) -> list[str]:
+        """What declares the key that the plan has, after `reshape`."""
+        return []
 
     @abstractmethod
     def encode(self, values: Any, kind: pa.DataType, column: str, table: str) -> Any:
@@ -91,9 +129,13 @@ class ArrowDatabase(ABC):
         self.run(f"ALTER TABLE {self.sql(heir)} RENAME TO {quote(name.name)}")
 
     def create(self, name: TableName, kept: TableSchema, own: Iterable[str]) -> None:
-        columns = [f"{quote(column.name)} {self.declared(column.type)}" for column in kept.columns]
-        columns += [f"{quote(name)} {self.declared(OWN[name])}" for name in own]
-        self.run(f"CREATE TABLE {self.sql(name)} ({', '.join(columns)})")
+        columns = [*kept.columns, *(Column(each, OWN[each]) for each in own)]
+        declared = [f"{quote(column.name)} {self.declared(column)}" for column in columns]
+        self.run(f"CREATE TABLE {self.sql(name)} ({', '.join([*declared, *self.constraints(kept)])})")
+
+    def constraints(self, kept: TableSchema) -> list[str]:
+        """What a new table has besides its columns."""
+        return []
 
 
 @dataclass(frozen=True)
@@ -149,7 +191,7 @@ class ArrowTable:
     def require(self, column: str) -> None:
         """Add one of tailrace's own columns if it is missing."""
         if column not in self.own:
-            self._add_column(column, OWN[column])
+            self._add_column(Column(column, OWN[column]))
             self.own.append(column)
 
     def append(self, chunks: Iterable[Changes], now: pa.TimestampScalar) -> int:
@@ -160,7 +202,7 @@ class ArrowTable:
                 self.merge(collapse(part.chunks, table, keep_deleted=self.layout.keeps_deleted), now, None)
                 continue
             for chunk in part.chunks:
-                self._insert(self._rows(chunk.row.flatten(), Marks.of(chunk), now))
+                self._put(self._rows(chunk.row.flatten(), Marks.of(chunk), now))
         return count
 
     def merge(self, collapsed: Collapsed, now: pa.TimestampScalar, refetch: Refetch | None) -> Written:
@@ -176,10 +218,9 @@ class ArrowTable:
         rows = self._rows(columns, marks, now)
         if collapsed.truncated:
             self._clear(truncate_values(collapsed.truncate_marks, now) if self.layout.keeps_deleted else None)
-        deletes = self._encoded(collapsed.deletes)
-        self._delete(pa.concat_tables([deletes, rows.select(deletes.column_names)]))
-        self._insert(rows)
-        deleted = deletes.num_rows
+        self._delete(self._encoded(collapsed.deletes))
+        self._put(rows)
+        deleted = collapsed.deletes.num_rows
         if self.layout.keeps_deleted:
             deleted = int((marks.op == Op.DELETE).sum())
             return Written(collapsed.changes, rows.num_rows - deleted, deleted)
@@ -189,17 +230,21 @@ class ArrowTable:
         """Change the columns to those of a plan."""
         database = self.database
         first = pa.table({column: self._initial(plan, column) for column in plan.initial})
-        if plan.rebuilt:
+        if plan.rebuilt and not database.reshape(self.name, self.kept, plan):
             self._rebuild(plan, first)
         else:
             for old, new in plan.rename_steps():
                 database.run(f"ALTER TABLE {self.place} RENAME COLUMN {quote(old)} TO {quote(new)}")
             for column in plan.added:
-                self._add_column(column.name, column.type)
+                self._add_column(column)
             if first.num_columns:
                 with database.incoming(first) as values:
-                    setting = ", ".join(f"{quote(column)} = i.{quote(column)}" for column in first.column_names)
+                    given = {each: database.given(plan.kept.column(each), f"i.{quote(each)}") for each in plan.initial}
+                    setting = ", ".join(f"{quote(each)} = {value}" for each, value in given.items())
                     database.run(f"UPDATE {self.place} SET {setting} FROM {values} AS i")
+            if plan.rebuilt:
+                for statement in database.key_statements(self.name, self.kept, plan):
+                    database.run(statement)
         self._rename_exact(plan)
         self.kept = plan.kept
 
@@ -233,8 +278,9 @@ class ArrowTable:
         with self.database.incoming(pa.table({"old": before, "new": renamed_exact(before, plan.renamed)})) as names:
             self.database.run(f"UPDATE {self.place} SET {EXACT} = n.new FROM {names} AS n WHERE {EXACT} = n.old")
 
-    def _add_column(self, column: str, kind: pa.DataType) -> None:
-        self.database.run(f"ALTER TABLE {self.place} ADD COLUMN {quote(column)} {self.database.declared(kind)}")
+    def _add_column(self, column: Column) -> None:
+        declared = f"{quote(column.name)} {self.database.declared(column)}"
+        self.database.run(f"ALTER TABLE {self.place} ADD COLUMN {declared}")
 
     def _clear(self, marks: dict[str, pa.Scalar[Any]] | None) -> None:
         """Delete every row; with marks keep the rows and mark those as deleted that were not yet."""
@@ -249,15 +295,21 @@ class ArrowTable:
     def _delete(self, wanted: pa.Table) -> None:
         if wanted.num_rows:
             with self.database.incoming(wanted) as given:
-                self.database.run(f"DELETE FROM {self.place} AS t USING {given} AS k WHERE {self._same()}")
+                condition = self.database.matches(self._key)
+                self.database.run(f"DELETE FROM {self.place} AS t USING {given} AS i WHERE {condition}")
 
-    def _insert(self, rows: pa.Table) -> None:
-        if rows.num_rows:
-            if EXACT in rows.column_names:
-                self.require(EXACT)
-            with self.database.incoming(rows) as given:
-                names = listed(rows.column_names)
-                self.database.run(f"INSERT INTO {self.place} ({names}) SELECT {names} FROM {given}")
+    def _put(self, rows: pa.Table) -> None:
+        if not rows.num_rows:
+            return
+        if EXACT in rows.column_names:
+            self.require(EXACT)
+        values = {name: self.database.given(self._column(name), f"i.{quote(name)}") for name in rows.column_names}
+        idle = [name for name in (*self.kept.arrow.names, *self.own) if name not in values]
+        with self.database.incoming(rows) as given:
+            if self._key:
+                self.database.upsert(self.name, self._key, given, values, idle)
+            else:
+                self.database.insert(self.name, given, values)
 
     def _old_values(self, collapsed: Collapsed) -> tuple[pa.Table, Indexes]:
         """The rows from before the batch with what changes left out; for each incomplete row its index there, or -1."""
@@ -269,9 +321,9 @@ class ArrowTable:
             return schema.empty_table(), at
         sought = self._encoded(collapsed.lookup.filter(pa.array(known)))
         key = sought.column_names
-        columns = ", ".join(f"t.{quote(name)}" for name in dict.fromkeys([*key, *wanted]))
+        columns = self.selected("t", dict.fromkeys([*key, *wanted]))
         with self.database.incoming(sought) as given:
-            is_sought = f"EXISTS (SELECT 1 FROM {given} AS k WHERE {self._same()})"
+            is_sought = f"EXISTS (SELECT 1 FROM {given} AS i WHERE {self.database.matches(self._key)})"
             rows = self.database.ask(f"SELECT {columns} FROM {self.place} AS t WHERE {is_sought}")
         found = rows.select(key).cast(sought.schema)
         at[known] = keys.positions(keys.comparable(sought.columns), keys.comparable(found.columns))
@@ -302,10 +354,17 @@ class ArrowTable:
     def _cast(self, values: Any, kind: pa.DataType, column: str) -> Any:
         return self.database.encode(values, kind, column, str(self.layout.table.table))
 
-    def _same(self) -> str:
-        """The condition under which a row `t` has a key of `k`."""
-        key = self.layout.table.key
-        return " AND ".join(f"t.{quote(name)} {self.database.same} k.{quote(name)}" for name in key)
+    def selected(self, rows: str, names: Iterable[str]) -> str:
+        """The SQL that selects columns of the rows `rows` as their kept types."""
+        taken = {name: self.database.taken(self._column(name), f"{rows}.{quote(name)}") for name in names}
+        return ", ".join(f"{value} AS {quote(name)}" for name, value in taken.items())
+
+    def _column(self, name: str) -> Column:
+        return Column(name, OWN[name]) if name in OWN else self.kept.column(name)
+
+    @property
+    def _key(self) -> list[Column]:
+        return [self.kept.column(name) for name in self.layout.table.key]
 
 
 def _numbered(rows: pa.Table) -> list[str]:

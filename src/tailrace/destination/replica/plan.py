@@ -61,13 +61,13 @@ class ColumnRules:
 
     place        what an error calls it: `the file`
     kept_type    the type that a column is kept as; raises TypeError for one that has no form there
-    conversion   the SQL that makes kept values of one type those of a wider one, `{}` being the column
+    conversion   the SQL that makes values of one kept column those of another, `{}` being the column
     fold         a name as the database compares names
     """
 
     place: str
     kept_type: Callable[[pa.DataType], pa.DataType]
-    conversion: Callable[[pa.DataType, pa.DataType], str]
+    conversion: Callable[[Column, Column], str]
     fold: Callable[[str], str]
 
     def as_kept(self, table: TableSchema) -> TableSchema:
@@ -89,9 +89,9 @@ class ColumnRules:
                 added.append(column)
                 continue
             old = now.columns[match.at]
-            conversion = self.conversion(old.type, match.type)
-            rebuilt = rebuilt or conversion != "{}"
             places[match.at] = replace(column, type=match.type)
+            conversion = self.conversion(old, places[match.at])
+            rebuilt = rebuilt or conversion != "{}"
             sources[column.name] = (old.name, conversion.format(quote(old.name)))
         taken = {self.fold(column.name) for column in wanted.columns}
         kept: list[Column] = []

@@ -15,7 +15,7 @@ from tailrace.destination.sqlite.column import create_sql
 from tailrace.destination.sqlite.value import declared, encode, kept_type
 from tailrace.model.change import EXACT
 
-RULES = ColumnRules("the file", kept_type, lambda narrow, wide: _conversion(narrow, wide), fold_ascii)
+RULES = ColumnRules("the file", kept_type, lambda old, new: _conversion(old.type, new.type), fold_ascii)
 
 
 def initial_values(plan: ReplicaPlan) -> dict[str, Any]:
