@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
 MODEL = frozenset({"errors", "advice", "model", "system"})
 CONFIGURATION = frozenset({"option", "config"})
+POSTGRES = frozenset({"system.libpq", "system.bulk_connection"})
 JOINING = frozenset({"stream", "cli"})
 
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
@@ -30,10 +31,8 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "capture": MODEL | {"option"},
     "sync": MODEL | {"option", "capture"},
     "state": MODEL | {"system.libpq"},
-    "source": MODEL
-    | {"system.child_process", "system.libpq", "system.bulk_connection", "option", "journal", "capture"},
-    "destination": MODEL
-    | {"system.child_process", "system.libpq", "system.bulk_connection", "option", "journal", "state"},
+    "source": MODEL | POSTGRES | {"system.child_process", "option", "journal", "capture"},
+    "destination": MODEL | POSTGRES | {"system.child_process", "option", "journal", "state"},
     "config": MODEL | {"option", "state", "source", "destination"},
     "stream": MODEL | CONFIGURATION | {"capture", "state", "source", "destination"},
     "verify": MODEL | CONFIGURATION,

@@ -12,6 +12,7 @@ from psycopg.rows import dict_row
 from tailrace.destination import Destination
 from tailrace.destination.postgres.destination import PostgresDestination
 from tailrace.model.schema import TableSchema
+from tailrace.option.value import Dsn
 from tailrace.testing.destination import ChunkedCopyContract
 from tests.support.database import PostgresDatabase
 
@@ -19,7 +20,7 @@ from tests.support.database import PostgresDatabase
 class TestPostgres(ChunkedCopyContract):
     @pytest.fixture
     def destination(self, database: PostgresDatabase) -> Destination:
-        return PostgresDestination(dsn=database.dsn)
+        return PostgresDestination(dsn=Dsn(database.dsn))
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, PostgresDestination)
@@ -36,4 +37,4 @@ class TestPostgres(ChunkedCopyContract):
 class TestPostgresWithEveryColumn(TestPostgres):
     @pytest.fixture
     def destination(self, database: PostgresDatabase) -> Destination:
-        return PostgresDestination(dsn=database.dsn, deletes="soft", metadata=True)
+        return PostgresDestination(dsn=Dsn(database.dsn), deletes="soft", metadata=True)

@@ -26,8 +26,7 @@ def rules(*, native: bool) -> ColumnRules:
         before, after = (value.declared(each, native=native) for each in (old, new))
         if before == after:
             return "{}"
-        as_text = "::text" if pa.types.is_string(new.type) else "::text[]" if new.type == pa.list_(pa.string()) else ""
-        return f"{{}}{as_text}::{after}"
+        return f"({value.printed(old, native=native)})::{after}"
 
     return ColumnRules("the database", value.kept_type, conversion, lambda name: name)
 
@@ -70,9 +69,7 @@ class PostgresDatabase(ArrowDatabase):
         return f"{value_sql}::{self.declared(column)}"
 
     def taken(self, column: Column, value_sql: str) -> str:
-        if not value.is_printed(column, native=self._native):
-            return value_sql
-        return f"{value_sql}::text[]" if pa.types.is_list(column.type) else f"{value_sql}::text"
+        return value.printed(column, native=self._native).format(value_sql)
 
     def encode(self, values: Any, kind: pa.DataType, column: str, table: str) -> Any:
         return value.encode(values, kind, column, table)

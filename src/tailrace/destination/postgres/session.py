@@ -61,9 +61,7 @@ class Session:
             sql = re.sub(r"\?", lambda _: f"${next(numbers)}", sql)
         with self._connection.cursor() as cursor:
             cursor.execute(sql, values)
-            with suppress(adbc_driver_manager.ProgrammingError):  # a statement without rows has nothing to fetch
-                return cursor.fetchall()
-        return []
+            return cursor.fetchall() if sql.startswith("SELECT") else []
 
     def ask(self, sql: str) -> pa.Table:
         with self._connection.cursor() as cursor:
@@ -113,14 +111,11 @@ class Session:
                 )
             )
 
-        def key(table: TableName) -> str:
-            return str(place_of(table, self.options.schema_name))
-
         return Bookkeeping(
             run=self.run,
             place=lambda name: f"{quote(BOOK_SCHEMA)}.{quote(name)}",
-            key=key,
-            unique=key,
+            key=str,
+            unique=lambda table: str(place_of(table, self.options.schema_name)),
             is_taken=is_taken,
             holder="the database",
         )

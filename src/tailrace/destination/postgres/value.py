@@ -124,17 +124,23 @@ def native_type(column: Column) -> str | None:
     element = upstream.removesuffix("[]")
     # Of a fixed length it would pad or cut.
     element = "bit varying" if element == "bit" else element
-    return element + "[]" * of_list if element in NATIVE else None
+    # Arrays of inet are cast to text with the cast of inet, which adds a mask.
+    return element + "[]" * of_list if element in NATIVE and (element != "inet" or not of_list) else None
 
 
 def _declared(kind: pa.DataType) -> str:
     return f"numeric({kind.precision}, {kind.scale})" if pa.types.is_decimal(kind) else _PLAIN[kind]
 
 
-def is_printed(column: Column, *, native: bool) -> bool:
-    """Whether the values of a kept column are read as the text that the database prints."""
+def printed(column: Column, *, native: bool) -> str:
+    """The SQL for the values of a kept column as its kept type, `{0}` being the column."""
+    if native and native_type(column) == "inet":
+        # The cast to text adds a mask.
+        return "CASE WHEN {0} IS NOT NULL THEN format('%s', {0}) END"
     kind = column.type.value_type if pa.types.is_list(column.type) else column.type
-    return pa.types.is_decimal(kind) or (native and native_type(column) is not None)
+    if pa.types.is_decimal(kind) or (native and native_type(column) is not None):
+        return "{0}::text[]" if pa.types.is_list(column.type) else "{0}::text"
+    return "{0}"
 
 
 def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:

@@ -80,7 +80,7 @@ class Bookkeeping:
         if found or self.is_taken(table):
             owner = f"by the upstream's table {found[0]}" if found else "by something that tailrace did not make"
             raise TableError(
-                f"the name {self.key(table)} is taken in {self.holder} {owner}",
+                f"the name {self.unique(table)} is taken in {self.holder} {owner}",
                 table=str(table),
                 fix=f"rename or drop that one, or keep this table in another {self.holder.removeprefix('the ')}",
             )
