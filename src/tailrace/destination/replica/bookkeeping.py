@@ -16,7 +16,7 @@ from tailrace.errors import TableError
 from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName, TableSchema
 
-RunStatement = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
+Execute = Callable[[str, Sequence[Any]], list[tuple[Any, ...]]]
 """Runs a statement with a value for each `?` and returns its rows."""
 
 
@@ -40,7 +40,7 @@ class Bookkeeping:
     holder     what an error calls the database: `the file`
     """
 
-    run: RunStatement
+    run: Execute
     place: Callable[[str], str]
     key: Callable[[TableName], str]
     unique: Callable[[TableName], str]
