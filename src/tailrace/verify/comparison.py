@@ -292,7 +292,7 @@ class _Differences:
 
 
 Mask = npt.NDArray[np.bool_]
-Digests = npt.NDArray[Any]
+_RowDigests = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class _Difference:
         return pa.concat_tables([here, there])
 
 
-def _chosen(side: pa.Table, chosen: Mask, kinds: npt.NDArray[Any], ours: Digests, theirs: Digests) -> pa.Table:
+def _chosen(side: pa.Table, chosen: Mask, kinds: npt.NDArray[Any], ours: _RowDigests, theirs: _RowDigests) -> pa.Table:
     rows = side.drop_columns([DIGEST])
     for name, values in ((_KIND, kinds.astype(np.int8)), (_OURS, ours), (_THEIRS, theirs)):
         rows = rows.append_column(name, pa.array(values))
