@@ -40,7 +40,7 @@ from tailrace.testing.destination import (
     update,
     with_columns,
 )
-from tests.support.destination_writing import files_of_at_most, write
+from tests.support.destination_writing import files_of_at_most, with_exact, write
 
 COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 
@@ -242,12 +242,6 @@ def test_a_soft_truncate_marks_every_row_that_was_alive(path: Path) -> None:
         ("a", "truncate", COMMITTED),
         ("new", "insert", None),
     ]
-
-
-def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
-    batch = changes[0].batch
-    at = batch.schema.get_field_index("exact")
-    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]
 
 
 @pytest.mark.parametrize("how", ["renamed", "rebuilt"])

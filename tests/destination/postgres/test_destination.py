@@ -43,7 +43,7 @@ from tailrace.testing.destination import (
     with_columns,
 )
 from tests.support.database import PostgresDatabase
-from tests.support.destination_writing import write
+from tests.support.destination_writing import with_exact, write
 
 COMMITTED = datetime.datetime(2024, 1, 1, tzinfo=datetime.UTC)
 
@@ -186,12 +186,6 @@ def test_soft_deletes_and_metadata_describe_each_row(database: PostgresDatabase)
     assert database.rows(found) == [("again", "insert", None), ("b", "truncate", COMMITTED)]
     write(PostgresDestination(dsn=Dsn(database.dsn), deletes="soft"), 3, update(id=1, name="c"))
     assert database.rows(found)[0] == ("c", None, None)
-
-
-def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
-    batch = changes[0].batch
-    at = batch.schema.get_field_index("exact")
-    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]
 
 
 def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(
@@ -337,6 +331,17 @@ def test_lanes_that_write_at_once_make_what_they_share_once(
         thread.join()
     assert failed == []
     assert [database.rows(f"SELECT count(*) FROM {table.table}") for table in tables] == [[(3,)]] * 4
+
+
+def test_a_replica_in_the_database_of_its_source_is_not_replicated_again(database: PostgresDatabase) -> None:
+    destination = PostgresDestination(dsn=Dsn(database.dsn), schema="copy_{schema}")
+    write(destination, 0, insert(id=1, name="a", price=1))
+    replica = TableSchema(TableName("copy_shop", "items"), ITEMS.columns, ("id",))
+    assert [finding.level for finding in destination.check([ITEMS, replica])] == ["ok", "ok", "error"]
+    with pytest.raises(TableError, match=r"the replica of shop\.items") as caught:
+        write(destination, 0, insert(id=1, name="a", price=1), table=replica)
+    assert "tables.exclude" in (caught.value.fix or "")
+    assert database.rows("SELECT 1 FROM pg_namespace WHERE nspname = 'copy_copy_shop'") == []
 
 
 def test_a_table_that_tailrace_did_not_make_is_refused_and_left_alone(

@@ -50,7 +50,7 @@ from tailrace.testing.destination import (
     update,
     with_columns,
 )
-from tests.support.destination_writing import files_of_at_most, write
+from tests.support.destination_writing import files_of_at_most, with_exact, write
 
 COMMITTED = "2024-01-01T00:00:00.000000Z"
 LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
@@ -205,12 +205,6 @@ def test_a_table_without_a_key_is_a_log_of_its_changes(path: Path) -> None:
         ("x", "insert"),
     ]
     assert all(len(position) == 32 for (position,) in query(path, 'SELECT _tailrace_position FROM "shop.log"'))
-
-
-def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
-    batch = changes[0].batch
-    at = batch.schema.get_field_index("exact")
-    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]
 
 
 def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(path: Path) -> None:

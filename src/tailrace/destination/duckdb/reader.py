@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,8 +12,8 @@ from tailrace.destination.duckdb.replica import RULES, DuckDbDatabase
 from tailrace.destination.duckdb.replica_file import bookkeeping, opened, reaching
 from tailrace.destination.duckdb.value import encode, unheld
 from tailrace.destination.metadata import DELETED_AT
+from tailrace.destination.replica.comparable_row import comparable_rows, comparable_schema
 from tailrace.destination.replica.sql_name import listed
-from tailrace.destination.replica.unheld_value import note_unheld
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
 from tailrace.model.table_rows import RowBatches, TableRows
@@ -29,24 +28,15 @@ def read_rows(path: Path, table: TableSchema, timeout_seconds: float) -> TableRo
     """
     kept = _as_in_file(path, table, timeout_seconds)
 
-    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays: list[pa.Array[Any]] = []
-        exact: Any = batch.column(EXACT)
-        for column in kept.columns:
-            values = encode(batch.column(column.name), column.type, column.name, str(table.table))
-            if (mask := unheld(values)) is not None:
-                values, exact = note_unheld(values, mask, exact, column.name, table)
-            arrays.append(values)
-        if isinstance(exact, pa.ChunkedArray):
-            exact = exact.combine_chunks()
-        return pa.RecordBatch.from_arrays([*arrays, exact], [*kept.arrow.names, EXACT])
-
-    return TableRows(_rows(path, kept, timeout_seconds) if path.exists() else iter(()), shape)
+    return TableRows(
+        _rows(path, kept, timeout_seconds) if path.exists() else iter(()),
+        lambda batch: comparable_rows(batch, kept, encode, unheld),
+    )
 
 
 def _rows(path: Path, kept: TableSchema, timeout_seconds: float) -> RowBatches:
     names = kept.arrow.names
-    schema = pa.schema([*((column.name, column.type) for column in kept.columns), (EXACT, pa.string())])
+    schema = comparable_schema(kept)
     with reaching(path, str(kept.table)), opened(path, timeout_seconds, read_only=True) as connection:
         if bookkeeping(connection).kept(kept.table) is None:
             return

@@ -15,12 +15,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination.replica.sql_name import quote
-from tailrace.destination.replica.unheld_value import UnheldMask, unfit
+from tailrace.destination.replica.unheld_value import UnheldMask, each_chunk, out_of_range, unfit
 from tailrace.errors import UnfitError
 from tailrace.model.schema import Column, TableName
 from tailrace.model.value_text import text_of
@@ -124,7 +123,7 @@ def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
     try:
         if values.type != kind:
             as_text = pa.types.is_string(kind) and pa.types.is_temporal(values.type)
-            values = _each(values, text_of, kind) if as_text else pc.cast(values, kind)
+            values = each_chunk(values, text_of) if as_text else pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UnfitError(
             f"a value of column {column} does not fit {kind}, as which the file keeps it",
@@ -138,15 +137,7 @@ def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 
 def unheld(values: Any) -> UnheldMask | None:
     """Where a column of a kept type holds what DuckDB takes for infinity; None when nowhere."""
-    if (limits := _RANGES.get(values.type)) is None or not len(values):
-        return None
-    numbers = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
-    found = pc.min_max(numbers)
-    low, high = found["min"].as_py(), found["max"].as_py()
-    if low is None or (limits[0] <= low and high <= limits[1]):
-        return None
-    out = pc.fill_null(pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])), False)
-    return UnheldMask(np.asarray(out.to_pylist(), bool), _each(values.filter(out), text_of, pa.string()).to_pylist())
+    return out_of_range(values, _RANGES)
 
 
 def _holds_all(values: pa.Array[Any]) -> bool:
@@ -162,7 +153,3 @@ def _holds_all(values: pa.Array[Any]) -> bool:
 
 def _is_chunked(values: Any) -> bool:
     return isinstance(values, pa.ChunkedArray)
-
-
-def _each(values: Any, function: Any, kind: pa.DataType) -> Any:
-    return pa.chunked_array(map(function, values.chunks), kind) if _is_chunked(values) else function(values)

@@ -92,6 +92,8 @@ def _there(session: Session, table: TableSchema, place: TableName) -> list[Colum
     """What is in the way where the table would be kept."""
     book = session.bookkeeping()
     if session.has_book():
+        if problem := session.replica_problem(table.table):
+            return [problem]
         try:
             if book.kept(table.table) is not None:
                 return []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +12,7 @@ from tailrace.destination.postgres.replica import PostgresDatabase, rules
 from tailrace.destination.postgres.session import opened, reaching
 from tailrace.destination.postgres.value import encode, unheld
 from tailrace.destination.replica.arrow_table import ArrowLayout, ArrowTable
-from tailrace.destination.replica.unheld_value import note_unheld
+from tailrace.destination.replica.comparable_row import comparable_rows, comparable_schema
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
 from tailrace.model.table_rows import RowBatches, TableRows
@@ -23,24 +22,15 @@ def read_rows(options: PostgresDestinationOptions, table: TableSchema) -> TableR
     """The rows of the table that are not marked as deleted; none where there is no table."""
     kept, now = _as_there(options, table)
 
-    def shape(batch: pa.RecordBatch) -> pa.RecordBatch:
-        arrays: list[pa.Array[Any]] = []
-        exact: Any = batch.column(EXACT)
-        for column in kept.columns:
-            values = encode(batch.column(column.name), column.type, column.name, str(table.table))
-            if (mask := unheld(values)) is not None:
-                values, exact = note_unheld(values, mask, exact, column.name, table)
-            arrays.append(values)
-        if isinstance(exact, pa.ChunkedArray):
-            exact = exact.combine_chunks()
-        return pa.RecordBatch.from_arrays([*arrays, exact], [*kept.arrow.names, EXACT])
-
-    return TableRows(_rows(options, kept, now) if now is not None else iter(()), shape)
+    return TableRows(
+        _rows(options, kept, now) if now is not None else iter(()),
+        lambda batch: comparable_rows(batch, kept, encode, unheld),
+    )
 
 
 def _rows(options: PostgresDestinationOptions, kept: TableSchema, now: TableSchema) -> RowBatches:
     names = kept.arrow.names
-    schema = pa.schema([*((column.name, column.type) for column in kept.columns), (EXACT, pa.string())])
+    schema = comparable_schema(kept)
     with reaching(options, str(kept.table)), opened(options) as session:
         database = PostgresDatabase(session)
         layout = ArrowLayout(kept, metadata=False, keeps_deleted=False)

@@ -18,6 +18,7 @@ from tailrace.destination.replica.arrow_table import ArrowDatabase
 from tailrace.destination.replica.plan import ColumnRules, ReplicaPlan
 from tailrace.destination.replica.sql_name import listed, quote
 from tailrace.destination.replica.unheld_value import UnheldMask
+from tailrace.errors import TableError
 from tailrace.model.schema import Column, TableName, TableSchema
 
 
@@ -56,6 +57,8 @@ class PostgresDatabase(ArrowDatabase):
         return f"{quote(name.schema)}.{quote(name.name)}"
 
     def create(self, name: TableName, kept: TableSchema, own: Iterable[str]) -> None:
+        if problem := self._session.replica_problem(kept.table):
+            raise TableError(problem.message, table=str(kept.table), fix=problem.fix)
         self._session.create_schema(name.schema)
         super().create(name, kept, own)
 

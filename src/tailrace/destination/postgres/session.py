@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import adbc_driver_manager
 import psycopg
@@ -45,6 +45,11 @@ def address_of(options: PostgresDestinationOptions) -> str:
 
 def place_name(options: PostgresDestinationOptions) -> str:
     return f"the database of {options.dsn.masked}"
+
+
+class ReplicaProblem(NamedTuple):
+    message: str
+    fix: str
 
 
 class Session:
@@ -123,6 +128,16 @@ class Session:
     def has_book(self) -> bool:
         # The catalog shows a schema also to a role that may not use it.
         return bool(self.run("SELECT 1::int8 FROM pg_namespace WHERE nspname = ?", (BOOK_SCHEMA,)))
+
+    def replica_problem(self, table: TableName) -> ReplicaProblem | None:
+        """Why an upstream table must not be kept: it is the replica of another one, in this very database."""
+        found = self.run(f"SELECT upstream FROM {quote(BOOK_SCHEMA)}.{quote('table')} WHERE name = ?", (str(table),))  # noqa: S608
+        if not found or found[0][0] == str(table):
+            return None
+        return ReplicaProblem(
+            f"it is the replica of {found[0][0]} in the same database, and its own replica would have one, too",
+            f"add {table.schema}.* to tables.exclude, or name another database in destination.dsn",
+        )
 
     def create_schema(self, schema: str) -> None:
         """Create a schema that is missing, inside a transaction. Of several lanes that need it, one does."""

@@ -17,11 +17,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.replica.unheld_value import UnheldMask, unfit
+from tailrace.destination.replica.unheld_value import UnheldMask, each_chunk, out_of_range, unfit
 from tailrace.errors import UnfitError
 from tailrace.model.schema import Column, TableName
 from tailrace.model.value_text import PLAIN, text_of
@@ -149,11 +148,11 @@ def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
     Raises UnfitError, without the value, for one that the type cannot hold.
     """
     if pa.types.is_string(kind) and pa.types.is_nested(values.type):
-        return _each(values, _json)
+        return each_chunk(values, _json)
     try:
         if values.type != kind:
             as_text = pa.types.is_string(kind) and pa.types.is_temporal(values.type)
-            values = _each(values, text_of) if as_text else pc.cast(values, kind)
+            values = each_chunk(values, text_of) if as_text else pc.cast(values, kind)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         raise UnfitError(
             f"a value of column {column} does not fit {kind}, as which the database keeps it",
@@ -169,24 +168,8 @@ def encode(values: Any, kind: pa.DataType, column: str, table: str) -> Any:
 
 def unheld(values: Any) -> UnheldMask | None:
     """Where a column of a kept type holds a date or timestamp that Postgres does not have; None when nowhere."""
-    if (limits := _RANGES.get(values.type)) is None or not len(values):
-        return None
-    numbers = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
-    found = pc.min_max(numbers)
-    low, high = found["min"].as_py(), found["max"].as_py()
-    if low is None or (limits[0] <= low and high <= limits[1]):
-        return None
-    out = pc.fill_null(pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])), False)
-    return UnheldMask(np.asarray(out.to_pylist(), bool), _each(values.filter(out), text_of).to_pylist())
+    return out_of_range(values, _RANGES)
 
 
 def _json(values: pa.Array[Any]) -> pa.Array[Any]:
     return pc.if_else(values.is_valid(), PLAIN.value(values), None)
-
-
-def _each(values: Any, function: Any) -> Any:
-    return (
-        pa.chunked_array(map(function, values.chunks), pa.string())
-        if isinstance(values, pa.ChunkedArray)
-        else function(values)
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from tailrace.errors import UnfitError
 from tailrace.model.schema import TableName, TableSchema
+from tailrace.model.value_text import text_of
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,30 @@ class UnheldMask:
 
     at: npt.NDArray[np.bool_]
     texts: list[str]
+
+
+Ranges = Mapping[pa.DataType, tuple[int, int]]
+"""The first and last day or microsecond that a database has, for types of which it does not have all values."""
+
+
+def out_of_range(values: Any, ranges: Ranges) -> UnheldMask | None:
+    """Where dates or timestamps are that a database does not have; None when nowhere."""
+    if (limits := ranges.get(values.type)) is None or not len(values):
+        return None
+    numbers = values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
+    found = pc.min_max(numbers)
+    low, high = found["min"].as_py(), found["max"].as_py()
+    if low is None or (limits[0] <= low and high <= limits[1]):
+        return None
+    out = pc.fill_null(pc.or_(pc.less(numbers, limits[0]), pc.greater(numbers, limits[1])), False)
+    return UnheldMask(np.asarray(out.to_pylist(), bool), each_chunk(values.filter(out), text_of).to_pylist())
+
+
+def each_chunk(values: Any, function: Callable[[pa.Array[Any]], pa.Array[Any]]) -> Any:
+    """The texts that a function makes of an array or chunked array."""
+    if isinstance(values, pa.ChunkedArray):
+        return pa.chunked_array(map(function, values.chunks), pa.string())
+    return function(values)
 
 
 def note_unheld(values: Any, mask: UnheldMask, exact: Any, column: str, table: TableSchema) -> tuple[Any, Any]:
