@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,9 @@ class DuckDbDatabase(ArrowDatabase):
         try:
             yield _INCOMING
         finally:
-            self._connection.unregister(_INCOMING)
+            # After an error the transaction takes no statement, and this error must not hide that one.
+            with suppress(duckdb.Error):
+                self._connection.unregister(_INCOMING)
 
     def name(self, table: TableName, *, shadow: bool) -> TableName:
         name = file_name(table)

@@ -90,17 +90,11 @@ def catalog_of(connection: duckdb.DuckDBPyConnection) -> str:
 
 @contextmanager
 def transaction(connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-    """Commit all of the block or nothing."""
+    """Commit all of the block. After an error the connection must be closed, which undoes it."""
     connection.begin()
-    try:
-        yield
-        failpoint.reach("duckdb.before_commit")
-        connection.commit()
-    except duckdb.Error:
-        raise  # closing the connection rolls back; after some errors nothing else works
-    except BaseException:
-        connection.rollback()
-        raise
+    yield
+    failpoint.reach("duckdb.before_commit")
+    connection.commit()
     failpoint.reach("duckdb.committed")
 
 
@@ -114,7 +108,7 @@ def reaching(path: Path, table: str) -> Iterator[None]:
     except duckdb.Error as error:
         # The path stands in the text, and may hold any word.
         text = str(error).replace(str(path), "")
-        if isinstance(error, duckdb.InternalException | duckdb.FatalException) or "Corrupt database" in text:
+        if isinstance(error, duckdb.SerializationException) or "Corrupt database" in text:
             raise DamagedError(f"{path} is damaged", table=table, fix=f"move {path} away, then {RESYNC}") from error
         if isinstance(error, _DOWN) or (isinstance(error, duckdb.TransactionException) and "Could not" in text):
             # A path, a process that holds the lock, a full disk; what follows is advice on other tools.
