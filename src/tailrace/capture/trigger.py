@@ -8,7 +8,7 @@ A trigger cannot see transactions or DDL. So changes have no transaction id, and
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +105,19 @@ def resume(connection: CaptureConnection, running: Mode | None) -> None:
     """Create the triggers again, for the current schema. Called in the transaction that suspended them."""
     if running is not None:
         _put_capture(connection, running, after=running)
+
+
+def remember(connection: CaptureConnection, names: Collection[str]) -> None:
+    """Take these objects as they are now: they were dropped and created again, which is no change of the schema."""
+    running = layout.trigger_capture(connection)
+    if running is None:
+        return
+    schema = quoted(side_tables(running.table)[2])
+    for name in names:
+        connection.execute(f"DELETE FROM {schema} WHERE name = ?", (name,))
+    for rowid, entry in read_schema(connection).items():
+        if entry[1] in names:
+            connection.execute(f"INSERT OR REPLACE INTO {schema} VALUES (?, ?, ?, ?, ?, ?)", (rowid, *entry))
 
 
 def read_captured(connection: CaptureConnection) -> CaptureState:

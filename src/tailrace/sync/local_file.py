@@ -145,9 +145,12 @@ class LocalFile:
         self.set(base=str(read_tape_mark(self.connection, _TAPE, int(last))))
 
     def own_changes(self, mark: int = 0) -> list[OwnChange]:
-        """The own changes after the last pull and after `mark`. Raises LostError if the tape lost some of them."""
+        """The own changes of rows after the last pull and after `mark`. Own DDL is found by comparing the schemas.
+
+        Raises LostError if the tape lost some of them.
+        """
         base = TapeMark.parse(self.get("base"))
         check_sequence(self.connection, _TAPE, base, fix=_START_OVER)
         after = max(base.change_id, mark)
-        groups = Tape(self.connection, _TAPE).transactions(after, ignore_schema_changes=False)
+        groups = Tape(self.connection, _TAPE).transactions(after)
         return [OwnChange.of(change) for group in groups for change in group.changes]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from tailrace.capture import trigger
-from tailrace.capture.change import RecordRow, Schema
+from tailrace.capture.change import RecordRow
 from tailrace.capture.layout import TableShape, quoted, read_table_shape, transaction
 from tailrace.capture.record import encode
 from tailrace.capture.schema_change import is_own_trigger
@@ -24,7 +24,7 @@ from tailrace.sync.hrana import Step
 from tailrace.sync.local_file import CONFLICTS, LocalFile, image_of
 from tailrace.sync.preflight import MARK_TABLE
 from tailrace.sync.row_difference import bring_rows
-from tailrace.sync.schema import bring_schema, describe, read_objects
+from tailrace.sync.schema import bring_schema, contradicted, describe, new_indexes, read_objects
 from tailrace.sync.statement import OwnChange, bind, insert, match_key
 from tailrace.system import failpoint
 
@@ -54,7 +54,7 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
     connection = local.connection
     with attached(local):
         with transaction(connection):
-            is_changed = bring_schema(connection, local.get("schema"))
+            is_changed, indexes = bring_schema(connection, local.get("schema"))
         if is_changed:
             trigger.enable(connection)
         with transaction(connection):
@@ -62,8 +62,8 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                 raise UnavailableError("the schema of the local file was changed meanwhile", fix="sync again")
             mark = _mark(local)
             local.check_mark(mark)
-            own = [each for each in local.own_changes(mark) if not isinstance(each.operation, Schema)]
-            with _without_triggers(connection):
+            own = local.own_changes(mark)
+            with _set_aside(connection):
                 theirs = read_objects(connection, "now")
                 for kind, table in read_objects(connection, "main"):
                     if kind == "table" and (kind, table) in theirs:
@@ -71,10 +71,14 @@ def apply_image(local: LocalFile, revision: str, decide: Decide, pulled: Pulled)
                     elif kind == "table":
                         # A table of our own that is not pushed yet: its rows are among the changes to replay.
                         connection.execute(f"DELETE FROM main.{quoted(table)}")
+                for sql in indexes:
+                    connection.execute(sql)
                 local.set_base()
                 _Replay(connection, decide, pulled).run(own)
             local.set(revision=revision, mark=str(mark), schema=describe(connection, "now"))
             failpoint.reach("sync.before-local-commit")
+        if indexes:
+            trigger.enable(connection)
     failpoint.reach("sync.after-local-commit")
 
 
@@ -88,18 +92,25 @@ def _mark(local: LocalFile) -> int:
 
 
 @contextmanager
-def _without_triggers(connection: sqlite3.Connection) -> Iterator[None]:
-    """Without the application's triggers, whose effects are among the rows; those of capture stay."""
+def _set_aside(connection: sqlite3.Connection) -> Iterator[None]:
+    """Without the application's triggers, whose effects are among the rows, and without own new indexes, which may
+    contradict rows of the remote until own changes are replayed. The triggers of capture stay."""
+    indexes = new_indexes(connection)
     rows = connection.execute("SELECT type, name, sql FROM sqlite_schema").fetchall()
-    dropped = {name: sql for kind, name, sql in rows if kind == "trigger" and not is_own_trigger(kind, name)}
-    for name in dropped:
-        connection.execute(f"DROP TRIGGER {quoted(name)}")
+    dropped = {
+        name: (kind, sql)
+        for kind, name, sql in rows
+        if (kind == "trigger" and not is_own_trigger(kind, name)) or (kind == "index" and name in indexes)
+    }
+    for name, (kind, _) in dropped.items():
+        connection.execute(f"DROP {kind.upper()} {quoted(name)}")
     yield
-    for sql in dropped.values():
-        connection.execute(sql)
-    if dropped:
-        # They have other row ids in the schema now, which is no change that a reader of the tape should see.
-        trigger.resume(connection, trigger.suspend(connection))
+    for name, (_, sql) in dropped.items():
+        try:
+            connection.execute(sql)
+        except sqlite3.IntegrityError as error:
+            raise contradicted(name, str(error)) from None
+    trigger.remember(connection, dropped.keys())
 
 
 class _Replay:
@@ -118,6 +129,9 @@ class _Replay:
             identity = (change.table, *((type(value), value) for value in key))
             if identity in self._lost:
                 self._give_up(change, "its row's earlier change was given up")
+                if change.kind == "delete":  # a row that is inserted after that is another one
+                    self._lost.discard(identity)
+                    self._seen.discard(identity)
             elif not self._allows(change, shape, key, identity):
                 continue
             elif (step := change.step(shape)) and not self._write(step):

@@ -9,7 +9,6 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tailrace.capture.change import Schema
 from tailrace.capture.layout import read_table_shape
 from tailrace.errors import PreflightError, UnavailableError
 from tailrace.option.value import Secret
@@ -169,23 +168,29 @@ class SyncSession:
     def _push(self, local: LocalFile, result: SyncResult) -> bool:
         own = local.own_changes()
         with attached(local):
-            schema: list[Step] = [(sql, ()) for sql in push_schema(local.connection)]
-        if not own and not schema:
+            tables, indexes = push_schema(local.connection)
+        if not (own or tables or indexes):
             return False
         client = local.get("client")
         mark = self._remote.mark(client)
         local.check_mark(mark.change_id)
-        for part in _parts([change for change in own if change.change_id > mark.change_id]):
-            if not part and not schema:
+        parts = list(_parts([change for change in own if change.change_id > mark.change_id]))
+        for number, part in enumerate(parts):
+            steps = _changes(local, part)
+            if number == 0:
+                steps = [*((sql, ()) for sql in tables), *steps]
+            if number == len(parts) - 1:
+                steps += ((sql, ()) for sql in indexes)
+            if not steps:
                 continue
             last = PushMark(mark.generation, part[-1].change_id) if part else mark
             # Before it is sent: a mark beyond this one can only come from a copy of this file.
             local.set(sent=str(last.change_id))
             failpoint.reach("sync.before-push")
-            self._remote.push(_steps(client, [*schema, *_changes(local, part)], mark, last))
+            self._remote.push(_steps(client, steps, mark, last))
             failpoint.reach("sync.after-push")
             result.pushed += len(part)
-            mark, schema = last, []
+            mark = last
         return True
 
 
@@ -241,8 +246,6 @@ def _changes(local: LocalFile, own: Sequence[OwnChange]) -> list[Step]:
         joins = rows and rows[0].table == change.table and len(rows[0].after or ()) == width
         if rows and not (change.kind == "insert" and joins and (len(rows) + 1) * width <= _STEP_VALUES):
             flush()
-        if isinstance(change.operation, Schema):
-            continue  # all of it went first
         if change.kind == "insert":
             rows.append(change)
         elif step := change.step(read_table_shape(local.connection, change.table)):

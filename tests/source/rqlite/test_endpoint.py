@@ -368,6 +368,35 @@ def test_a_request_that_is_sent_again_before_its_answer_gets_the_answer_of_the_f
     assert after == {"status": "ok", "stopped": {}, "retrying": []}
 
 
+def test_what_a_new_leader_repeats_is_parsed_once_however_often_it_comes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed: list[str] = []
+
+    def counted(content: bytes, digest: str | None = None) -> PostedRequest:
+        request = parse(content, digest)
+        parsed.append(request.node)
+        return request
+
+    monkeypatch.setattr("tailrace.source.rqlite.endpoint.parse", counted)
+
+    def make(service: str) -> Cluster:
+        return Cluster(service, tmp_path, segment_bytes=1_000_000, max_bytes=10**9)
+
+    async def send() -> list[int]:
+        endpoint = CdcEndpoint("/cdc", Limits(10**9, None, None), make)
+        events = [entry(1, *map(insert, range(5000)))]
+        first, second = (body(events, service="big", node=node) for node in ("n1", "n2"))
+        # A leader that was frozen and is back tries on until it learns of the other.
+        codes = [(await ask(endpoint, "POST", "/cdc", one))[0] for one in (first, second, second, first, second)]
+        endpoint.clusters[0].close()
+        return codes
+
+    assert asyncio.run(send()) == [200] * 5
+    assert parsed == ["n1", "n2"]
+    assert len(lines(tmp_path, "big")) == 5000
+
+
 def test_a_request_that_rqlite_keeps_sending_shows_in_health_metrics_and_status(tmp_path: Path) -> None:
     options = make_options(tmp_path / "journal", max_body=1000)
     source = make_source(tmp_path, 0)

@@ -171,6 +171,22 @@ def test_an_index_that_the_leader_before_had_dropped_is_appended_once(tmp_path: 
     assert all("after" not in one and one["sent"]["after"] for one in held[4:6])
 
 
+def test_many_indexes_that_the_leader_before_had_dropped_are_appended_though_they_fill_whole_requests(
+    tmp_path: Path,
+) -> None:
+    dropped = [entry(index, insert(index)) for index in range(10, 20)]
+    end = entry(20, insert(20))
+    with opened(tmp_path) as cluster:
+        assert post(cluster, A, B, end) is None
+        for at in range(0, 10, 2):
+            assert post(cluster, *later(*dropped[at : at + 2]), node="n2") is None
+        assert (cluster.counts.received, cluster.counts.late) == (14, 10)
+    with opened(tmp_path) as cluster:
+        assert post(cluster, *later(end), entry(21, insert(21)), node="n2") is None
+        # This one was past it before and repeats nothing: it is not the cluster that it was.
+        assert isinstance(post(cluster, entry(8, insert(8)), node="n2"), LostError)
+
+
 def test_entries_with_index_0_inherit_the_one_before_also_across_requests(tmp_path: Path) -> None:
     with opened(tmp_path) as cluster:
         post(cluster, entry(0, insert(1)), entry(4, insert(2)), entry(0, insert(3)))

@@ -5,8 +5,12 @@ Nothing that was committed is lost, and a command that only reads leaves the fil
 
 from __future__ import annotations
 
+import json
+import sqlite3
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -112,3 +116,59 @@ def test_commands_that_write_lose_nothing_that_was_committed(path: Path, kind: P
         run("prepare", file)
         run("reset", file, "--yes")
         require_all(path, kind, application)
+
+
+@pytest.mark.parametrize("state", STATES)
+@pytest.mark.parametrize("kind", PROCESS_KINDS)
+def test_a_sync_with_the_file_loses_nothing_of_either_side(path: Path, kind: ProcessKind, state: State) -> None:
+    replica = path.parents[1] / "replica.db"
+
+    def sync(remote: Path | str) -> bool:
+        return run("sync", replica, remote) == 0
+
+    with left(path, kind, state) as application:
+        is_synced = sync(path)
+        # A file that captures its own changes is refused, and so is one that Turso has open.
+        assert is_synced == (kind in ("wal", "rollback"))
+        if is_synced:
+            with closing(sqlite3.connect(replica, isolation_level=None)) as local:
+                local.execute("CREATE TABLE pushed (id INTEGER PRIMARY KEY)")
+                local.execute("INSERT INTO pushed VALUES (1), (2)")
+            assert sync(path)
+            replica.unlink()
+        with serving(path) as url:
+            assert (url is not None) == is_synced
+            if url is not None:
+                assert sync(url)
+                with closing(sqlite3.connect(replica, isolation_level=None)) as local:
+                    local.execute("INSERT INTO pushed VALUES (3)")
+                if application is not None:
+                    assert application.insert(3) == 53
+                    application.insert(0)
+                assert sync(url)
+        if application is not None and is_synced:
+            assert application.insert(2) == 55
+            application.kill()
+            application = None
+            with running(path, kind) as another:
+                assert another.insert(7) == 62
+        else:
+            require_all(path, kind, application)
+        if is_synced:
+            with closing(sqlite3.connect(path)) as connection:
+                assert connection.execute("SELECT id FROM pushed").fetchall() == [(1,), (2,), (3,)]
+
+
+@contextmanager
+def serving(path: Path) -> Iterator[str | None]:
+    """The URL of a sync server of the file, which is killed in the end; None if it refuses the file."""
+    program = Path(sys.executable).with_name("tailrace")
+    command = [program, "serve-sync", path, "--listen", "127.0.0.1:0", "--json"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        line = process.stdout.readline()
+        try:
+            yield json.loads(line).get("url") if line else None
+        finally:
+            process.kill()
+        assert line or process.returncode not in (1, 7)

@@ -35,6 +35,7 @@ _READ_EVENTS = 100_000
 _SAVED_EVENTS = 65_536
 """After how many new events the window is saved: a restart reads those since then from the journal."""
 _WARNING_LEVEL = 0.8
+_ANSWERED_REQUESTS = 16
 
 
 @dataclass
@@ -85,6 +86,7 @@ class Cluster:
         self._lock = threading.Lock()
         self._writer: JournalWriter | None = None
         self._window: DeduplicationWindow | None = None
+        self._answered: tuple[str, ...] = ()
         self._level = Level(START, 0, 0.0)
         self._acknowledged = START
         self._slowest = START
@@ -143,10 +145,11 @@ class Cluster:
             self._writer = self._window = None
 
     def holds(self, digest: str) -> bool:
-        """Whether the body with this digest is the last one that was stored, so that rqlite may drop it. Does not
-        block: a request that is being stored does not count yet."""
+        """Whether the body with this digest is one of the last whose events are durable, so that rqlite may drop it.
+        Does not block: a request that is being stored does not count yet."""
         window = self._window
-        return self.error is None and window is not None and window.request == digest
+        is_stored = digest in self._answered or (window is not None and window.request == digest)
+        return is_stored and self.error is None
 
     def level(self) -> Level:
         """How far the journal goes and how full it is, as of the last change or `tend`. Does not block on either."""
@@ -283,6 +286,9 @@ class Cluster:
         reach("rqlite.appended")
         self._measure(self._writer)
         self._count(requests, outcomes, fresh)
+        # Also those that held nothing new: a new leader's repeat of a large transaction is as slow to parse.
+        stored = (request.digest for request, error in zip(requests, outcomes, strict=True) if error is None)
+        self._answered = (*self._answered, *stored)[-_ANSWERED_REQUESTS:]
         if lost is None:
             self._window = window
         else:

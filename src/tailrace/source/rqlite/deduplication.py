@@ -5,8 +5,8 @@ its own node id and its own commit times. Raft indexes never fall, so an index a
 repeat, with the events that are already known, or one that the former leader dropped and the next one has, or it comes
 from a cluster that was rebuilt or restored.
 
-An index between known ones that never came is new if another node sends it, or if the same request repeats a known
-index: that sender has the same history. Of an index older than the window, the journal may still hold the events.
+An index between known ones that never came is new: the leader before had dropped it. Unless its sender went past it
+before, and the same request repeats no known index, which would show that it has the same history. Of an index older than the window, the journal may still hold the events.
 
 Later statements of a request without `?transaction` come with index 0 and belong to the entry before them. rqlite
 drops batches that hold nothing else, and each node makes its own batches, so any of them may arrive for the first time
@@ -37,6 +37,8 @@ from tailrace.system.atomic_file import replace_durably
 WINDOW_ENTRIES = 65_536
 """How many of the latest Raft entries are remembered, whatever their size. A new leader repeats what the old one
 delivered in about a second, and rqlite commits some thousands of entries in that time."""
+_NODES = 64
+"""Of how many nodes it is remembered how far they came; a new node has a new id."""
 _FACTOR, _MODULUS = 1_000_003, (1 << 61) - 1
 
 
@@ -105,6 +107,7 @@ class DeduplicationWindow:
         # No event has (0, 0): that is the position before everything.
         self.next = Position(0, 2)
         self._request = self._node = ""
+        self._reached: dict[str, int] = {}
         self._groups: dict[int, KnownEntry] = {}
         self._bound = entries
         self._find: FindEntry = _no_journal
@@ -146,6 +149,7 @@ class DeduplicationWindow:
                 place += len(entry.events)
         if placed:
             self._request, self._node = request.digest, request.node
+            self._reach(request.node, max(entry.index for entry in request.entries))
         return placed
 
     def remember(
@@ -158,6 +162,8 @@ class DeduplicationWindow:
             self._add_own(position.commit if index is None else index, [known])
         self.next = Position(position.commit, position.ordinal + 2)
         self._request, self._node = request, node
+        if zero is None:
+            self._reach(node, position.commit if index is None else index)
 
     def resume(self, mark: Position) -> None:
         """Continue after `mark` without knowing the events before it."""
@@ -176,7 +182,7 @@ class DeduplicationWindow:
             return
         known = self._known(entry.index)
         if known is None or not known.own.events:
-            if request.node == self._node and not self._repeats(request):
+            if entry.index < self._reached.get(request.node, 0) and not self._repeats(request):
                 raise self._lost(entry.index, "which the same node left out before")
             yield from self._place_all(entry, entry.index)
         elif not _own(entry).is_same(known.own):
@@ -201,6 +207,11 @@ class DeduplicationWindow:
             return self._find(index)
         except LookupError:
             raise self._lost(index, "which is older than anything remembered") from None
+
+    def _reach(self, node: str, index: int) -> None:
+        self._reached[node] = max(index, self._reached.pop(node, 0))
+        if len(self._reached) > _NODES:
+            del self._reached[next(iter(self._reached))]
 
     def _repeats(self, request: PostedRequest) -> bool:
         """Whether the request holds an index that came before with the same events: its sender has our history."""
@@ -300,6 +311,7 @@ class DeduplicationWindow:
                 "next": list(self.next),
                 "request": self._request,
                 "node": self._node,
+                "reached": self._reached,
                 "entries": [[index, group.own, group.zeros] for index, group in self._groups.items()],
             }
         ).encode()
@@ -318,6 +330,7 @@ class DeduplicationWindow:
         stored = json.loads(text)
         window.next = Position(*stored["next"])
         window._request, window._node = stored["request"], stored["node"]
+        window._reached = stored.get("reached", {})
         for index, own, zeros in stored.get("groups", ()):  # up to 0.1 the events were kept one by one
             window._groups[index] = KnownEntry(_NO_EVENTS.with_events(own), [(one, image) for one, image in zeros])
         for index, own, zeros in stored.get("entries", ()):
