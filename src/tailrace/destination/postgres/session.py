@@ -96,14 +96,14 @@ class Session:
             self._connection.commit()
         except BaseException:
             # The connection may be what failed.
-            with suppress(adbc_driver_manager.Error):
+            with suppress(adbc_driver_manager.Error, psycopg.Error):
                 self._connection.rollback()
             raise
         failpoint.reach("postgres_destination.committed")
 
     def lock(self, what: str) -> None:
         """Wait for everyone else who holds this lock, until the end of the transaction."""
-        self.run("SELECT 1 FROM (SELECT pg_advisory_xact_lock(hashtextextended(?, 0))) AS l", (f"tailrace {what}",))
+        self.run("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))::text", (f"tailrace {what}",))
 
     def bookkeeping(self) -> Bookkeeping:
         def is_taken(table: TableName) -> bool:
