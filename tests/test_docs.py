@@ -37,6 +37,8 @@ VARIABLES = {
     "SHOP_DSN": "postgresql://shop@localhost/shop",
     "REPLICA_DSN": "postgresql://replica@localhost/reports",
     "STATE_DSN": "postgresql://state@localhost/state",
+    "ALERT_URL": "https://alert.example/in",
+    "ALERT_TOKEN": "token",
     "HOOK_URL": "https://hook.example/in",
     "HOOK_TOKEN": "token",
     "HOOK_SECRET": "whsec_c2VjcmV0",

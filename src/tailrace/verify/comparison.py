@@ -25,6 +25,7 @@ from tailrace.config.registry import open_destination, open_source
 from tailrace.errors import ConfigError, Finding, TableError, TailraceError, problems
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT
+from tailrace.model.digest import Digests
 from tailrace.model.schema import TableSchema
 from tailrace.model.table_rows import Readable, RowBatches
 from tailrace.verify.key_spill import DIGEST, RUN_ROWS, KeySpill, strides
@@ -292,7 +293,6 @@ class _Differences:
 
 
 Mask = npt.NDArray[np.bool_]
-_RowDigests = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -331,7 +331,7 @@ class _Difference:
         return pa.concat_tables([here, there])
 
 
-def _chosen(side: pa.Table, chosen: Mask, kinds: npt.NDArray[Any], ours: _RowDigests, theirs: _RowDigests) -> pa.Table:
+def _chosen(side: pa.Table, chosen: Mask, kinds: npt.NDArray[Any], ours: Digests, theirs: Digests) -> pa.Table:
     rows = side.drop_columns([DIGEST])
     for name, values in ((_KIND, kinds.astype(np.int8)), (_OURS, ours), (_THEIRS, theirs)):
         rows = rows.append_column(name, pa.array(values))
