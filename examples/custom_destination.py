@@ -11,7 +11,7 @@ BOOK = "CREATE TABLE IF NOT EXISTS _tailrace (id TEXT PRIMARY KEY, batch TEXT, c
 
 
 class DuckDbDestination(Destination):
-    type: Literal["duckdb"] = "duckdb"
+    type: Literal["notebook"] = "notebook"
     path: str
     lanes: ClassVar[int | None] = 1  # only one process at a time can open the file
 

@@ -35,6 +35,7 @@ LINKING = sorted(
 EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 VARIABLES = {
     "SHOP_DSN": "postgresql://shop@localhost/shop",
+    "REPLICA_DSN": "postgresql://replica@localhost/reports",
     "STATE_DSN": "postgresql://state@localhost/state",
     "ALERT_URL": "https://alert.example/in",
     "ALERT_TOKEN": "token",

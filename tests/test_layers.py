@@ -15,6 +15,7 @@ PACKAGE = Path(__file__).parents[1] / "src" / "tailrace"
 
 MODEL = frozenset({"errors", "advice", "model", "system"})
 CONFIGURATION = frozenset({"option", "config"})
+POSTGRES = frozenset({"system.libpq", "system.bulk_connection"})
 JOINING = frozenset({"stream", "cli"})
 
 MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
@@ -23,14 +24,15 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "system": {"errors"},
     "system.child_process": {"errors", "system"},
     "system.libpq": {"errors"},
+    "system.bulk_connection": {"errors", "system", "system.libpq"},
     "model": {"errors", "system"},
     "option": MODEL,
     "journal": MODEL,
     "capture": MODEL | {"option"},
     "sync": MODEL | {"option", "capture"},
     "state": MODEL | {"system.libpq"},
-    "source": MODEL | {"system.child_process", "system.libpq", "option", "journal", "capture"},
-    "destination": MODEL | {"system.child_process", "option", "journal", "state"},
+    "source": MODEL | POSTGRES | {"system.child_process", "option", "journal", "capture"},
+    "destination": MODEL | POSTGRES | {"system.child_process", "option", "journal", "state"},
     "alert": MODEL | {"option", "state"},
     "config": MODEL | {"option", "state", "source", "destination", "alert"},
     "stream": MODEL | CONFIGURATION | {"capture", "state", "source", "destination", "alert"},

@@ -15,8 +15,9 @@ import pyarrow as pa
 import pytest
 
 from tailrace.destination import Destination
+from tailrace.destination.replica.sql_name import quote
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.destination.sqlite.name import file_name, quote
+from tailrace.destination.sqlite.name import file_name
 from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination

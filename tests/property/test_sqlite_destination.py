@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import tempfile
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from tailrace.destination import Batch, TableBatch, chunking
 from tailrace.destination.sqlite.destination import SqliteDestination
 from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.model.schema import TableSchema
+from tests.support.destination_writing import parts_of
 from tests.support.history import (
     KINDS,
     Key,
@@ -46,16 +46,6 @@ def as_kept(table: TableSchema, rows: dict[Key, Row]) -> dict[Key, Row]:
     ]
     kept = [dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)]
     return {tuple(row[name] for name in table.key): row for row in kept}
-
-
-@contextmanager
-def parts_of(size: int) -> Iterator[None]:
-    """Within the block a batch is written in parts of this many bytes: as if it were larger than memory."""
-    before, chunking.PART_BYTES = chunking.PART_BYTES, size
-    try:
-        yield
-    finally:
-        chunking.PART_BYTES = before
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from tailrace.destination import Batch, TableBatch
+from tailrace.destination import Batch, TableBatch, chunking
+from tailrace.model.change import Changes
 from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.testing.destination import ITEMS, RowChange, changes_of
 
@@ -33,3 +34,20 @@ def files_of_at_most(size: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@contextmanager
+def parts_of(size: int) -> Iterator[None]:
+    """Within the block a batch is written in parts of this many bytes: as if it were larger than memory."""
+    before, chunking.PART_BYTES = chunking.PART_BYTES, size
+    try:
+        yield
+    finally:
+        chunking.PART_BYTES = before
+
+
+def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
+    """The changes with these texts of values that do not fit."""
+    batch = changes[0].batch
+    at = batch.schema.get_field_index("exact")
+    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]

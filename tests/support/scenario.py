@@ -55,7 +55,9 @@ class Scenario:
             "spark": {"master": "local[2]"},
         }
         for key, section in options.items():
-            sections[key] = {**sections.get(key, {}), **section}
+            standard = sections.get(key, {})
+            same_type = "type" not in section or section["type"] == standard.get("type")
+            sections[key] = {**standard, **section} if same_type else dict(section)
         if sections["source"]["type"] == "postgres":
             # Tests only insert into tables without a replica identity.
             sections["source"].setdefault("publish_without_identity", True)

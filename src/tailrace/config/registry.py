@@ -102,6 +102,14 @@ DESTINATIONS = Registry(
         "delta": BuiltIn(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
         ),
+        "duckdb": BuiltIn(
+            "tailrace.destination.duckdb.option:DuckDbOptions",
+            "tailrace.destination.duckdb.destination:DuckDbDestination",
+        ),
+        "postgres": BuiltIn(
+            "tailrace.destination.postgres.option:PostgresDestinationOptions",
+            "tailrace.destination.postgres.destination:PostgresDestination",
+        ),
         "sqlite": BuiltIn(
             "tailrace.destination.sqlite.option:SqliteDestinationOptions",
             "tailrace.destination.sqlite.destination:SqliteDestination",

@@ -10,6 +10,19 @@ from psycopg import conninfo
 
 from tailrace.errors import ConfigError
 
+EXACT_TEXT = {
+    "DateStyle": "ISO,MDY",
+    "TimeZone": "UTC",
+    "IntervalStyle": "postgres",
+    "extra_float_digits": "1",
+    "bytea_output": "hex",
+    "client_encoding": "UTF8",
+    # Names of tables and functions (regclass, regproc) are printed in full only outside the search path.
+    "search_path": "pg_catalog",
+    "quote_all_identifiers": "off",
+}
+"""Settings under which the server prints every value in one exact form."""
+
 _QUOTED = re.compile(r'"[^"]*"')
 """A name in a message of the server."""
 

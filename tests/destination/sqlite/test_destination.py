@@ -21,9 +21,10 @@ from hypothesis import strategies as st
 from tailrace.config.pipeline import from_dict
 from tailrace.config.registry import open_destination
 from tailrace.destination import Batch, TableBatch, chunking
+from tailrace.destination.replica.sql_name import fold_ascii
 from tailrace.destination.sqlite import destination as sqlite
 from tailrace.destination.sqlite.destination import SqliteDestination
-from tailrace.destination.sqlite.name import file_name, fold, is_reserved
+from tailrace.destination.sqlite.name import file_name, is_reserved
 from tailrace.destination.sqlite.option import SqliteDestinationOptions
 from tailrace.destination.sqlite.value import encode, kept_type
 from tailrace.errors import (
@@ -49,7 +50,7 @@ from tailrace.testing.destination import (
     update,
     with_columns,
 )
-from tests.support.destination_writing import files_of_at_most, write
+from tests.support.destination_writing import files_of_at_most, with_exact, write
 
 COMMITTED = "2024-01-01T00:00:00.000000Z"
 LOG = TableSchema(TableName("shop", "log"), (Column("line", pa.string()),), ())
@@ -111,7 +112,7 @@ def test_tables_that_differ_only_in_case_are_refused_together_and_never_mixed(pa
     with pytest.raises(TableError, match=r"taken in the file by the upstream's table shop\.items"):
         write(destination, 0, insert(id=2, name="b", price=2), table=twin)
     assert [row["id"] for row in rows_at(path)] == [1]
-    assert fold("Ä") == "Ä"
+    assert fold_ascii("Ä") == "Ä"
 
 
 VALUES: list[tuple[pa.DataType, Any, Any]] = [
@@ -204,12 +205,6 @@ def test_a_table_without_a_key_is_a_log_of_its_changes(path: Path) -> None:
         ("x", "insert"),
     ]
     assert all(len(position) == 32 for (position,) in query(path, 'SELECT _tailrace_position FROM "shop.log"'))
-
-
-def with_exact(changes: list[Changes], texts: list[str | None]) -> list[Changes]:
-    batch = changes[0].batch
-    at = batch.schema.get_field_index("exact")
-    return [Changes(changes[0].table, batch.set_column(at, batch.schema.field(at), pa.array(texts, pa.string())))]
 
 
 def test_values_that_do_not_fit_bring_their_own_column_and_follow_their_row(path: Path) -> None:

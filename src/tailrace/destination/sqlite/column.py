@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tailrace.destination.metadata import COMMITTED_AT, DELETED_AT, OP, POSITION, metadata_fields, metadata_values
-from tailrace.destination.sqlite.name import listed, quote
-from tailrace.destination.sqlite.value import declared, encode, kept_type, nan_mask
+from tailrace.destination.replica.sql_name import listed, quote
+from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import UnfitError
 from tailrace.model.change import EXACT, Changes
 from tailrace.model.collapse import Marks
@@ -24,12 +24,6 @@ from tailrace.model.value_text import text_of
 OWN = (POSITION, OP, COMMITTED_AT, DELETED_AT, EXACT)
 ColumnValues = list[list[Any]]
 """Rows for the driver, column by column."""
-
-
-def as_kept(table: TableSchema) -> TableSchema:
-    """The table with the types its columns have in the file. Raises TypeError for one that has none there."""
-    columns = tuple(replace(column, type=kept_type(column.type), initial=None) for column in table.columns)
-    return replace(table, columns=columns)
 
 
 def create_sql(name: str, kept: TableSchema, own: Iterable[str]) -> str:

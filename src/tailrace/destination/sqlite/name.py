@@ -1,4 +1,4 @@
-"""The name of an upstream's table in the file, and how names are quoted in SQL.
+"""The name of an upstream's table in the file.
 
 `main.items` is `items`; any other table has its schema in its name, as one name with a dot in it: `shop.items`. Parts
 with dots or quotes are quoted, so no two tables share a name. Names that SQLite (`sqlite_`) or tailrace (`_tailrace`)
@@ -8,8 +8,7 @@ such tables.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
+from tailrace.destination.replica.sql_name import fold_ascii
 from tailrace.model.schema import TableName
 
 RESERVED = ("sqlite_", "_tailrace")
@@ -25,21 +24,4 @@ def file_name(table: TableName) -> str:
 
 
 def is_reserved(name: str) -> bool:
-    return fold(name).startswith(RESERVED)
-
-
-def fold(name: str) -> str:
-    """A name as SQLite compares names: without regard to the case of ASCII letters, and of no others."""
-    return name.translate(_LOWER)
-
-
-_LOWER = {letter: letter + 32 for letter in range(ord("A"), ord("Z") + 1)}
-
-
-def quote(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def listed(names: Iterable[str]) -> str:
-    """Names for SQL, quoted, with commas between them."""
-    return ", ".join(map(quote, names))
+    return fold_ascii(name).startswith(RESERVED)

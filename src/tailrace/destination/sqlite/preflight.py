@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tailrace.destination.preflight import ColumnProblem, check_folder, column_problems, table_findings
-from tailrace.destination.sqlite.name import file_name, fold, is_reserved
+from tailrace.destination.replica.sql_name import fold_ascii
+from tailrace.destination.sqlite.name import file_name, is_reserved
 from tailrace.destination.sqlite.replica_file import foreign_content
 from tailrace.destination.sqlite.value import kept_type
 from tailrace.errors import Finding
@@ -21,7 +22,7 @@ def check(path: Path, tables: Sequence[TableSchema]) -> list[Finding]:
         return findings
     seen: dict[str, TableSchema] = {}
     for table in tables:
-        twin = seen.setdefault(fold(file_name(table.table)), table)
+        twin = seen.setdefault(fold_ascii(file_name(table.table)), table)
         findings += _look_at_table(table, twin)
     return findings
 
@@ -54,7 +55,7 @@ def _look_at_table(table: TableSchema, twin: TableSchema) -> list[Finding]:
 
 def unkept_columns(table: TableSchema) -> list[ColumnProblem]:
     """Columns that a table of the file cannot have. Pure."""
-    return column_problems(table, kept_type, _is_taken, fold, "and SQLite takes them for one")
+    return column_problems(table, kept_type, _is_taken, fold_ascii, "and SQLite takes them for one")
 
 
 def _is_taken(column: str) -> bool:

@@ -11,10 +11,11 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.destination.metadata import DELETED_AT
-from tailrace.destination.sqlite import bookkeeping
-from tailrace.destination.sqlite.column import as_kept, note_nan
-from tailrace.destination.sqlite.evolution import plan
-from tailrace.destination.sqlite.name import file_name, listed, quote
+from tailrace.destination.replica.sql_name import listed, quote
+from tailrace.destination.sqlite.bookkeeping import bookkeeping
+from tailrace.destination.sqlite.column import note_nan
+from tailrace.destination.sqlite.evolution import RULES
+from tailrace.destination.sqlite.name import file_name
 from tailrace.destination.sqlite.replica_file import foreign_content
 from tailrace.destination.sqlite.value import declared, encode, nan_mask
 from tailrace.errors import PreflightError
@@ -65,12 +66,12 @@ def read_rows(path: Path, table: TableSchema) -> TableRows:
 
 def _as_in_file(path: Path, table: TableSchema) -> TableSchema:
     """The table with the types it has in the file, which stay wider where the upstream's became narrower."""
-    kept = as_kept(table)
+    kept = RULES.as_kept(table)
     if not _has_file(path):
         return kept
     with closing(_opened(path)) as file:
-        now = bookkeeping.kept(file, table.table)
-    followed = kept if now is None else plan(now, table).kept
+        now = bookkeeping(file).kept(table.table)
+    followed = kept if now is None else RULES.plan(now, table).kept
     return replace(kept, columns=tuple(followed.column(column.name) for column in kept.columns))
 
 

@@ -87,7 +87,7 @@ def _make(connection: sqlite3.Connection) -> None:
         # Another connection may have created it while this one waited.
         if connection.execute("PRAGMA application_id").fetchone()[0] != APPLICATION_ID:
             connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            bookkeeping.make(connection)
+            bookkeeping.create(connection)
         connection.execute("COMMIT")
     except BaseException:
         connection.rollback()
@@ -99,6 +99,7 @@ def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     """Commit all of the block or nothing, holding the file's write lock from the beginning."""
     connection.execute("BEGIN IMMEDIATE")
     try:
+        bookkeeping.bring_up_to_date(connection)
         yield
         failpoint.reach("sqlite.before_commit")
         if not connection.in_transaction:

@@ -12,9 +12,9 @@ from typing import Any
 import pyarrow as pa
 
 from tailrace.destination.metadata import DELETED_AT
-from tailrace.destination.sqlite.column import OWN, ColumnValues, SqliteLayout, as_kept, create_sql, noted
-from tailrace.destination.sqlite.evolution import add_column, carry_out, plan
-from tailrace.destination.sqlite.name import listed, quote
+from tailrace.destination.replica.sql_name import listed, quote
+from tailrace.destination.sqlite.column import OWN, ColumnValues, SqliteLayout, create_sql, noted
+from tailrace.destination.sqlite.evolution import RULES, add_column, carry_out, initial_values
 from tailrace.destination.sqlite.value import declared, encode
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableSchema
@@ -33,7 +33,7 @@ class SqliteTarget:
     @classmethod
     def created(cls, connection: sqlite3.Connection, name: str, layout: SqliteLayout) -> SqliteTarget:
         """A new table."""
-        kept = as_kept(layout.table)
+        kept = RULES.as_kept(layout.table)
         connection.execute(create_sql(name, kept, layout.own))
         return cls(connection, name, kept, layout, list(layout.own))
 
@@ -42,13 +42,12 @@ class SqliteTarget:
         """Evolve the existing table to the layout's columns. Raises SchemaChangedError where that is impossible."""
         present = {row[1] for row in connection.execute(f"PRAGMA table_info({quote(name)})")}
         own = [column for column in OWN if column in present]
-        way = plan(now, layout.table)
+        way = RULES.plan(now, layout.table)
+        initial = initial_values(way)
         if way.changes(now):
-            carry_out(connection, name, own, way)
+            carry_out(connection, name, own, way, initial)
         target = cls(connection, name, way.kept, layout, own)
-        target.note(
-            {column: "NaN" for column, value in way.initial.items() if isinstance(value, float) and isnan(value)}
-        )
+        target.note({column: "NaN" for column, value in initial.items() if isinstance(value, float) and isnan(value)})
         for column in layout.own:
             target.require(column)
         return target

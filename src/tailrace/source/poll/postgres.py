@@ -21,10 +21,10 @@ from tailrace.source.poll.connector import Clock, Connector, ConnectorOptions, P
 from tailrace.source.poll.keyset import KeyValue
 from tailrace.source.poll.schedule import spacing_of
 from tailrace.source.poll.sql_session import SqlSession
-from tailrace.source.postgres.bulk import BulkConnection
 from tailrace.source.postgres.catalog import describe, list_tables
 from tailrace.source.postgres.connection import connect, connection_string, row_settings, session, translated
 from tailrace.source.postgres.copy_query import Converter, select_list
+from tailrace.system.bulk_connection import BulkConnection
 
 _HASH = "_tailrace_hash"
 _MOVED = ("42P01", "42703")

@@ -19,7 +19,7 @@ from psycopg import sql
 from tailrace.errors import StaleCopyError, TailraceError, UnavailableError
 from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.schema import TableSchema
-from tailrace.source.postgres.bulk import BulkCursor, bulk
+from tailrace.source.postgres.bulk import bulk
 from tailrace.source.postgres.connection import (
     Replication,
     as_of,
@@ -35,6 +35,7 @@ from tailrace.source.postgres.pgoutput.instant import DAY_US, format_microsecond
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
 from tailrace.source.postgres.slot import snapshot_slot_command
 from tailrace.source.split import Split
+from tailrace.system.bulk_connection import BulkCursor
 
 READ_BYTES = 16 * 1024 * 1024
 """How much ADBC puts into one Arrow batch."""

@@ -20,17 +20,10 @@ from tailrace.model.schema import Column, TableSchema
 from tailrace.source.postgres import numeric
 from tailrace.source.postgres.pgoutput import instant, text
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
+from tailrace.system.libpq import EXACT_TEXT
 
 SESSION: Final[dict[str, str]] = {
-    "DateStyle": "ISO,MDY",
-    "TimeZone": "UTC",
-    "IntervalStyle": "postgres",
-    "extra_float_digits": "1",
-    "bytea_output": "hex",
-    "client_encoding": "UTF8",
-    # Names of tables and functions (regclass, regproc) are printed in full only outside the search path.
-    "search_path": "pg_catalog",
-    "quote_all_identifiers": "off",
+    **EXACT_TEXT,
     # The log has every row: a policy that hides rows from the role must fail the query, not make the copy incomplete.
     "row_security": "off",
     # A copy takes as long as it takes, whatever the role's own limits. A lock is not waited for without end: the error
