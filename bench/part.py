@@ -154,6 +154,8 @@ class Stage:
         self.report.add("tables", "cost against one table", run.seconds / one.seconds, "", 1.3, "most")
         steady = [each.seconds - each.startup_seconds for each in (run, one)]
         self.report.add("tables", "the same without start-up", steady[0] / steady[1])
+        used = [each.cpu.python + each.cpu.other for each in (run, one)]
+        self.report.add("tables", "CPU of the pipeline against one table", used[0] / used[1])
 
     def trickle(self) -> None:
         """Measure ten updates a second of rows across the table, each from its commit until it can be read."""

@@ -620,9 +620,17 @@ stop, asked = threading.Event(), threading.Event()
 def drain():
     print("drained", flush=True)
     if sys.argv[1] == "obeys": stop.set()
+    asked.set()
+class Remote:
+    def __del__(self):
+        print("finalizing", flush=True)
+        threading.Event().wait(60)
 try:
     with drained_by_signals(drain, lambda text: None):
         print("runs", flush=True)
+        if sys.argv[1] == "finalizes":
+            asked.wait(60)
+            del [Remote()][0]
         try:
             while not stop.wait(60): pass
         finally:
@@ -638,7 +646,7 @@ def start_service(manner: str) -> subprocess.Popen[str]:
     service = subprocess.Popen(
         [sys.executable, "-c", _SERVICE, manner],
         stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.STDOUT,
         text=True,
         env=environment(),
     )
@@ -672,6 +680,15 @@ def test_the_second_signal_stops_at_once(manner: str) -> None:
     service.send_signal(signal.SIGTERM)
     assert said_by(service) == "drained"
     service.send_signal(signal.SIGINT)
+    assert said_by(service) == "interrupted"
+    assert end(service) == 130
+
+
+def test_a_second_signal_that_comes_in_a_finalizer_is_not_lost() -> None:
+    service = start_service("finalizes")
+    service.send_signal(signal.SIGTERM)
+    assert [said_by(service), said_by(service)] == ["drained", "finalizing"]
+    service.send_signal(signal.SIGTERM)
     assert said_by(service) == "interrupted"
     assert end(service) == 130
 

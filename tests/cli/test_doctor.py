@@ -41,7 +41,8 @@ def _without_slatedb(monkeypatch: pytest.MonkeyPatch) -> None:
             raise importlib.metadata.PackageNotFoundError(package)
         return importlib.metadata.version(package)
 
-    monkeypatch.setattr("tailrace.cli.doctor.version_of", version)
+    # By its module: the package has the command under the same name.
+    monkeypatch.setattr(sys.modules[_packages.__module__], "version_of", version)
 
 
 def test_the_machine_of_the_tests_has_what_is_needed() -> None:

@@ -78,6 +78,18 @@ def test_human_sizes_durations_and_off_are_understood(tmp_path: Path) -> None:
     assert config.batch.interval == 0.5
 
 
+def test_a_journal_in_an_object_store_has_room_for_the_log_of_a_long_copy(tmp_path: Path) -> None:
+    def bytes_of(journal: str) -> int:
+        text = SHOP.replace("publication: shop", f"journal: {{{journal}}}")
+        source = load(write(tmp_path, text)).source
+        assert isinstance(source, PostgresOptions)
+        return source.journal.max_bytes
+
+    assert bytes_of("segment_bytes: 64MB") == 20_000_000_000
+    assert bytes_of("path: s3://bucket/journal") == 1_000_000_000_000
+    assert bytes_of("path: s3://bucket/journal, max_bytes: 1GB") == 1_000_000_000
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [("32MB", 32_000_000), ("1GiB", 2**30), ("1_000", 1000), ("7 kb", 7000), (5, 5), ("0.3MB", 300_000)],

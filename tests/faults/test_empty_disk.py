@@ -1,9 +1,12 @@
-"""A driver that is killed and started again with an empty disk: the store and the journal are all that is left."""
+"""A driver that is killed and started again with an empty disk: the store and the journal are all that is left.
+
+The journal is in an object store, as it is where the driver has no disk that lasts.
+"""
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from tailrace.config.pipeline import load
 from tailrace.demo.server import EmbeddedPostgres
 from tests.support.database import PostgresDatabase
 from tests.support.scenario import Scenario
+from tests.support.slatedb_bucket import BucketProcess, serving
 
 STEPS = (
     "receiver.appended",
@@ -28,16 +32,25 @@ STEPS = (
 
 
 @pytest.fixture
+def bucket() -> Iterator[BucketProcess]:
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
 def diskless(
-    postgres: EmbeddedPostgres, make_database: Callable[[EmbeddedPostgres], PostgresDatabase], tmp_path: Path
+    postgres: EmbeddedPostgres,
+    make_database: Callable[[EmbeddedPostgres], PostgresDatabase],
+    bucket: BucketProcess,
+    tmp_path: Path,
 ) -> Scenario:
-    """Two tables with a key and one without, the state in Postgres, the journal outside of the state folder."""
+    """Two tables with a key and one without, the state in Postgres, the journal in an object store."""
     followed, kept = make_database(postgres), make_database(postgres)
     scenario = Scenario(
         tmp_path / "diskless",
         followed.dsn,
         name="diskless",
-        source={"journal": {"path": str(tmp_path / "journal")}},
+        source={"journal": {"path": "s3://diskless/journal", "storage_options": bucket.options}},
         store={"type": "postgres", "dsn": kept.dsn},
     ).prepare()
     scenario.sql(

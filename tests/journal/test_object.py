@@ -261,6 +261,48 @@ def test_damage_is_found_when_it_is_read_and_a_missing_piece_at_the_start(
         assert (writer.head, writer.damage) == (end(5), [])
 
 
+def test_pieces_that_could_not_be_removed_are_removed_the_next_time(
+    server: BucketProcess, place: ObjectPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.journal.object_storage.RETRY_SECONDS", 0.01)
+    with Journal.open_writer(place) as writer:
+        for number in range(1, 40):
+            writer.append([frame(number)])
+        Cursor(place, "reader").advance(end(39))
+        # The list of cursors, the cursor, the first pieces; then the store is away.
+        server.plan(*["done"] * 5, *["refused"] * 9)
+        with pytest.raises(UnavailableError):
+            writer.retain()
+        server.plan()
+        writer.retain()
+        assert len(pieces(server, place)) == KEPT_PIECES + 1
+        assert writer.size() == sum(server.objects(place.url.removeprefix("s3://") + "/0").values())
+        # A note is stored although an old one cannot be removed.
+        for number in range(50, 50 + KEPT_PIECES):
+            writer.note(Position(number, 0))
+        server.plan("done", *["refused"] * 9)
+        writer.note(Position(100, 0))
+        server.plan()
+        assert writer.mark == Position(100, 0)
+        writer.note(Position(101, 0))
+        assert len(pieces(server, place)) <= 2 * KEPT_PIECES + 2
+
+
+def test_a_lease_that_could_not_be_given_up_keeps_no_later_writer_of_the_process_out(
+    server: BucketProcess, place: ObjectPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tailrace.journal.object_storage.RETRY_SECONDS", 0.01)
+    # The lease is written, and then the store is away.
+    server.plan("done", "done", *["refused"] * 20)
+    with pytest.raises(UnavailableError):
+        Journal.open_writer(place)
+    server.plan()
+    assert f"{place.url.removeprefix('s3://')}/lock" in server.objects()
+    with Journal.open_writer(place) as writer, pytest.raises(OwnedError):
+        Journal.open_writer(place)
+    assert writer.head == START
+
+
 def test_a_half_received_transaction_is_forgotten_at_the_next_start(place: ObjectPlace) -> None:
     with Journal.open_writer(place) as writer:
         writer.append([frame(1)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import tempfile
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,11 +20,13 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from tailrace.journal import Cursor, Frame, Journal, JournalPlace, ObjectPlace
+from tailrace.errors import UnavailableError
+from tailrace.journal import Cursor, Frame, Journal, JournalPlace, ObjectPlace, object_storage
 from tailrace.model.change import START, Position
 from tests.support.slatedb_bucket import BucketProcess, serving
 
 _GROUPS = st.lists(st.tuples(st.booleans(), st.integers(0, 300)), min_size=1, max_size=5)
+_FATES = st.lists(st.sampled_from(["done", "refused", "refused", "lost"]), min_size=1, max_size=9)
 
 
 class JournalMachine(RuleBasedStateMachine):
@@ -178,17 +181,85 @@ class ObjectJournalMachine(JournalMachine):
         found = self.server.objects(str(self.path).removeprefix("s3://"))
         return sum(size for name, size in found.items() if name.endswith(".seg"))
 
-    @precondition(lambda self: isinstance(self.path, ObjectPlace))
-    @rule(group=_GROUPS)
-    def lose_an_answer(self, group: list[tuple[bool, int]]) -> None:
-        self.server.lose_answer(".seg")
-        self.append(group)
+    @rule(group=_GROUPS, fates=_FATES, then=st.sampled_from(["restart", "again", "in part"]))
+    def append_while_requests_fail(self, group: list[tuple[bool, int]], fates: list[str], then: str) -> None:
+        frames = self.make(group)
+        if self.fails(fates, lambda: self.writer.append(frames)):
+            if then == "restart":
+                # What was not reported may be there all the same, but only as a whole.
+                self.writer.close()
+                self.reopen_with(frames)
+                return
+            # The upstream sends the same changes again, and the receiver may gather fewer of them.
+            frames = frames[: 1 + len(frames) // 2] if then == "in part" else frames
+            self.writer.append(frames)
+        self.kept += frames
+        self.mark = max(self.mark, self.head())
+
+    def reopen_with(self, frames: list[Frame]) -> None:
+        before = self.kept
+        self.reopen()
+        complete = [frame.last for frame in frames if frame.complete]
+        if complete and self.writer.head == complete[-1]:
+            self.kept = [*before, *frames]
+            self.finish_at_head()
+            self.mark = max(self.mark, self.head())
+
+    @precondition(lambda self: not self.kept or self.kept[-1].complete)
+    @rule(fates=_FATES)
+    def note_while_requests_fail(self, fates: list[str]) -> None:
+        self.mark = Position(self.next, 0)
+        self.next += 1
+        if self.fails(fates, lambda: self.writer.note(self.mark)):
+            self.writer.note(self.mark)
+
+    @rule(fates=_FATES)
+    def restart_while_requests_fail(self, fates: list[str]) -> None:
+        self.fails(fates, self.writer.close)
+        if self.fails(fates, self.reopen):
+            self.reopen()
+
+    @rule(back=st.integers(0, 6), fates=_FATES)
+    def cut_back_while_requests_fail(self, back: int, fates: list[str]) -> None:
+        position = Position(max(self.next - back, 0), 0)
+        if position >= self.cursor.position and self.fails(fates, lambda: self.writer.cut_back(position)):
+            self.cut_back(back)
+        elif position >= self.cursor.position:
+            self.kept = [frame for frame in self.kept if frame.last <= position]
+            self.finish_at_head()
+            self.mark = max(self.head(), min(position, self.mark))
+
+    @rule(part=st.floats(0, 1), fates=_FATES)
+    def advance_and_retain_while_requests_fail(self, part: float, fates: list[str]) -> None:
+        complete = [frame.last for frame in self.kept if frame.complete]
+        if complete and self.fails(fates, lambda: self.advance_and_retain(part)):
+            self.advance_and_retain(part)
+
+    @rule(fates=_FATES)
+    def read_while_requests_fail(self, fates: list[str]) -> None:
+        def read() -> None:
+            self.reader.refresh()
+            self.reader.read_all(self.reader.frames(self.cursor.position, self.reader.head()))
+
+        self.fails(fates, read)
+
+    def fails(self, fates: list[str], act: Callable[[], object]) -> bool:
+        """Whether it ends with UnavailableError while the next requests have these fates."""
+        self.server.plan(*fates)
+        try:
+            act()
+        except UnavailableError:
+            return True
+        finally:
+            self.server.plan()
+        return False
 
 
 def test_a_journal_in_an_object_store_holds_what_a_plain_list_would(monkeypatch: pytest.MonkeyPatch) -> None:
     with serving() as server:
         monkeypatch.setattr(ObjectJournalMachine, "server", server, raising=False)
+        monkeypatch.setattr(object_storage, "RETRY_SECONDS", 0.01)
         run_state_machine_as_test(
             ObjectJournalMachine,
-            settings=settings(max_examples=25, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
+            settings=settings(max_examples=20, stateful_step_count=20, suppress_health_check=list(HealthCheck)),
         )

@@ -93,6 +93,13 @@ def test_a_pipeline_runs_on_executors_that_do_not_see_the_driver_and_survives_th
             scenario.sql("UPDATE wide SET filler = 'short' WHERE id % 3 = 0", "DELETE FROM wide WHERE id % 5 = 0")
             run.wait_until(lambda _: batches(server) > before)
             cluster.workers[1].kill_executors()
+            scenario.catch_up(run)
+            # Between the PUT of changes and the task that reads them.
+            before = pieces(server)
+            scenario.sql("UPDATE wide SET filler = 'put' WHERE id % 7 = 0")
+            run.wait_until(lambda _: pieces(server) > before)
+            for worker in cluster.workers:
+                worker.kill_executors()
             ZooTraffic(followed.dsn, seed=2).run(50)
             scenario.catch_up(run)
             scenario.execute("resync", "public.wide")
@@ -120,6 +127,14 @@ def is_copied(status: PipelineStatus, name: str, rows: int) -> bool:
 
 def batches(server: Buckets) -> int:
     return sum("/_delta_log/" in name for name in list(server.objects))
+
+
+def pieces(server: Buckets) -> int:
+    """How many pieces the journal has put."""
+    numbers = [
+        int(name.rpartition("/")[2].removesuffix(".seg")) for name in list(server.objects) if name.endswith(".seg")
+    ]
+    return max(numbers, default=0)
 
 
 def second_disk(scenario: Scenario) -> Path:

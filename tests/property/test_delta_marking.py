@@ -5,9 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, get_args
 from unittest.mock import patch
 
@@ -17,13 +19,17 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tailrace.destination import Batch, Staged, TableBatch
+from tailrace.destination import Batch, Staged, TableBatch, Written
 from tailrace.destination.delta import destination as delta
+from tailrace.destination.delta import table_lock
 from tailrace.destination.delta.destination import DeltaDestination
+from tailrace.destination.delta.key_index import key_folder
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, Updates, VacuumOptions
+from tailrace.errors import UnavailableError
 from tailrace.model.change import Changes, Op
 from tailrace.model.schema import TableSchema
+from tailrace.system import failpoint
 from tailrace.system.failpoint import VARIABLE, FailpointError
 from tests.support.delta_table import forget_everything, queried, read_back, small_measures, snapshot_of
 from tests.support.history import (
@@ -46,7 +52,19 @@ CRASHES = st.none() | st.sampled_from(
     ["delta.before_commit", "delta.before_log_entry", "delta.before_sync", "delta.committed"]
 )
 COPY_CRASHES = CRASHES | st.just("delta.staged")
-BETWEEN = st.sampled_from(["nothing", "restart", "maintain", "optimize", "vacuum", "checkpoint", "another mode"])
+MAINTENANCE_CRASHES = st.none() | st.sampled_from(
+    [
+        *("delta.before_checkpoint", "delta.checkpointed", "delta.before_compact", "delta.before_fold_commit"),
+        *("delta.before_log_entry", "delta.before_sync", "delta.before_vacuum", "delta.before_collect"),
+    ]
+)
+BETWEEN = st.sampled_from(
+    [
+        *("nothing", "restart", "maintain", "maintain everything", "optimize", "vacuum", "checkpoint", "another mode"),
+        *("lose keys", "damage keys", "exchange keys"),
+    ]
+)
+MEANWHILE = st.none() | st.none() | st.sampled_from(["maintain", "optimize", "checkpoint", "lose keys"])
 MORE_KINDS: dict[str, tuple[tuple[pa.DataType, ...], list[Key]]] = {
     "bool": ((pa.bool_(),), [(True,), (False,), (True,)]),
     "uuid": ((pa.string(),), [(f"0190a3c2-77e0-7bb2-8000-00000000000{n}",) for n in range(4)]),
@@ -73,6 +91,13 @@ def dying_at(place: str | None) -> Iterator[None]:
             forget_everything()
 
 
+@contextmanager
+def hours_later(hours: int) -> Iterator[None]:
+    clock = time.time
+    with patch.object(time, "time", lambda: clock() + 3600 * hours):
+        yield
+
+
 @dataclass
 class Lake:
     """A table that is kept through crashes and what others do to it."""
@@ -83,6 +108,7 @@ class Lake:
     updates: Updates
     number: int = -1
     exists: bool = False
+    hours: int = 0
 
     @property
     def uri(self) -> str:
@@ -93,26 +119,55 @@ class Lake:
         compact, vacuum = CompactOptions(files=2), VacuumOptions(every=0, retention=3600)
         return DeltaDestination(path=self.path, updates=self.updates, compact=compact, vacuum=vacuum, **self.options)
 
-    def write(self, changes: list[Changes], crash: str | None, *staged: Staged, **more: Any) -> None:
-        """Write a batch, once more after a crash, and once more for nothing."""
+    def write(
+        self, changes: list[Changes], crash: str | None, meanwhile: str | None, *staged: Staged, **more: Any
+    ) -> None:
+        """Write a batch, once more after a crash, and once more for nothing. What comes `meanwhile` comes just before
+        its commit."""
         self.number += 1
+        batch = TableBatch(self.table, Batch("p", self.number, self.number), changes, staged=staged, **more)
         before = snapshot_of(self.destination, self.table.table).version if self.exists else -1
-        with dying_at(crash):
-            self.destination.write_changes(self._batch(changes, *staged, **more))
-        self.destination.write_changes(self._batch(changes, *staged, **more))
+        with dying_at(crash), self._interrupted(meanwhile):
+            self._apply(batch)
+        self._apply(batch)
         after = DeltaSnapshot.load(self.destination.place(self.table.table), "public.t")
         self.exists = after is not None
         if after is None:
             return
-        assert after.version <= before + 1
-        again = self.destination.write_changes(self._batch(changes, *staged, **more))
-        assert again.repeated == (after.version == before + 1)
+        entries = [
+            Path(self.uri, "_delta_log", f"{number:020}.json") for number in range(before + 1, after.version + 1)
+        ]
+        own = [entry for entry in entries if f'"tailrace.batch":"{self.number}"' in entry.read_text()]
+        assert len(own) <= 1
+        assert own == entries or meanwhile is not None
+        assert self._apply(batch).repeated == bool(own)
         assert snapshot_of(self.destination, self.table.table).version == after.version
 
-    def _batch(self, changes: list[Changes], *staged: Staged, **more: Any) -> TableBatch:
-        return TableBatch(self.table, Batch("p", self.number, self.number), changes, staged=staged, **more)
+    def _apply(self, batch: TableBatch) -> Written:
+        try:
+            return self.destination.write_changes(batch)
+        except UnavailableError:
+            # A batch in parts cannot be computed again when someone else commits: it is done again as a whole.
+            return self.destination.write_changes(batch)
 
-    def copy(self, rows: dict[Key, Row], crash: str | None) -> None:
+    @contextmanager
+    def _interrupted(self, how: str | None) -> Iterator[None]:
+        """Within the block something happens once, just before a commit, as if another machine did it."""
+        plainly, waiting = failpoint.reach, [how] if how is not None else []
+
+        def reach(name: str) -> None:
+            if name == "delta.before_commit" and waiting:
+                self.disturb(waiting.pop(), self.updates)
+            plainly(name)
+
+        with (
+            patch.object(failpoint, "reach", reach),
+            patch.object(table_lock, "COMMIT_WAIT_SECONDS", 0.0),
+            patch.object(table_lock, "BATCH_WAIT_SECONDS", 0.0),
+        ):
+            yield
+
+    def copy(self, rows: dict[Key, Row], crash: str | None, meanwhile: str | None) -> None:
         """What a resync does, in one batch."""
         events = [Event(Op.READ, row) for row in rows.values()]
         staged: list[Staged] = []
@@ -120,22 +175,42 @@ class Lake:
             with dying_at(crash):
                 self.destination.write_rows(self.table, as_changes(self.table, part, 2))
             staged.append(self.destination.write_rows(self.table, as_changes(self.table, part, 2)))
-        self.write([], crash, *staged, begins_copy=True, completes_copy=True)
+        self.write([], crash, meanwhile, *staged, begins_copy=True, completes_copy=True)
 
-    def disturb(self, how: str, updates: Updates) -> None:
+    def disturb(self, how: str, updates: Updates, crash: str | None = None) -> None:
         """What happens between two batches. No row changes."""
         if how == "restart":
             forget_everything()
         elif how == "another mode":
             self.updates = updates
         elif how == "maintain" and self.exists:
-            self.destination.maintain(self.table.table)
+            with dying_at(crash):
+                self.destination.maintain(self.table.table)
+        elif how == "maintain everything" and self.exists:
+            self.hours += 2
+            with dying_at(crash), hours_later(self.hours):
+                self.destination.maintain_now(self.table.table)
         elif how == "optimize" and self.exists:
             DeltaTable(self.uri).optimize.compact()
         elif how == "vacuum" and self.exists:
             DeltaTable(self.uri).vacuum(0, dry_run=False, enforce_retention_duration=False, full=True)
         elif how == "checkpoint" and self.exists:
             DeltaTable(self.uri).create_checkpoint()
+        elif how.endswith("keys"):
+            self._disturb_keys(how)
+
+    def _disturb_keys(self, how: str) -> None:
+        forget_everything()
+        files = sorted(key_folder(self.destination.place(self.table.table)).glob("*.keys"))
+        contents = [file.read_bytes() for file in files]
+        for number, file in enumerate(files):
+            if how == "lose keys":
+                file.unlink()
+            elif how == "damage keys":
+                at = number * 7 % len(contents[number])
+                file.write_bytes(contents[number][:at] + bytes([contents[number][at] ^ 4]) + contents[number][at + 1 :])
+            else:
+                file.write_bytes(contents[number - 1])
 
     def require(self, expected: dict[Key, Row]) -> None:
         """Every way of reading the table gives exactly these rows."""
@@ -173,12 +248,14 @@ def test_a_table_with_any_key_equals_replaying_whatever_happens_between_its_batc
     with tempfile.TemporaryDirectory() as path, small_measures(), parts_of(size):
         lake = Lake(path, table, options, data.draw(MODES))
         for number, events in enumerate(data.draw(histories(table, keys, cuts=4))):
-            lake.disturb(data.draw(BETWEEN), data.draw(MODES))
+            lake.disturb(data.draw(BETWEEN), data.draw(MODES), data.draw(MAINTENANCE_CRASHES))
             expected = replay(table, events, expected)
-            lake.write(as_changes(table, events, 5, first_commit=100 * number), data.draw(CRASHES))
+            lake.write(
+                as_changes(table, events, 5, first_commit=100 * number), data.draw(CRASHES), data.draw(MEANWHILE)
+            )
             lake.require(expected)
             if lake.exists and data.draw(st.integers(0, 4)) == 0:
-                lake.copy(expected, data.draw(COPY_CRASHES))
+                lake.copy(expected, data.draw(COPY_CRASHES), data.draw(MEANWHILE))
                 lake.require(expected)
 
 
@@ -196,11 +273,11 @@ def test_a_table_whose_columns_change_equals_replaying_whatever_happens_between_
     with tempfile.TemporaryDirectory() as path, small_measures(), parts_of(size):
         lake = Lake(path, SHIFTING, options, data.draw(MODES))
         for number, steps in enumerate(batches):
-            lake.disturb(data.draw(BETWEEN), data.draw(MODES))
+            lake.disturb(data.draw(BETWEEN), data.draw(MODES), data.draw(MAINTENANCE_CRASHES))
             expected = replay_steps(steps, lake.table, expected)
             lake.table = steps[-1].table
-            lake.write(step_changes(steps, 5, first_commit=100 * number), data.draw(CRASHES))
+            lake.write(step_changes(steps, 5, first_commit=100 * number), data.draw(CRASHES), data.draw(MEANWHILE))
             lake.require(expected)
             if lake.exists and data.draw(st.integers(0, 4)) == 0:
-                lake.copy(expected, data.draw(COPY_CRASHES))
+                lake.copy(expected, data.draw(COPY_CRASHES), data.draw(MEANWHILE))
                 lake.require(expected)

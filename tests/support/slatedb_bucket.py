@@ -47,7 +47,8 @@ class Buckets:
     `requests` counts by kind, `asked` are the paths of all GET and HEAD requests.
 
     A PUT of an object whose name ends in one of `unanswered` is done, but its answer is lost, once for each. With
-    `ignores_conditions` a PUT overwrites whatever it is told, as some stores do.
+    `ignores_conditions` a PUT overwrites whatever it is told, as some stores do. `fates` say what becomes of the next
+    requests of any kind, one each: "refused" with 503, "lost" (done, but not answered) or "done".
     """
 
     def __init__(self) -> None:
@@ -57,6 +58,7 @@ class Buckets:
         self.ignores_conditions = False
         self.requests: Counter[str] = Counter()
         self.unanswered: list[str] = []
+        self.fates: list[str] = []
         self.uploads: dict[str, dict[int, bytes]] = {}
         self.lock = threading.Lock()
         self._port = 0
@@ -105,15 +107,21 @@ class _Request(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # an answer is written in two parts
     buckets: Buckets
+    _fate = "done"
 
     def log_message(self, *_: object) -> None:
         """Log nothing."""
+
+    def _is_refused(self) -> bool:
+        with self.buckets.lock:
+            self._fate = self.buckets.fates.pop(0) if self.buckets.fates else "done"
+        return self.buckets.down or self._fate == "refused"
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"] or 0))
         name, objects = self._name(), self.buckets.objects
         self.buckets.requests["PUT"] += 1
-        if self.buckets.down:
+        if self._is_refused():
             return self._answer(503)
         query = self._query()
         if "uploadId" in query:
@@ -141,7 +149,7 @@ class _Request(BaseHTTPRequestHandler):
         return self._answer(200, tag=stored.tag)
 
     def do_DELETE(self) -> None:
-        if self.buckets.down:
+        if self._is_refused():
             return self._answer(503)
         with self.buckets.lock:
             self.buckets.objects.pop(self._name(), None)
@@ -150,7 +158,7 @@ class _Request(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         """Several objects are deleted at once, or an upload in parts begins or ends."""
         body = self.rfile.read(int(self.headers["Content-Length"] or 0)).decode()
-        if self.buckets.down:
+        if self._is_refused():
             return self._answer(503)
         query = self._query()
         if "uploads" in query:
@@ -181,7 +189,7 @@ class _Request(BaseHTTPRequestHandler):
         self.buckets.asked.append(self.path)
         query = self._query()
         self.buckets.requests["LIST" if "list-type" in query else "GET"] += 1
-        if self.buckets.down:
+        if self._is_refused():
             return self._answer(503)
         if "list-type" in query:
             return self._answer(200, self._listing(*(query.get(name, "") for name in _LISTING)))
@@ -223,6 +231,9 @@ class _Request(BaseHTTPRequestHandler):
         return f"<ListBucketResult><IsTruncated>false</IsTruncated>{contents}</ListBucketResult>".encode()
 
     def _answer(self, status: int, body: bytes = b"", *, tag: str | None = None, place: str | None = None) -> None:
+        if self._fate == "lost":
+            self.close_connection = True
+            return
         self.send_response(status)
         headers = {"ETag": tag, "Content-Range": place, "Last-Modified": formatdate(usegmt=True)}
         for name, value in headers.items():
@@ -253,6 +264,10 @@ class BucketProcess:
 
     def start(self) -> None:
         self._ask(down=False)
+
+    def plan(self, *fates: str) -> None:
+        """What becomes of the next requests: see `Buckets`. Without any, all are done, as before."""
+        self._ask(fates=fates)
 
     def ignore_conditions(self, ignores: bool) -> None:
         """Whether a PUT overwrites an object that is there, whatever the request says."""
@@ -306,6 +321,8 @@ def _do(buckets: Buckets, what: dict[str, Any]) -> dict[str, int]:
         buckets.unanswered.append(what["lose"])
     if "down" in what:
         buckets.stop() if what["down"] else buckets.start()
+    if "fates" in what:
+        buckets.fates = list(what["fates"])
     if "ignores" in what:
         buckets.ignores_conditions = what["ignores"]
     with buckets.lock:

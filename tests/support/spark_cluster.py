@@ -24,6 +24,7 @@ from tailrace.testing.wait import wait_until
 from tests.support.process import command_line, descendants
 from tests.support.rqlite_following import free_port
 
+_NAMESPACE = ["unshare", "-m", "--propagation", "private"]
 _MASTER, _WORKER = "org.apache.spark.deploy.master.Master", "org.apache.spark.deploy.worker.Worker"
 CONF = {
     "spark.executor.cores": "1",
@@ -37,13 +38,15 @@ CONF = {
 
 
 @cache
-def can_hide() -> bool:
-    """Whether this user may make mount namespaces."""
-    mount = ["unshare", "-m", "sh", "-c", "mount -t tmpfs none /mnt"]
-    try:
-        return subprocess.run(mount, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
+def namespace() -> Sequence[str] | None:
+    """The command that runs another in a mount namespace of its own, as root or within a user namespace; None where
+    this machine allows neither."""
+    for command in (_NAMESPACE, [*_NAMESPACE, "--map-root-user"]):
+        mount = [*command, "sh", "-c", "mount -t tmpfs none /mnt"]
+        with suppress(FileNotFoundError):
+            if subprocess.run(mount, capture_output=True, check=False).returncode == 0:
+                return command
+    return None
 
 
 @dataclass
@@ -89,7 +92,7 @@ def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
     hidden, shared, logs = (folder / name for name in ("driver", "shared", "cluster"))
     for made in (hidden, shared, logs):
         made.mkdir(parents=True)
-    cluster = SparkCluster(f"spark://127.0.0.1:{port}", hidden, shared, can_hide())
+    cluster = SparkCluster(f"spark://127.0.0.1:{port}", hidden, shared, namespace() is not None)
     environment = {
         **{key: value for key, value in os.environ.items() if key != "SPARK_MASTER_HOST"},
         "SPARK_HOME": str(home),
@@ -123,8 +126,10 @@ def standalone_cluster(folder: Path) -> Iterator[SparkCluster]:
 
 
 def _hiding(cluster: SparkCluster, command: Sequence[str]) -> list[str]:
+    within = namespace()
+    assert within is not None
     script = f"mount -t tmpfs none {shlex.quote(str(cluster.hidden))} && exec {shlex.join(command)}"
-    return ["unshare", "-m", "--propagation", "private", "sh", "-c", script]
+    return [*within, "sh", "-c", script]
 
 
 def _kill_all(process: subprocess.Popen[bytes]) -> None:

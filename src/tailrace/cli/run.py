@@ -121,7 +121,17 @@ def drained_by_signals(drain: Callable[[], None], note: Callable[[str], None]) -
         else:
             os._exit(INTERRUPTED)
 
+    def repeat(swallowed: sys.UnraisableHookArgs) -> None:
+        nonlocal count
+        if not isinstance(swallowed.exc_value, KeyboardInterrupt):
+            report(swallowed)
+            return
+        # It was raised in a finalizer, which cannot pass it on; each object of the JVM has one, which talks to it.
+        count = 1
+        threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGINT]).start()
+
     before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    report, sys.unraisablehook = sys.unraisablehook, repeat
     try:
         yield signalled
     except Exception:
@@ -130,6 +140,7 @@ def drained_by_signals(drain: Callable[[], None], note: Callable[[str], None]) -
             raise KeyboardInterrupt from None
         raise
     finally:
+        sys.unraisablehook = report
         for number, handler in before.items():
             signal.signal(number, handler)
 

@@ -177,7 +177,7 @@ def _include(tables: Sequence[SurveyedTable] | None) -> Iterator[str]:
     if not any(one.reason is None for one in tables or ()):
         yield '    - "*.*"'
     for one in tables or ():
-        pattern = quote(glob.escape(str(one.table)))
+        pattern = quote(literal(glob.escape(str(one.table))))
         if one.reason is None:
             about = f"key {', '.join(one.key)}" + ("" if one.rows is None else f", about {one.rows:,} rows")
             yield f"    - {pattern}  # {_shown(about)}"

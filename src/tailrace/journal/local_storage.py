@@ -183,12 +183,11 @@ class LocalSink:
         self._lock: int | None = lock
         self._file: int | None = None
 
-    def create(self, name: str, content: Sequence[Buffer]) -> bool:
+    def create(self, name: str, content: Sequence[Buffer]) -> None:
         file = create_segment(self._folder, name, content)
         if self._file is not None:
             os.close(self._file)
         self._file = file
-        return True
 
     def append(self, pieces: list[Buffer], offset: int) -> None:
         assert self._file is not None

@@ -42,6 +42,10 @@ _FIRST_BYTES = 1 << 16
 _PAGE = 1000
 
 
+_tokens: set[str] = set()
+"""The leases that this process holds."""
+
+
 class OpenObject:
     """An object whose first bytes are here; the rest is fetched in ranges."""
 
@@ -208,8 +212,12 @@ class ObjectStorage(JournalStorage):
             return None  # half of a lease is none
         if (datetime.now(UTC) - renewed).total_seconds() > LEASE_SECONDS:
             return None
-        if lease.get("machine") == _machine() and not _is_alive(int(lease.get("pid", 0))):
-            return None
+        if lease.get("machine") == _machine():
+            pid = int(lease.get("pid", 0))
+            # One that this process could not give up, or that an earlier process of the same number had, is no one's.
+            is_left = pid == os.getpid() and lease.get("token") not in _tokens
+            if is_left or not _is_alive(pid):
+                return None
         return f"process {lease.get('pid')} on {lease.get('host')}"
 
     @contextmanager
@@ -242,8 +250,9 @@ class ObjectSink:
         self._tried: list[bytes] = []
         """The headers of pieces of which no answer said that they are there: they may be, or may still arrive."""
         self._renew()
+        _tokens.add(self._token)
 
-    def create(self, name: str, content: Sequence[Buffer]) -> bool:
+    def create(self, name: str, content: Sequence[Buffer]) -> int | None:
         self._hold()
         body = b"".join(content)
         place = f"{self._storage}/{name}"
@@ -257,10 +266,10 @@ class ObjectSink:
             there = self._storage.load(name)
             if there != body:
                 if there is not None and any(there.startswith(tried) for tried in before):
-                    return False
+                    return len(there)
                 raise self._fenced(name) from None
         self._tried = []
-        return True
+        return None
 
     def append(self, pieces: list[Buffer], offset: int) -> None:
         raise NotImplementedError("an object never grows")
@@ -271,6 +280,7 @@ class ObjectSink:
             with suppress(TailraceError):
                 if self._is_own():
                     self._storage.drop(_LOCK)
+        _tokens.discard(self._token)
         self._token = ""
 
     def _hold(self) -> None:

@@ -65,11 +65,11 @@ class SegmentSink(Protocol):
     is_fenced: bool
     """Whether another writer has taken over."""
 
-    def create(self, name: str, content: Sequence[Buffer]) -> bool:
+    def create(self, name: str, content: Sequence[Buffer]) -> int | None:
         """Make a segment that begins with these bytes: durable on return, there as a whole or not at all.
 
-        False when the name is taken by an earlier try of this writer whose answer was lost: use the next name. Raises
-        OwnedError when another writer has taken it.
+        Returns None; or the size of what an earlier try of this writer, whose answer was lost, has stored under this
+        name: then use the next one. Raises OwnedError when another writer has taken it.
         """
         ...
 

@@ -173,9 +173,11 @@ class JournalWriter:
                 break
             reach("journal.before_retain")
             try:
-                self._forget(name)
+                self._storage.remove(name)
             except OSError as error:
                 raise self._unavailable(f"cannot remove segment {name}", error) from error
+            # Only now: one that could not be removed is removed by the next call.
+            del self._segments[name], self._sizes[name]
             removed.append(name)
         return removed
 
@@ -281,9 +283,10 @@ class JournalWriter:
             content = [stored, *self._pieces(frames, header.end, header.seed, note=note)]
             if self._storage.grows:
                 self._sequence += 1
-            if self._sink.create(name, content):
+            taken = self._sink.create(name, content)
+            if taken is None:
                 break
-            self._segments[name], self._sizes[name] = header, 0
+            self._segments[name], self._sizes[name] = header, taken
             self._sequence += 1
         if not self._storage.grows:
             self._sequence += 1
@@ -303,9 +306,14 @@ class JournalWriter:
         if self._dataless:
             self._dataless_pieces.append(self._name)
         while len(self._dataless_pieces) > KEPT_PIECES:
-            name = self._dataless_pieces.popleft()
+            name = self._dataless_pieces[0]
             if name in self._segments:
-                self._forget(name)
+                try:
+                    self._storage.remove(name)
+                except UnavailableError:
+                    return  # what was to be stored is stored; the next piece tries this again
+                del self._segments[name], self._sizes[name]
+            self._dataless_pieces.popleft()
 
     def _forget(self, name: str) -> None:
         # Forget it before the file is removed: should that fail, the file is void or has been passed by all cursors,

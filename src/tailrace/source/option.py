@@ -57,6 +57,17 @@ def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: Va
     return handler(Path(value) if isinstance(value, str) else value)
 
 
+DISK_BYTES = 20_000_000_000
+STORE_BYTES = 1_000_000_000_000
+"""An object store has no disk to fill, and a copy may last for days, whose log is kept until it is complete."""
+
+
+def _journal_bytes(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
+    if value is not None:
+        return handler(value)
+    return STORE_BYTES if isinstance(info.data.get("path"), str) else DISK_BYTES
+
+
 class JournalOptions(Options):
     """Changes that were received and are not applied yet."""
 
@@ -69,8 +80,11 @@ class JournalOptions(Options):
     storage_options: dict[str, Secret] = Field(
         default={}, description="credentials and settings of the object store; default: from the environment"
     )
-    max_bytes: Size = Field(
-        default=20_000_000_000, description="above this the receiver pauses, and the upstream keeps the rest"
+    max_bytes: Annotated[Size, WrapValidator(_journal_bytes)] = Field(
+        default=None,
+        validate_default=True,
+        description="default: `20GB`, in an object store `1TB`; above this the receiver pauses, and the upstream keeps"
+        " the rest",
     )
     segment_bytes: Size = Field(default=64_000_000, ge=1_000_000, description="how large a journal file grows")
 

@@ -5,6 +5,7 @@ Neither delta-rs nor Arrow offer conditional writes. Both the Delta lake and the
 
 from __future__ import annotations
 
+import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -23,6 +24,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from tailrace.errors import ConfigError, Finding, UnavailableError
+from tailrace.system.aws_profile import AwsProfile, find_profile
 from tailrace.system.store_problem import explain
 
 _PROBES = "_tailrace_probe"
@@ -45,6 +47,8 @@ _CLIENT = frozenset(
 )
 """Options of the connection, which obstore takes apart from those of the store."""
 _PREFIXES = ("aws_", "azure_", "google_")
+_SAY_CREDENTIALS = ("access_key_id", "skip_signature", "web_identity_token_file", "container_credentials")
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _OF_DELTA_RS = ("s3_allow_unsafe_rename", "copy_if_not_exists", "conditional_put")
 """How names of options begin whose values mean something else to delta-rs."""
 
@@ -78,10 +82,24 @@ def _open(uri: str, options: tuple[tuple[str, str], ...], retry_seconds: float |
     opened: Callable[..., Any] = from_url  # its types want the names of one kind of store
     store, client = _split(options)
     known = {name: value for name, value in store.items() if _is_known(opened, uri, name, value)}
-    if retry_seconds is None:
-        return opened(uri, config=known, client_options=client)
-    retry = {"max_retries": 3, "retry_timeout": timedelta(seconds=retry_seconds)}
-    return opened(uri, config=known, client_options={"timeout": "30s"} | client, retry_config=retry)
+    profile = _profile(uri, known)
+    more: dict[str, Any] = {} if profile is None else {"credential_provider": profile}
+    if profile is not None and profile.region and not _names_region(known):
+        known["region"] = profile.region
+    if retry_seconds is not None:
+        client = {"timeout": "30s"} | client
+        more["retry_config"] = {"max_retries": 3, "retry_timeout": timedelta(seconds=retry_seconds)}
+    return opened(uri, config=known, client_options=client, **more)
+
+
+def _profile(uri: str, store: Mapping[str, str]) -> AwsProfile | None:
+    """The profile of AWS's configuration files that has the keys; None where the options say where they are."""
+    is_told = any(known in name for name in store for known in _SAY_CREDENTIALS)
+    return None if is_told or not uri.startswith(("s3://", "s3a://")) else find_profile()
+
+
+def _names_region(store: Mapping[str, str]) -> bool:
+    return any(name.endswith("region") for name in store) or not os.environ.keys().isdisjoint(_REGIONS)
 
 
 @contextmanager

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import tempfile
+import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
+from deltalake.exceptions import DeltaError
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.option import Updates
-from tailrace.errors import OwnedError
+from tailrace.errors import ConfigError, OwnedError, UnavailableError
 from tailrace.model.schema import TableSchema
 from tailrace.option.value import Secret
 from tailrace.system import object_store
@@ -135,6 +141,57 @@ def test_a_batch_that_died_before_its_commit_is_written_by_the_next_process(
     assert len(rows_at(server, bucket)) == 19
 
 
+_KEYS = st.integers(0, 12)
+_BATCHES = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from(["upsert", "upsert", "delete"]), _KEYS), min_size=1, max_size=6),
+        st.lists(st.sampled_from(["done"] * 5 + ["refused", "lost"]), max_size=25),
+        st.sampled_from(["the same process", "another process"]),
+        st.booleans(),
+    ),
+    min_size=2,
+    max_size=6,
+)
+
+
+@settings(max_examples=12, suppress_health_check=list(HealthCheck))
+@given(batches=_BATCHES, updates=st.sampled_from(["copy_on_write", "merge_on_read"]))
+def test_refused_requests_and_lost_answers_lose_and_double_nothing(
+    server: BucketProcess, monkeypatch: pytest.MonkeyPatch, batches: Any, updates: Updates
+) -> None:
+    bucket, expected = uuid.uuid4().hex, dict[int, int]()
+    destination = lake(server, bucket, updates)
+    with tempfile.TemporaryDirectory() as cache, monkeypatch.context() as patch, small_measures():
+        patch.setenv("XDG_CACHE_HOME", cache)
+        for number, (changes, fates, who, maintains) in enumerate(batches):
+            rows = [
+                update(id=key, name="n", price=number * 100 + at) if kind == "upsert" else delete(id=key)
+                for at, (kind, key) in enumerate(changes)
+            ]
+            for at, (kind, key) in enumerate(changes):
+                expected.pop(key, None)
+                expected |= {key: number * 100 + at} if kind == "upsert" else {}
+            server.plan(*fates)
+            try:
+                write(destination, number, *rows)
+            except UnavailableError:
+                server.plan()
+                if who == "another process":
+                    forget_everything()
+                write(destination, number, *rows)
+            server.plan()
+            assert write(destination, number, *rows).repeated
+            if maintains:
+                server.plan(*fates[::-1])
+                with suppress(UnavailableError, OSError, DeltaError):  # the next one does it
+                    destination.maintain(ITEMS.table)
+                server.plan()
+        found = [(row["id"], row["price"]) for row in rows_at(server, bucket)]
+        assert found == sorted(expected.items())
+        commits = [one["tailrace.batch"] for one in table_at(server, bucket).history() if "tailrace.batch" in one]
+        assert sorted(map(int, commits)) == list(range(len(batches)))
+
+
 def test_options_of_delta_rs_alone_do_not_keep_a_commit_from_being_written(server: BucketProcess, bucket: str) -> None:
     more = {"AWS_S3_ALLOW_UNSAFE_RENAME": "false", "aws_force_credential_load": "false", "max_retries": "3"}
     write(lake(server, bucket, "auto", **more), 0, *ROWS)
@@ -150,6 +207,29 @@ def test_keys_of_the_store_may_come_from_the_environment(
     object_store.put_new(f"s3://{bucket}/lake", options, "one", b"1")
     with pytest.raises(FileExistsError):
         object_store.put_new(f"s3://{bucket}/lake", options, "one", b"2")
+
+
+def test_keys_and_region_may_come_from_a_profile_of_aws(
+    server: BucketProcess, bucket: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    files = {"AWS_CONFIG_FILE": tmp_path / "config", "AWS_SHARED_CREDENTIALS_FILE": tmp_path / "credentials"}
+    files["AWS_CONFIG_FILE"].write_text("[profile lake]\nregion = eu-west-1\n")
+    files["AWS_SHARED_CREDENTIALS_FILE"].write_text("[lake]\naws_access_key_id = a\naws_secret_access_key = b\n")
+    for name, path in files.items():
+        monkeypatch.setenv(name, str(path))
+    monkeypatch.setenv("AWS_PROFILE", "lake")
+    options = {name: Secret(server.options[name]) for name in ("endpoint", "allow_http")}
+    # delta-rs takes any endpoint for one of a store that is not Amazon's, and looks for no profile then.
+    options["aws_force_credential_load"] = Secret("true")
+    destination = DeltaDestination(path=f"s3://{bucket}/lake", storage_options=options, updates="merge_on_read")
+    assert [finding.level for finding in destination.check(None)] == ["ok"]
+    write(destination, 0, *ROWS)
+    write(destination, 1, update(id=1, price=71))
+    assert {row["id"]: row["price"] for row in rows_at(server, bucket)} == {n: n for n in range(20)} | {1: 71}
+    monkeypatch.setenv("AWS_PROFILE", "another")
+    object_store._open.cache_clear()
+    with pytest.raises(ConfigError, match="AWS_PROFILE names another"):
+        object_store.open_store(f"s3://{bucket}/lake", {})
 
 
 def test_a_store_that_overwrites_what_is_there_is_refused_by_the_check(server: BucketProcess, bucket: str) -> None:

@@ -262,7 +262,9 @@ def _checkpoint(snapshot: DeltaSnapshot) -> None:
     place = snapshot.place
     try:
         handle = DeltaTable(place.uri, storage_options=dict(place.options) or None)
+        failpoint.reach("delta.before_checkpoint")
         handle.create_checkpoint()
+        failpoint.reach("delta.checkpointed")
         log.sync_checkpoint(place, handle.version())
         handle.cleanup_metadata()
     except (DeltaError, OSError) as error:

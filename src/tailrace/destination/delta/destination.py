@@ -182,6 +182,7 @@ class DeltaDestination(DeltaOptions, Destination):
             if not (begins or receipts or part) and (before is None or not _evolve(layout, before)[1].changes):
                 return Written(last=last)
             place.make()
+            _require_staged(place, name, batch)
             works: Iterable[_Log | Collapsed] = [self._work(part.chunks if part is not None else [], kept)]
             tries = _TRIES
             if part is not None and not part.is_last:
@@ -334,13 +335,27 @@ def _root(place: TablePath) -> Path | None:
 
 def _require_files(place: TablePath, table: str, notes: Sequence[copy.CopyNote]) -> None:
     """Raises TableError when a held file is gone, for example after a vacuum by another program."""
-    paths = [unquote(file["path"]) for note in notes for receipt in note.receipts for file in receipt["files"]]
+    paths = _paths(receipt for note in notes for receipt in note.receipts)
     if missing := place.missing(paths):
         raise TableError(
             f"{len(missing)} of the {len(paths)} files that were copied are no longer in {place.uri}",
             table=table,
             fix=f"tailrace resync FILE {table}, and let no one else vacuum the table meanwhile",
         )
+
+
+def _require_staged(place: TablePath, table: str, batch: TableBatch) -> None:
+    """Raises UnavailableError when a file that this batch itself copied is gone: the machine slept, and then a vacuum
+    found the file old."""
+    if missing := place.missing(_paths(json.loads(one.receipt) for one in batch.staged)):
+        raise UnavailableError(
+            f"{len(missing)} files that batch {batch.id} copied are no longer in {place.uri}; the batch is done again",
+            table=table,
+        )
+
+
+def _paths(receipts: Iterable[copy.HeldReceipt]) -> list[str]:
+    return [unquote(file["path"]) for receipt in receipts for file in receipt["files"]]
 
 
 def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLayout, Evolution]:

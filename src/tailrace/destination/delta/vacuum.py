@@ -135,6 +135,7 @@ def _collect_vectors(snapshot: DeltaSnapshot, now: float) -> None:
     before: dict[str, float] = json.loads(place.noted(_UNUSED) or "{}")
     unused = {name: before.get(name, now) for name in place.names(VECTORS) if name not in used}
     gone = set(_not_used(snapshot, [name for name, since in unused.items() if now - since >= _HOUR], _vectors))
+    failpoint.reach("delta.before_collect")
     place.delete([f"{VECTORS}/{name}" for name in gone])
     kept = {name: since for name, since in unused.items() if name not in gone}
     if kept != before:

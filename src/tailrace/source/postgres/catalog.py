@@ -188,6 +188,7 @@ SELECT root.oid::int8 AS oid, files.file, root.relnatts::int4 AS width, parts.ty
     -- REINDEX CONCURRENTLY makes another index of the same constraint.
     SELECT max(coalesce(con.oid, i.indexrelid)::int8) FROM pg_catalog.pg_index i
     LEFT JOIN pg_catalog.pg_constraint con ON con.conindid = i.indexrelid AND con.contype IN ('p', 'u')
+      AND con.conrelid = root.oid -- there is an index on this one
     WHERE i.indrelid = root.oid AND i.indisvalid
       AND CASE root.relreplident WHEN 'i' THEN i.indisreplident ELSE i.indisprimary END
 ) AS key

@@ -367,13 +367,14 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         if not new:
             return {}
         shown = self.source.discover(snapshot.snapshot)
+        low_water = now.low_water
         for oid, entry in new.items():
             one = shown.get(oid)
             if (
                 one is None
                 or (one.membership, one.options) != (entry.member, entry.publication)
                 or self._schemas.recopies.get(oid, START) > before(snapshot.x)
-                or before(snapshot.x) < now.low_water
+                or before(snapshot.x) < low_water
             ):
                 self._discovery.refresh(at_once=True)
                 return None

@@ -130,10 +130,11 @@ class PostgresOffset(offset.LogOffset[int, PostgresTableOffset, Position]):
     ) -> PostgresOffset:
         """Read what `to_json` wrote. Entries that are equal to `known` ones become those, at a tenth of the cost."""
         tables: dict[int, PostgresTableOffset] = {}
+        known = known or {}
         for name, entry in raw["tables"].items():
             oid = int(name)
-            one = known.get(oid) if known else None
-            tables[oid] = one if one is not None and one.to_json() == entry else PostgresTableOffset.from_json(entry)
+            one = known.get(oid)
+            tables[oid] = one if one is not None and one._raw == entry else PostgresTableOffset.from_json(entry)
         return cls(Position.parse(raw["log"]), tables)
 
     def to_json(self) -> dict[str, Any]:

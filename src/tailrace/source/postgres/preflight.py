@@ -57,8 +57,8 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
             for relation in relations
             if stands_alone(relation, via_root=source.options.publish_via_partition_root)
         ]
-    chosen = source.context.tables.select([relation.table for relation in candidates])
-    found = describe(connection, [relation for relation in candidates if relation.table in set(chosen)], shown or {})
+    chosen = set(source.context.tables.select([relation.table for relation in candidates]))
+    found = describe(connection, [relation for relation in candidates if relation.table in chosen], shown or {})
     return found if shown is not None else publishable(connection, source, found)
 
 

@@ -10,16 +10,14 @@ from tailrace.source.capability import SurveyedTable
 from tailrace.source.postgres.catalog import Published, describe, list_tables
 from tailrace.source.postgres.connection import PgConnection, session
 from tailrace.source.postgres.preflight import stands_alone
-from tailrace.source.postgres.table_check import Leaf, is_refused, read_leaves
+from tailrace.source.postgres.table_check import HEAPS, Leaf, is_refused, read_leaves
 
 # The planner's estimate; -1 for a heap that was never analyzed, and which is empty only if it has no page.
-_ROWS = """
+_ROWS = f"""
 SELECT root.oid::int8, sum(greatest(c.reltuples, 0))::int8,
     bool_or(c.reltuples < 0 AND pg_relation_size(c.oid) > 0)
-FROM unnest(%s::oid[]) AS root(oid) JOIN pg_class c
-  ON c.relkind = 'r' AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid))
-GROUP BY 1
-"""
+FROM {HEAPS} GROUP BY 1
+"""  # noqa: S608
 
 
 def survey(dsn: str, *, via_root: bool) -> list[SurveyedTable]:

@@ -69,12 +69,16 @@ def is_refused(table: Published, leaves: Sequence[Leaf]) -> bool:
     return table.identity == "n" or (table.identity != "f" and not table.schema.key)
 
 
-# Rows are copied from the leaves of a partitioned table, where the policies of its root do not apply.
-_HIDING = """
-SELECT root.oid::int8 FROM unnest(%s::oid[]) AS root(oid) WHERE EXISTS (
-    SELECT FROM pg_class c WHERE c.relkind = 'r' AND row_security_active(c.oid)
-    AND c.oid IN (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid)))
+HEAPS = """
+unnest(%s::oid[]) AS root(oid)
+CROSS JOIN LATERAL (SELECT root.oid UNION SELECT relid FROM pg_partition_tree(root.oid)) AS part(oid)
+JOIN pg_class c ON c.oid = part.oid AND c.relkind = 'r'
 """
+"""Tables, and the heaps that hold their rows: themselves, or their leaves. As a join, so that thousands of tables do
+not look through the whole catalog each."""
+
+# Rows are copied from the leaves of a partitioned table, where the policies of its root do not apply.
+_HIDING = f"SELECT DISTINCT root.oid::int8 FROM {HEAPS} WHERE c.relrowsecurity AND row_security_active(c.oid)"  # noqa: S608
 
 
 def check_tables(connection: PgConnection, tables: Sequence[Published]) -> list[Finding]:
