@@ -25,6 +25,7 @@ from tailrace.config.registry import open_destination, open_source
 from tailrace.errors import ConfigError, Finding, TableError, TailraceError, problems
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT
+from tailrace.model.digest import Digests
 from tailrace.model.schema import TableSchema
 from tailrace.model.table_rows import Readable, RowBatches
 from tailrace.verify.key_spill import DIGEST, RUN_ROWS, KeySpill, strides
@@ -292,7 +293,6 @@ class _Differences:
 
 
 Mask = npt.NDArray[np.bool_]
-Digests = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
