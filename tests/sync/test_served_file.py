@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
@@ -19,6 +21,8 @@ from tailrace.errors import PreflightError, UnavailableError
 from tailrace.sync.hrana import Step
 from tailrace.sync.remote import FileRemote, RefusedPushError
 from tailrace.sync.served_file import ServedFile, UnknownRevisionError
+from tailrace.system import turso_lock
+from tests.support.sqlite_process import running
 
 
 @pytest.fixture
@@ -217,3 +221,40 @@ def test_rows_with_a_null_key_are_told_apart_and_tables_without_rowid_are_refuse
         connection.execute("CREATE TABLE v (a TEXT PRIMARY KEY) WITHOUT ROWID")
     with pytest.raises(PreflightError, match="rowid"):
         tailrace.sync(tmp_path / "other.db", remote)
+
+
+def test_turso_cannot_open_a_served_file_whose_log_it_would_overwrite(file: Path, tmp_path: Path) -> None:
+    script = (
+        "import sys, turso\n"
+        "connection = turso.connect(sys.argv[1], experimental_features='multiprocess_wal', isolation_level=None)\n"
+        "connection.execute('INSERT INTO note VALUES (NULL, 1)')\n"
+    )
+
+    def write_with_turso() -> subprocess.Popen[bytes]:
+        return subprocess.Popen([sys.executable, "-c", script, str(file)], stderr=subprocess.DEVNULL)
+
+    assert write_with_turso().wait() == 0  # it ends without closing the file, and leaves the index of its log
+    served = ServedFile(file)
+    with closing(served), closing(apsw.Connection(str(file))) as writer:
+        writer.execute("INSERT INTO note VALUES (NULL, 2)")
+        waiting = write_with_turso()
+        # Other programs of SQLite are not kept out, neither as a remote nor as a source.
+        assert tailrace.sync(tmp_path / "replica.db", file).pulled == 2
+        assert not turso_lock.is_shared(file)
+        assert waiting.poll() != 0
+        waiting.kill()
+        waiting.wait()
+        assert [text for (text,) in writer.execute("SELECT text FROM note")] == [1, 2]
+    assert write_with_turso().wait() == 0
+    with closing(apsw.Connection(str(file))) as reader:
+        assert [text for (text,) in reader.execute("SELECT text FROM note")] == [1, 2, 1]
+
+
+def test_a_file_that_turso_has_open_is_neither_served_nor_a_remote(file: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "app.db", "turso shared") as application:
+        application.insert(1)
+        with pytest.raises(UnavailableError, match="open in Turso"):
+            ServedFile(tmp_path / "app.db")
+        with pytest.raises(UnavailableError, match="open in Turso"):
+            tailrace.sync(tmp_path / "replica.db", tmp_path / "app.db")
+        assert application.insert(1) == 2

@@ -76,11 +76,6 @@ def served_tape(path: Path) -> Path:
     return path.with_name(path.name + "-tape")
 
 
-def server_lock(path: Path) -> Path:
-    """The file whose lock a sync server holds while it serves the file."""
-    return path.with_name(path.name + "-sync.lock")
-
-
 def quoted(name: str) -> str:
     """A name, quoted for SQL. Any characters are allowed."""
     return '"' + name.replace('"', '""') + '"'

@@ -32,6 +32,7 @@ from tailrace.capture.schema_change import SchemaChange, SchemaRow, column_names
 from tailrace.capture.trigger_sql import make_replaced_trigger, make_side_tables, make_triggers
 from tailrace.errors import Finding, PreflightError
 from tailrace.system.file_lock import is_locked
+from tailrace.system.turso_lock import server_lock
 
 WIDEST = 998
 """SQLite allows 2,000 columns per table, and the image table needs two images and three more columns."""
@@ -142,7 +143,7 @@ def _require_unserved(connection: CaptureConnection) -> None:
     if row is None or not row[2]:
         return
     path = Path(row[2])
-    if is_locked(layout.server_lock(path)):
+    if is_locked(server_lock(path)):
         raise PreflightError(
             f"{path} is served, and every client would receive the capture with its pages",
             fix=f"to follow it with a pipeline: tailrace serve-sync {path} --tape",

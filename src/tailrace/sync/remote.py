@@ -8,7 +8,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import urlsplit
@@ -187,14 +187,14 @@ class FileRemote:
         self.sent = self.received = 0
         self._path = path
         self._pulled: FileStamp | None = None
-        with closing(self._open()) as batch:
+        with self._opened() as batch:
             require_servable(batch.connection, path)
 
     def pull(self, revision: str, image: Path) -> str | None:
         self._pulled = read_stamp(self._path)
         draft = image.with_name(image.name + ".new")
         draft.unlink(missing_ok=True)
-        with closing(self._open()) as batch, closing(apsw.Connection(str(draft))) as copy:
+        with self._opened() as batch, closing(apsw.Connection(str(draft))) as copy:
             with copy.backup("main", batch.connection, "main") as backup:
                 backup.step(-1)
             copy.execute("PRAGMA journal_mode = DELETE")
@@ -220,20 +220,25 @@ class FileRemote:
         return True
 
     def mark(self, client: str) -> PushMark:
-        with closing(self._open()) as batch:
+        with self._opened() as batch:
             result = batch.pipeline(encode_query(_MARK, (client,)))
         return _read_mark(result["results"][0]["response"]["result"])
 
     def push(self, steps: Sequence[Step]) -> None:
-        with closing(self._open()) as batch:
+        with self._opened() as batch:
             result = batch.pipeline(encode_transaction(steps))
         _require_success(result["results"][0]["response"]["result"])
 
-    def _open(self) -> SqlBatch:
+    @contextmanager
+    def _opened(self) -> Iterator[SqlBatch]:
         # SQLite and Turso do not see each other's locks.
-        if turso_lock.is_locked_whole(self._path) or turso_lock.is_shared(self._path):
+        if turso_lock.is_locked_whole(self._path):
             raise UnavailableError(f"{self._path} is open in Turso", fix="close it there, then sync again")
-        return SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)
+        with (
+            turso_lock.shut_out(self._path),
+            closing(SqlBatch(self._path, seconds=_SECONDS, result_bytes=_RESULT_BYTES)) as batch,
+        ):
+            yield batch
 
 
 def _read_mark(result: Any) -> PushMark:

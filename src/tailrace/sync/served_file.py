@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import apsw
 
-from tailrace.capture.layout import server_lock
 from tailrace.errors import ConfigError, OwnedError, PreflightError, UnavailableError
 from tailrace.sync.page_history import PageHistory, digest
 from tailrace.sync.preflight import require_servable
@@ -47,13 +46,13 @@ class ServedFile:
         # Apart from the other: a push may wait for a program that writes, and pulls must not wait with it.
         self._pushing = threading.Lock()
         self._pulls: list[int] = []
-        self._held = _lock_out(path)
+        # Turso does not see SQLite's locks: what one of them commits, the other would overwrite.
+        self._held = ExitStack()
         self._pins: list[apsw.Connection] = []
         self._wal: WalScan | None = None
         self._is_free = False
         try:
-            if path.exists() and (turso_lock.is_locked_whole(path) or turso_lock.is_shared(path)):
-                raise UnavailableError(f"{path} is open in Turso", fix="close it there, then start the server again")
+            _lock_out(path, self._held)
             self._batch = SqlBatch(path, seconds=seconds, result_bytes=result_bytes)
             self._prepare()
             self._side = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE)
@@ -81,7 +80,7 @@ class ServedFile:
             self._batch.close()
         if self._wal is not None:
             self._wal.close()
-        os.close(self._held)
+        self._held.close()
 
     @property
     def revision(self) -> str:
@@ -214,13 +213,16 @@ class ServedFile:
         return state
 
 
-def _lock_out(path: Path) -> int:
-    """The lock that keeps a second server from this file; released when its descriptor is closed."""
+def _lock_out(path: Path, held: ExitStack) -> None:
+    """Keep Turso and a second server from this file until the stack is closed."""
     try:
-        file = os.open(server_lock(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        path.touch()
+        if turso_lock.is_locked_whole(path):
+            raise UnavailableError(f"{path} is open in Turso", fix="close it there, then start the server again")
+        held.enter_context(turso_lock.shut_out(path, creates=True))
+        file = os.open(turso_lock.server_lock(path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         raise ConfigError(f"{path} cannot be served: {error.strerror}", fix="check the path") from None
+    held.callback(os.close, file)
     if not try_lock(file):
-        os.close(file)
         raise OwnedError(f"another server serves {path}", fix="stop it first")
-    return file

@@ -18,6 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tailrace.errors import UnavailableError
+from tailrace.system.file_lock import is_locked
 
 SHARED = "multiprocess_wal"
 """Turso's name for the mode in which several processes open one file."""
@@ -25,6 +26,11 @@ SHARED = "multiprocess_wal"
 _LOCKS = Path("/proc/locks")
 _FLOCK = "hhqqi4x"
 """`struct flock`: type, whence, start, length, pid."""
+
+
+def server_lock(path: Path) -> Path:
+    """The file whose lock a sync server holds while it serves the file and shuts Turso out of it."""
+    return path.with_name(path.name + "-sync.lock")
 
 
 def is_shared(path: Path) -> bool:
@@ -38,7 +44,7 @@ def is_shared(path: Path) -> bool:
     finally:
         os.close(file)
     kind: int = struct.unpack(_FLOCK, found)[0]
-    return kind != fcntl.F_UNLCK
+    return kind == fcntl.F_RDLCK or (kind == fcntl.F_WRLCK and not is_locked(server_lock(path)))
 
 
 def is_locked_whole(path: Path) -> bool:
@@ -70,9 +76,9 @@ def shut_out(path: Path, *, creates: bool = False) -> Iterator[None]:
     """Lock out sessions under `multiprocess_wal` during the block, for writing without it.
 
     A session that is opened meanwhile waits and then fails; one that is opened later reads the WAL again. Raises
-    UnavailableError if such a session is open already. A file that was never opened under `multiprocess_wal` has
-    nothing to lock; with `creates`, as for every file of Turso's, `FILE-tshm` is made for that. It stays: otherwise
-    two sessions could make one each.
+    UnavailableError if such a session is open already. While a sync server serves the file, it does that for everyone.
+    A file that was never opened under `multiprocess_wal` has nothing to lock; with `creates`, as for every file of
+    Turso's, `FILE-tshm` is made for that. It stays: otherwise two sessions could make one each.
     """
     try:
         file = os.open(_index(path), os.O_RDWR | os.O_CLOEXEC)
@@ -85,9 +91,11 @@ def shut_out(path: Path, *, creates: bool = False) -> Iterator[None]:
         try:
             fcntl.fcntl(file, fcntl.F_OFD_SETLK, _first_byte(fcntl.F_WRLCK))
         except BlockingIOError:
-            raise _in_use(path) from None
-        # Empty it before the first frame is written: after a crash in the block no session may trust it.
-        os.ftruncate(file, 0)
+            if not is_locked(server_lock(path)):
+                raise _in_use(path) from None
+        else:
+            # Empty it before the first frame is written: after a crash in the block no session may trust it.
+            os.ftruncate(file, 0)
         yield
     finally:
         os.close(file)

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 from tailrace.capture import trigger
 from tailrace.capture.exclusion import read_excluded
-from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, server_lock, trigger_capture
+from tailrace.capture.layout import DELETE, SCHEMA_TABLE, UPDATE, quoted, trigger_capture
 from tailrace.errors import Finding, PreflightError
 from tailrace.model.schema import TableName
 from tailrace.source.sqlite.catalog import SCHEMA, Listed, TableDefinition, list_tables
 from tailrace.source.sqlite.log import TapeLog
 from tailrace.system.file_lock import is_locked
+from tailrace.system.turso_lock import server_lock
 
 if TYPE_CHECKING:
     from tailrace.source.sqlite.source import SqliteSource
