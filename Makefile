@@ -7,7 +7,7 @@ WORKERS ?= 2
 STAMP := .venv/.installed
 
 .DELETE_ON_ERROR:
-.PHONY: setup check test test-fast soak fuzz demo bench docs reference dist lock clean
+.PHONY: setup check audit test test-fast soak fuzz demo bench docs reference dist lock clean
 
 setup: $(STAMP)
 
@@ -19,11 +19,21 @@ $(STAMP): requirements.lock pyproject.toml
 	-$(BIN)/tailrace warm  # half a minute once, and every later start of Spark is shorter; nothing depends on it
 	touch $@
 
-check: setup
+# At most once a day, and again when the lock changes: the package index is asked about every pin.
+AUDITED := .build/audited-$(shell date +%Y-%m-%d)
+
+check: setup $(AUDITED)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/pytest -q tests/test_layers.py
+
+$(AUDITED): requirements.lock pyproject.toml | setup
+	$(BIN)/python -m tools.audit
+	mkdir -p .build && rm -f .build/audited-* && touch $@
+
+audit: setup
+	$(BIN)/python -m tools.audit
 
 # Tests wait for servers half of the time, so two at once take little more than one. Tests that share a pipeline are a
 # group: they stay in one process, and begin first.

@@ -36,6 +36,8 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.yaml"))
 VARIABLES = {
     "SHOP_DSN": "postgresql://shop@localhost/shop",
     "STATE_DSN": "postgresql://state@localhost/state",
+    "ALERT_URL": "https://alert.example/in",
+    "ALERT_TOKEN": "token",
     "HOOK_URL": "https://hook.example/in",
     "HOOK_TOKEN": "token",
     "HOOK_SECRET": "whsec_c2VjcmV0",

@@ -31,8 +31,9 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "state": MODEL | {"system.libpq"},
     "source": MODEL | {"system.child_process", "system.libpq", "option", "journal", "capture"},
     "destination": MODEL | {"system.child_process", "option", "journal", "state"},
-    "config": MODEL | {"option", "state", "source", "destination"},
-    "stream": MODEL | CONFIGURATION | {"capture", "state", "source", "destination"},
+    "alert": MODEL | {"option", "state"},
+    "config": MODEL | {"option", "state", "source", "destination", "alert"},
+    "stream": MODEL | CONFIGURATION | {"capture", "state", "source", "destination", "alert"},
     "verify": MODEL | CONFIGURATION,
     "dashboard": MODEL | CONFIGURATION | {"state"},
     "extend": MODEL | CONFIGURATION | {"source", "destination", "state"},
@@ -41,7 +42,7 @@ MAY_IMPORT: dict[str, frozenset[str] | set[str]] = {
     "demo": MODEL | {"source", "destination", "testing"},
     "cli": MODEL
     | CONFIGURATION
-    | {"system.child_process", "capture", "state", "source", "destination", "stream"}
+    | {"system.child_process", "capture", "state", "source", "destination", "alert", "stream"}
     | {"slatedb", "sync", "verify", "dashboard", "demo"},
 }
 """For each part (a room or module right below `tailrace`, or a module with a place of its own), what it may know of."""

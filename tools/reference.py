@@ -76,8 +76,8 @@ def keys_page() -> str:
     for section in ("source", "destination", "store"):
         for type_, reference in schema["properties"][section]["discriminator"]["mapping"].items():
             parts += _section(f"{section}, type {type_}", _resolve(schema, reference), schema, 2)
-    for section in ("tables", "batch", "spark"):
-        model = _resolve(schema, schema["properties"][section]["$ref"])
+    for section in ("tables", "batch", "spark", "alerts"):
+        model = _resolve(schema, _references(schema["properties"][section])[0])
         parts += _section(section, model, schema, 2)
     return "\n".join(parts)
 

@@ -72,6 +72,22 @@ def test_a_machine_without_java_is_told_how_to_get_one(monkeypatch: pytest.Monke
     assert (missing["level"], "tailrace[embedded]" in missing["fix"]) == ("error", True)
 
 
+def test_an_environment_that_is_not_activated_is_told_what_a_session_of_its_own_needs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    python = tmp_path / "python3"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')  # one without site-packages
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.delenv("PYSPARK_PYTHON", raising=False)
+    (found,) = findings(code=0)["Python of Spark"]
+    assert (found["level"], f"{python} has no tailrace" in found["message"]) == ("warning", True)
+    assert f"export PYSPARK_PYTHON={sys.executable}" in found["fix"]
+    monkeypatch.setenv("PYSPARK_PYTHON", sys.executable)
+    (found,) = findings(code=0)["Python of Spark"]
+    assert found["level"] == "ok"
+
+
 @pytest.mark.usefixtures("_without_slatedb")
 def test_an_extra_is_an_error_only_where_the_file_needs_it(tmp_path: Path) -> None:
     file = write(tmp_path, "{type: slatedb, path: db, store: {type: local, path: ./store}}")

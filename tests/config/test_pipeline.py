@@ -383,7 +383,7 @@ def test_the_json_schema_takes_a_reference_where_a_number_or_a_truth_value_is() 
 
 def test_the_json_schema_knows_every_key() -> None:
     schema = json_schema()
-    keys = {"name", "source", "tables", "destination", "state", "store", "batch", "spark"}
+    keys = {"name", "source", "tables", "destination", "state", "store", "batch", "spark", "alerts"}
     assert set(schema["properties"]) == keys
     assert schema["required"] == ["name", "source", "destination"]
     assert {"dsn", "publication", "copy"} <= set(schema["$defs"]["PostgresOptions"]["properties"])
@@ -414,3 +414,38 @@ def test_an_object_may_stand_for_the_section_of_a_destination() -> None:
     sink = Sink(path="./somewhere")
     config = from_dict({**SMALL, "destination": sink})
     assert open_destination(config) is sink
+
+
+def test_alerts_take_one_way_and_are_on_unless_they_are_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALERT_URL", f"https://alert.example:8443/{CANARY}")
+    config = load(write(tmp_path, SHOP + 'alerts: {webhook: {url: "${ALERT_URL}"}, lag: {above: 1m}, slot: off}\n'))
+    assert config.alerts is not None
+    assert list(config.alerts.conditions) == ["lag", "errored", "unavailable", "stopped"]
+    assert config.alerts.lag is not None
+    assert (config.alerts.lag.above, config.alerts.lag.for_) == (60.0, 60.0)
+    assert "https://alert.example:8443" in repr(config)
+    assert CANARY not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("alerts", "said"),
+    [
+        ("{}", "needs one of `webhook` and `command`"),
+        ("{command: [page], webhook: {url: 'http://a/'}}", "needs one of"),
+        ("{command: [page], repeat: 5s}", "`repeat` must be 60s or longer"),
+        ("{command: []}", "alerts.command"),
+        ("{command: page}", "alerts.command"),
+        ("{webhook: {url: 'ftp://a/b'}}", "must be an http:// or https:// URL"),
+        (f"{{webhook: {{url: 'https://me:{CANARY}@a/b'}}}}", "must not hold a user or password"),
+        (f"{{webhook: {{url: 'https://a/b', headers: {{'X:': {CANARY}}}}}}}", "is not the name of a header"),
+        ("{command: [page], lag: {abve: 1m}}", "did you mean above"),
+    ],
+)
+def test_alerts_that_could_not_work_are_refused(tmp_path: Path, alerts: str, said: str) -> None:
+    assert said in refused(tmp_path, SHOP + f"alerts: {alerts}\n")
+
+
+def test_a_command_that_connects_to_nothing_needs_no_variable_of_alerts(tmp_path: Path) -> None:
+    text = SHOP + 'alerts: {webhook: {url: "${NO_SUCH_URL}"}, lag: {above: "${NO_SUCH_LIMIT}"}}\n'
+    assert load(write(tmp_path, text), connects=False).alerts is None
+    assert "NO_SUCH_URL" in refused(tmp_path, text)

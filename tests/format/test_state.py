@@ -137,6 +137,7 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "copied_per_second",
         "changes_per_second",
         "lag_bytes",
+        "lag_seconds",
         "source",
         "requests",
         "recent_requests",
@@ -145,6 +146,7 @@ def test_the_status_as_json_has_the_keys_that_it_had(tmp_path: Path) -> None:
         "delivery",
         "slot",
         "phases",
+        "alerts",
     ]
     items = status["tables"][0]
     assert {key: items[key] for key in ("name", "state", "reason", "fix", "retry", "attempts", "letters")} == {

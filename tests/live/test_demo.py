@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from pathlib import Path
 
@@ -19,3 +20,26 @@ def test_the_demo_copies_follows_and_compares(tmp_path: Path) -> None:
     assert end["rows"].keys() >= {"public.orders", "public.order_items", "public.customers", "public.documents"}
     assert all(end["rows"].values())
     assert min(end["traffic"][kind] for kind in ("insert", "update", "delete")) > 0
+
+
+def test_a_demo_without_a_terminal_can_be_killed_and_goes_on_in_few_lines(tmp_path: Path) -> None:
+    words = command("demo", "--folder", str(tmp_path / "demo"), "--rows", "500", "--seconds")
+    with subprocess.Popen([*words, "600"], stdout=subprocess.PIPE, text=True) as demo:
+        assert demo.stdout is not None
+        assert any("from now on every change follows" in line for line in demo.stdout)
+        demo.kill()
+    done = subprocess.run([*words, "3"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    lines = done.stdout.splitlines()
+    assert len(lines) <= 35
+    assert max(len(line) for line in lines if str(tmp_path) not in line) <= 110
+    assert any("rows in 6 tables were copied before" in line for line in lines)
+    assert any("rows are equal" in line for line in lines)
+    placed = next(line.split() for line in lines if line.startswith("  placed"))
+    assert int(placed[1].replace(",", "")) > 0
+    assert any(re.search(r"status \S+/demo/demo.yaml", line) for line in lines[-4:])
+    assert CHATTER.search(done.stderr) is None
+
+
+CHATTER = re.compile(r"WARNING: |Setting default log level|incubator")
+"""What Spark and Java say at their start."""

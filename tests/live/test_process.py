@@ -53,7 +53,7 @@ def test_a_run_prints_lines_shows_its_status_and_drains_at_a_signal(scenario: Sc
         assert "Traceback" not in said
         assert "\x1b" not in said
         lines = [line for line in said.splitlines() if line.startswith("at=")]
-        assert any(re.search(r"event=table table=public.keyed state=Ready", line) for line in lines)
+        assert any(re.search(r"event=table level=info table=public.keyed state=Ready", line) for line in lines)
 
     ended = status_of(scenario)
     assert ended["runner"] is None
@@ -154,3 +154,28 @@ def test_asking_for_the_status_of_a_pipeline_that_never_ran_says_so(scenario: Sc
     )
     assert done.returncode == 2
     assert "has not run yet" in done.stderr
+
+
+def test_a_run_with_json_is_a_structured_log_to_its_end(scenario: Scenario) -> None:
+    scenario.write(tables={"defaults": {"schema_changes": "stop"}}, destination={"path": str(scenario.lake)})
+    scenario.sql("CREATE TABLE keyed (id int PRIMARY KEY, v text)", "INSERT INTO keyed VALUES (1, 'c4naryRow')")
+    scenario.apply()
+    scenario.sql("ALTER TABLE keyed ADD COLUMN more int", "INSERT INTO keyed VALUES (2, 'c4naryRow', 3)")
+    done = subprocess.run(
+        command("run", str(scenario.file), "--once", "--json"), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 8, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert all(line["at"] and line["level"] in ("info", "warning", "error") for line in lines)
+    assert {line["pipeline"] for line in lines} == {scenario.name}
+    (logged,) = [line for line in lines if line["event"] == "log" and line["code"] == "schema-changed"]
+    assert (logged["table"], logged["logger"]) == ("public.keyed", "tailrace.stream.table_failure")
+    last = lines[-1]
+    assert (last["event"], last["level"], last["table"]) == ("error", "error", "public.keyed")
+    assert last["error"]["exit_code"] == 8
+    assert "c4naryRow" not in done.stdout + done.stderr
+    assert CHATTER.search(done.stderr) is None
+
+
+CHATTER = re.compile(r"WARNING: |Setting default log level|incubator")
+"""What Spark and Java say at their start."""

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tailrace.cli.progress_view import LineView, LiveView, draw, format_bytes
+from tailrace.cli.progress_view import LineView, LiveView, draw
 from tailrace.errors import Finding
 from tailrace.model.change import end_of
 from tailrace.model.delivery_status import DeliveryStatus
+from tailrace.model.quantity_text import format_bytes
 from tailrace.state import (
     BatchRecord,
     Owner,
@@ -26,6 +27,7 @@ from tailrace.state import (
 )
 from tailrace.state.activity import Sample
 from tailrace.state.record import ChangeCounts
+from tailrace.state.report import AlertRecord
 from tailrace.state.state_machine import WAY
 from tailrace.state.status import PipelineStatus, SlotForecast, TableReading
 
@@ -52,9 +54,9 @@ def ready(store: StateStore, *, commit: int, at: datetime = NOW) -> None:
     store.apply_batch(BatchRecord(0, {"lsn": commit}, str(end_of(commit)), 15, 100, 2.0, at), [update])
 
 
-def shown(status: PipelineStatus) -> str:
+def shown(status: PipelineStatus, file: Path | None = None) -> str:
     console = Console(file=io.StringIO(), width=120)
-    console.print(draw(status))
+    console.print(draw(status, file))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
@@ -214,8 +216,11 @@ def test_lines_are_written_for_changes_of_state_and_now_and_then(store: StateSto
         view.show(PipelineStatus.read(store, at=NOW))
         clock[0] = 9.0
         view.show(PipelineStatus.read(store, at=NOW))
-    start = "at=2026-05-04T12:00:00.000+00:00 pipeline=shop event="
-    assert [line.removeprefix(start).split()[0] for line in lines] == ["table", "progress", "table", "progress"]
+    begins = [line.split()[:4] for line in lines]
+    assert begins == [
+        ["at=2026-05-04T12:00:00.000+00:00", "pipeline=shop", f"event={event}", f"level={level}"]
+        for level, event in (("info", "table"), ("info", "progress"), ("error", "table"), ("info", "progress"))
+    ]
     assert 'table=public.orders state=Errored rows_copied=0 changes_applied=0 reason="no key"' in lines[2]
 
 
@@ -292,3 +297,27 @@ def test_a_note_goes_above_the_live_table_and_not_into_it(store: StateStore) -> 
     # The table is erased first, and drawn again below.
     assert noted.endswith("\x1b[2Kfinishing [bold]now[/bold]")
     assert any("public.orders" in line for line in lines[lines.index(noted) + 1 :])
+
+
+def test_the_lag_of_a_pipeline_is_that_of_its_newest_change_while_more_waits(store: StateStore) -> None:
+    assert PipelineStatus.read(store).lag_seconds is None
+    store.add_table("2", "public.quiet")
+    changes = {"1": NOW - timedelta(seconds=30), "2": NOW - timedelta(hours=3)}
+    updates = [TableUpdate(each, WAY[1:], last_change_committed_at=at) for each, at in changes.items()]
+    store.apply_batch(BatchRecord(1, {}, str(end_of(1000)), at=NOW), updates)
+    for received, lag in ((1000, 0.0), (2000, 30.0)):
+        store.put_source_status(SourceStatus("streaming", str(end_of(received))))
+        status = PipelineStatus.read(store, at=NOW)
+        assert status.lag_seconds == status.to_dict()["lag_seconds"] == lag
+
+
+def test_an_alert_that_was_sent_is_shown_and_so_is_one_that_could_not_be(store: StateStore) -> None:
+    told = AlertRecord("stopped", True, NOW, NOW, "the pipeline stopped: run `tailrace reset FILE`")
+    store.put_alerts([told, AlertRecord("lag", True, NOW, failure="http://hook:1 refuses connections")])
+    status = PipelineStatus.read(store)
+    text = shown(status, Path("my shop.yaml"))
+    assert "alert stopped, sent at 2026-05-04 12:00:00 UTC: the pipeline stopped:" in text
+    assert "tailrace reset 'my shop.yaml'" in text
+    assert "the alert lag could not be sent: http://hook:1 refuses connections" in text
+    assert [each["name"] for each in status.to_dict()["alerts"]] == ["stopped", "lag"]
+    assert store.alerts()[0] == told

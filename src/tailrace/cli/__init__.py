@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tailrace.cli import dead_letter, queue, slatedb, sqlite, tape
+from tailrace.cli import alert, dead_letter, queue, slatedb, sqlite, tape
 from tailrace.cli.dashboard import HostNames, dashboard
 from tailrace.cli.doctor import doctor
-from tailrace.cli.error import EXIT_CODES, Commands, Debug, Json, PipelineFile, print_json
+from tailrace.cli.error import EXIT_CODES, RUN, Commands, Debug, Json, PipelineFile, print_json
 from tailrace.cli.init import init
 from tailrace.cli.maintain import maintain
 from tailrace.cli.output import guard_output
@@ -65,6 +65,7 @@ app.command(epilog="Example: tailrace init postgresql://shop@localhost/shop")(in
 
 @app.command(epilog="Example: tailrace run shop.yaml --once")
 def run(
+    context: typer.Context,
     file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
     plain: Plain = False,
@@ -95,6 +96,7 @@ def run(
     config = load(file)
     if not dashboard and (listen or token_env or host):
         raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
+    context.meta[RUN] = config.name
     with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
         run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
 
@@ -263,6 +265,7 @@ app.command(epilog="Example: tailrace maintain shop.yaml public.orders")(maintai
 app.command(epilog="Example: tailrace verify shop.yaml --table public.orders")(verify)
 app.command("serve-sync", epilog="Example: tailrace serve-sync shop.db --listen 127.0.0.1:8080")(serve_sync)
 app.command(epilog="Example: tailrace sync phone.db http://127.0.0.1:8080")(sync)
+app.add_typer(alert.app)
 app.add_typer(dead_letter.app, name="errors")
 app.add_typer(queue.app, name="queue")
 app.add_typer(slatedb.app)

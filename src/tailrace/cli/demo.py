@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 import yaml
 
 from tailrace.cli.error import print_json
 from tailrace.cli.run import run_pipeline
+from tailrace.cli.story_view import StoryView
 from tailrace.cli.text import say
 from tailrace.config.pipeline import PipelineConfig, load
 from tailrace.errors import ConfigError, PreflightError, TailraceError
 
 if TYPE_CHECKING:
     from tailrace.demo.server import EmbeddedPostgres
+
+DEMO_FOLDER = Path("demo")
 
 _DATABASE = "shop"
 _FILE = "demo.yaml"
@@ -49,18 +57,33 @@ def run_demo(folder: Path, *, rows: int, seconds: float | None, plain: bool, as_
         dsn = server.dsn(_DATABASE)
         file = _write_pipeline(folder, dsn)
         config = load(file)
-        _say(f"the shop: {loaded:,} rows in {dsn}", as_json=as_json)
-        _say(f"in another terminal: tailrace status {file}", as_json=as_json)
+        is_drawn = sys.stdout.isatty() and not plain
+        story = None if as_json else StoryView()
+        _say(
+            f"the shop: {loaded:,} rows in {dsn}, and {_TRANSACTIONS_PER_SECOND:.0f} transactions a second",
+            as_json=as_json,
+        )
+        _say(f"in another terminal: {_program()} status {shlex.quote(str(file))}", as_json=as_json)
+        _say("Spark starts, which takes some seconds; then the lake is filled", as_json=as_json)
         with Traffic(dsn, seed=int(time.time()), rate=_TRANSACTIONS_PER_SECOND) as traffic:
-            run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds)
+            view = None if is_drawn else story
+            run_pipeline(config, file, once=False, plain=plain, as_json=as_json, seconds=seconds, view=view)
         done = traffic.counts
         _say("the shop is closed; the lake catches up", as_json=as_json)
-        run_pipeline(config, file, once=True, plain=True, as_json=as_json)
+        run_pipeline(config, file, once=True, plain=True, as_json=as_json, view=story)
         _compare(config, dsn, folder / "lake", done, as_json=as_json)
+        if not as_json:
+            _ask_lake(folder / "lake")
+            _say_next(file)
 
 
 def _say(text: str, *, as_json: bool) -> None:
     say(text, err=as_json)
+
+
+def _program() -> str:
+    # `make demo` runs it from an environment that is not activated.
+    return "tailrace" if shutil.which("tailrace") else shlex.quote(os.path.relpath(sys.argv[0]))
 
 
 def _open_shop(server: EmbeddedPostgres, orders: int) -> int:
@@ -110,4 +133,42 @@ def _compare(config: PipelineConfig, dsn: str, lake: Path, done: dict[str, int],
         say("")
         say(f"compared row by row, both ways: {len(tables)} tables, {sum(counts.values()):,} rows are equal")
         say(f"while it ran, people changed {changes:,} rows in {done.get('transactions', 0):,} transactions")
-        say(f"the lake is in {lake}; run the demo again and it goes on from here")
+
+
+_QUERY = "SELECT status, count(*) AS orders, sum(total) AS total FROM orders GROUP BY status ORDER BY orders DESC"
+
+
+def _ask_lake(lake: Path) -> None:
+    """Ask the lake a question without tailrace and without Spark, and show the answer."""
+    import pyarrow as pa
+    from deltalake import DeltaTable, QueryBuilder
+
+    place = lake / "public" / "orders"
+    answer = pa.table(QueryBuilder().register("orders", DeltaTable(place)).execute(_QUERY).read_all())
+    say("")
+    say("anyone can ask the lake; this was deltalake, without Spark and without tailrace:")
+    say("")
+    say(f"  {_QUERY}")
+    say("")
+    say(f"  {'status':<12} {'orders':>9} {'total':>18}")
+    for row in answer.to_pylist():
+        say(f"  {row['status']:<12} {row['orders']:>9,} {row['total']:>18,}")
+
+
+def _say_next(file: Path) -> None:
+    """What to try next; `dashboard` where this tailrace has it."""
+    from tailrace.cli import app
+
+    program, shown, folder = _program(), shlex.quote(str(file)), file.parent
+    known = typer.main.get_command(app)
+    steps = [
+        ("status", "tables, positions, the last run"),
+        ("dashboard", "the same as a page, with what happened when"),
+    ]
+    say("")
+    say("next:")
+    for name, about in steps:
+        if name in getattr(known, "commands", {}):
+            say(f"  {f'{program} {name} {shown}':<40} {about}")
+    again = f"{program} demo" + ("" if folder == DEMO_FOLDER else f" --folder {shlex.quote(str(folder))}")
+    say(f"  {again:<40} again: it goes on from here, also after a kill -9")

@@ -5,6 +5,10 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, requires
@@ -41,7 +45,7 @@ def doctor(
     """
     from tailrace.cli.inspect import print_findings
 
-    findings = [*_machine(), *_java(), *_spark()]
+    findings = [*_machine(), *_java(), *_spark(), *_workers()]
     config, about_file = _read_file(file) if file is not None else (None, [])
     findings += [*_folders(config), *_extras(config), *about_file]
     print_findings(findings, file or Path("FILE"), as_json=as_json)
@@ -101,6 +105,27 @@ def _spark() -> Iterator[Finding]:
         yield Finding("ok", "class archive", f"{archive.file}: Spark starts faster with it")
     elif archive is not None:
         yield Finding("ok", "class archive", "there is none yet; with it Spark starts faster", "tailrace warm")
+
+
+def _workers() -> Iterator[Finding]:
+    """Which Python a Spark session that is not tailrace's own runs data sources with."""
+    named = os.environ.get("PYSPARK_PYTHON") or "python3"
+    found = shutil.which(named)
+    if found is not None and _has_tailrace(found):
+        yield Finding("ok", "Python of Spark", f"{found}, which has tailrace")
+        return
+    lacks = f"{found} has no tailrace" if found else f"there is no {named}"
+    message = f"{lacks}: readStream.format('tailrace') in a session of your own does not find it; `tailrace run` does"
+    fix = f"activate the environment of tailrace, or: export PYSPARK_PYTHON={shlex.quote(sys.executable)}"
+    yield Finding("warning", "Python of Spark", message, fix)
+
+
+def _has_tailrace(python: str) -> bool:
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('pyspark_tailrace') is None)"
+    try:
+        return subprocess.run([python, "-c", look], capture_output=True, check=False, timeout=10).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
 
 
 def _folders(config: PipelineConfig | None) -> Iterator[Finding]:

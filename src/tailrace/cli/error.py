@@ -11,6 +11,7 @@ from typing import Annotated, Any, NoReturn, cast
 import typer
 from typer.core import TyperGroup
 
+from tailrace.cli.log import stamp
 from tailrace.cli.text import plain, say, say_lines
 from tailrace.errors import ConfigError, TailraceError, name_file
 from tailrace.system import trace
@@ -18,6 +19,8 @@ from tailrace.system import trace
 _FILE = "tailrace.file"
 _JSON = "tailrace.json"
 _DEBUG = "tailrace.debug"
+RUN = "tailrace.run"
+"""Where a context keeps the name of the pipeline that the command runs."""
 
 
 def _keep_file(context: typer.Context, file: Path) -> Path:
@@ -62,14 +65,20 @@ def _unexpected(error: Exception) -> TailraceError:
     return reported
 
 
-def fail(error: TailraceError, *, as_json: bool, debug: bool = False, file: Path | None = None) -> NoReturn:
-    """Report the error and leave with its exit code: a panel on a terminal, text elsewhere, JSON on stdout if asked."""
+def fail(
+    error: TailraceError, *, as_json: bool, debug: bool = False, file: Path | None = None, run: str | None = None
+) -> NoReturn:
+    """Report the error and leave with its exit code: a panel on a terminal, text elsewhere, JSON on stdout if asked.
+
+    `run` is the name of the pipeline that the command ran: its JSON begins as every line of a run.
+    """
     error.message, error.fix = name_file(error.message, file) or "", name_file(error.fix, file)
     if debug:
         traceback.print_exception(error)
     if as_json:
         # On one line, as the events that `run` and `receive` print before it.
-        say(json.dumps({"error": to_dict(error)}, ensure_ascii=False))
+        head = stamp(run, "error", "error") | {"table": error.table, "code": error.code} if run else {}
+        say(json.dumps({**head, "error": to_dict(error)}, ensure_ascii=False))
     else:
         print_error(error)
     raise typer.Exit(error.exit_code)
@@ -183,7 +192,8 @@ class Commands(CommandGroup):
             raise
         except Exception as error:  # noqa: BLE001 - the last place where it can be reported in a line
             known = error if isinstance(error, TailraceError) else _unexpected(error)
-            fail(known, as_json=ctx.meta[_JSON], debug=ctx.meta[_DEBUG], file=ctx.meta.get(_FILE))
+            meta = ctx.meta
+            fail(known, as_json=meta[_JSON], debug=meta[_DEBUG], file=meta.get(_FILE), run=meta.get(RUN))
 
 
 def _refuse(error: typer.BadParameter, *, as_json: bool) -> NoReturn:

@@ -37,10 +37,11 @@ _PARTS = ("pyspark", "deltalake", "pyarrow", "psycopg", "pydantic")
 
 
 def check_pipeline(config: PipelineConfig) -> list[Finding]:
+    from tailrace.alert import delivery
     from tailrace.config.registry import check, open_destination, open_source
     from tailrace.destination.preflight import check_folder
 
-    findings = check(open_source(config), open_destination(config))
+    findings = [*check(open_source(config), open_destination(config)), *delivery.check(config.alerts)]
     fix = "let this user write there, or set `state` to another folder"
     state = check_folder(config.state, "state", access_fix=fix)
     return [*findings, state] if state.level == "error" else findings
@@ -67,6 +68,8 @@ def print_status(status: PipelineStatus, file: Path, *, as_json: bool) -> None:
         parts = (values["source"], values["last_run"], values["delivery"], *values["tables"], *values["notices"])
         for part in filter(None, parts):
             part.update(fix=name_file(part.get("fix"), file))
+        for alert in values["alerts"]:
+            alert["text"] = name_file(alert["text"], file)
         print_json(values)
     else:
         make_console().print(draw(status, file))

@@ -10,9 +10,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
+from tailrace.cli.log import stamp
 from tailrace.cli.text import plain, say
 from tailrace.errors import Finding, name_file
+from tailrace.model.quantity_text import format_bytes, format_seconds
 from tailrace.state import Owner, RunRecord, TableState
+from tailrace.state.report import AlertRecord
 from tailrace.state.status import PipelineStatus, TableStatus
 
 if TYPE_CHECKING:
@@ -97,20 +100,23 @@ class LineView:
             standing = (table.state, table.paused_at is not None)
             if self._states.get(table.name) != standing:
                 self._states[table.name] = standing
-                self._line(status, {"event": "table", **_table_values(table, self._file)})
+                level = "error" if table.state is TableState.ERRORED else "info"
+                self._line(status, level, "table", _table_values(table, self._file))
         for notice in status.notices:
             if notice not in self._notices:
-                self._line(status, {"event": "notice", **notice.to_dict(), "fix": name_file(notice.fix, self._file)})
+                fix = name_file(notice.fix, self._file)
+                self._line(status, notice.level, "notice", {**notice.to_dict(), "fix": fix})
         self._notices = status.notices
         if self._clock() >= self._next:
             self._next = self._clock() + _LINE_SECONDS
-            self._line(status, {"event": "progress", **_values(status)})
+            is_waiting = status.source is not None and status.source.error is not None
+            self._line(status, "warning" if is_waiting else "info", "progress", _values(status))
 
     def note(self, text: str) -> None:
         say(text, err=True)
 
-    def _line(self, status: PipelineStatus, values: dict[str, object]) -> None:
-        stamped = {"at": status.at.isoformat(timespec="milliseconds"), "pipeline": status.pipeline, **values}
+    def _line(self, status: PipelineStatus, level: str, event: str, values: dict[str, object]) -> None:
+        stamped = {**stamp(status.pipeline, level, event, status.at), **values}
         known = {key: value for key, value in stamped.items() if value is not None}
         self._write(json.dumps(stamped) if self._as_json else " ".join(f"{k}={_plain(v)}" for k, v in known.items()))
 
@@ -187,6 +193,7 @@ def draw(status: PipelineStatus, file: Path | None = None) -> Group:
         applied = f"{row.changes_applied:,}"
         table.add_row(escape(plain(row.name)), state, version, _copied(row), applied, _rate(row), _lag(row))
     lines = [(_headline(status), "bold"), *_errors(status, file), *_notices(status, file)]
+    lines += [(line, "yellow") for alert in status.alerts for line in _alert(alert, file)]
     lines += [(f"asked for: {request}", "yellow") for request in status.requests]
     first, *rest = [Text(plain(line), style) for line, style in lines]
     return Group(first, table, *rest)
@@ -234,6 +241,13 @@ def _notices(status: PipelineStatus, file: Path | None) -> Iterator[Line]:
     for notice in status.notices:
         yield f"{notice.subject}: {notice.message}", "yellow"
         yield from _fix(notice.fix, file)
+
+
+def _alert(alert: AlertRecord, file: Path | None) -> Iterator[str]:
+    if alert.told_at is not None:
+        yield f"alert {alert.name}, sent at {alert.told_at:%Y-%m-%d %H:%M:%S} UTC: {name_file(alert.text, file)}"
+    if alert.failure is not None:
+        yield f"the alert {alert.name} could not be sent: {alert.failure}"
 
 
 def _fix(fix: str | None, file: Path | None) -> Iterator[Line]:
@@ -292,25 +306,3 @@ def _lag(table: TableStatus) -> str:
     if table.lag_seconds is not None:
         parts.append(f"{table.lag_seconds:,.1f} s")
     return " ".join(parts)
-
-
-def format_seconds(seconds: float) -> str:
-    """`3 h 40 min` for people."""
-    minutes = int(seconds // 60)
-    if minutes < 1:
-        return f"{seconds:.0f} s"
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    if days:
-        return f"{days} d {hours} h"
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"
-
-
-def format_bytes(count: int) -> str:
-    """`12.3 MB` for people."""
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"

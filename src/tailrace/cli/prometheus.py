@@ -49,6 +49,12 @@ PIPELINE: Final = (
     MetricSpec("tailrace_copied_per_second", "Rows copied, of the last minute", lambda one: one.copied_per_second),
     MetricSpec("tailrace_changes_per_second", "Changes of the last minute", lambda one: one.changes_per_second),
     MetricSpec("tailrace_lag_bytes", "Log of the server that is not applied", lambda status: status.lag_bytes),
+    MetricSpec("tailrace_lag_seconds", "Age of the last change while more waits", lambda status: status.lag_seconds),
+    MetricSpec(
+        "tailrace_alerts",
+        "Alerts that people were told of and that still hold",
+        lambda status: sum(alert.told_at is not None for alert in status.alerts),
+    ),
     MetricSpec("tailrace_notices", "Things that the run leaves out", lambda status: len(status.notices)),
     MetricSpec("tailrace_requests", "Requests of operators that are open", lambda status: len(status.requests)),
     MetricSpec(

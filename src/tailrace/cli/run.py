@@ -9,13 +9,14 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 from tailrace.cli.error import INTERRUPTED
 from tailrace.cli.inspect import make_console
+from tailrace.cli.log import logged_as_json
 from tailrace.cli.progress_view import LineView, LiveView, ProgressView
 from tailrace.cli.signal import until_signal
 from tailrace.cli.text import say
@@ -28,10 +29,18 @@ if TYPE_CHECKING:
 
 
 def run_pipeline(
-    config: PipelineConfig, file: Path, *, once: bool, plain: bool, as_json: bool, seconds: float | None = None
+    config: PipelineConfig,
+    file: Path,
+    *,
+    once: bool,
+    plain: bool,
+    as_json: bool,
+    seconds: float | None = None,
+    view: ProgressView | None = None,
 ) -> None:
     """Run until it is done (`once`), a signal comes, or every table has been ready for `seconds`.
 
+    A `view` of one's own is used instead of the usual one.
     Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
     when its output cannot be written: at a batch boundary, as after a signal.
     """
@@ -40,16 +49,25 @@ def run_pipeline(
     last: list[PipelineStatus] = []
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
+
+    def write(line: str) -> None:
+        try:
+            say(line)
+        except SystemExit as ending:
+            unread.append(ending)
+            pipeline.drain()
+
     with (
-        choose_view(file, plain=plain, as_json=as_json) as view,
-        drained_by_signals(pipeline.drain, view.note) as signalled,
+        logged_as_json(config.name, write) if as_json else nullcontext(),
+        view or choose_view(file, write, plain=plain, as_json=as_json) as shown,
+        drained_by_signals(pipeline.drain, shown.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):
 
         def show(status: PipelineStatus) -> None:
             last[:] = [status]
             try:
-                view.show(status)
+                shown.show(status)
             except SystemExit as ending:
                 unread.append(ending)
                 pipeline.drain()
@@ -67,10 +85,10 @@ def run_pipeline(
         raise TableError(f"{first.reason or 'the table is in error'}{more}", table=first.name, fix=first.fix)
 
 
-def choose_view(file: Path, *, plain: bool, as_json: bool) -> ProgressView:
+def choose_view(file: Path, write: Callable[[str], None], *, plain: bool, as_json: bool) -> ProgressView:
     """The live view on a terminal; lines elsewhere, or with `plain` or `as_json`."""
     if as_json or plain or not sys.stdout.isatty():
-        return LineView(say, file, as_json=as_json)
+        return LineView(write, file, as_json=as_json)
     return LiveView(make_console(), file)
 
 

@@ -30,6 +30,7 @@ from pydantic import (
 )
 from pydantic_core import ErrorDetails
 
+from tailrace.alert.option import AlertOptions
 from tailrace.config.document import Document, KeyPath, Problem, parse, references, refuse, substitute
 from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address
 from tailrace.errors import ConfigError, suggest
@@ -121,6 +122,7 @@ class PipelineConfig(Options):
     store: SerializeAsAny[StateStoreOptions] = Field(default_factory=SqliteStoreOptions)
     batch: BatchOptions = Field(default_factory=BatchOptions)
     spark: SparkOptions = Field(default_factory=SparkOptions)
+    alerts: AlertOptions | None = Field(default=None, description="tell people when the pipeline needs them")
 
     @property
     def store_address(self) -> StoreAddress:
@@ -131,7 +133,7 @@ class PipelineConfig(Options):
 def load(path: str | Path, *, connects: bool = True, environment: Mapping[str, str] | None = None) -> PipelineConfig:
     """The pipeline a YAML file describes, with `${NAME}` and `${NAME:-default}` taken from the environment.
 
-    A caller that connects to nothing (`connects=False`) needs no variable that only source or destination use.
+    A caller that connects to nothing (`connects=False`) needs no variable that only source, destination or alerts use.
     Raises ConfigError that lists what is wrong, by line and key, and never shows a value.
     """
     path = Path(path)
@@ -227,10 +229,12 @@ def _value_at(options: Any, path: KeyPath) -> Any:
 
 def _validate(document: Document, folder: Path, environment: Mapping[str, str], connects: bool) -> PipelineConfig:
     data, missing = substitute(document.data, environment)
-    if any(connects or problem.path[0] not in ("source", "destination") for problem in missing):
+    if any(connects or problem.path[0] not in ("source", "destination", "alerts") for problem in missing):
         refuse(document, missing)
     problems: list[Problem] = []
     unset = {problem.path[0] for problem in missing}
+    if "alerts" in unset:
+        data = {key: value for key, value in data.items() if key != "alerts"}
     source, destination, store = (
         # A reference that stays where it was may be no address, number or duration.
         _or_any(model) if kinds.kind in unset else model

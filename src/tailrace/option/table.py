@@ -58,6 +58,19 @@ class DeleteOptions(Options):
     full_diff: FullDiffOptions | None = Field(default=None, description="compare the whole table now and then")
 
 
+class DecimalOptions(Options):
+    """A decimal type."""
+
+    precision: int = Field(ge=1, le=38, description="digits in all")
+    scale: int = Field(ge=0, description="digits after the point")
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        if self.scale > self.precision:
+            raise ValueError("has a scale above its precision")
+        return self
+
+
 def _none_if_disabled(value: object) -> object:
     return None if value == "disabled" else none_if_off(value)
 
@@ -84,9 +97,12 @@ class TableSettings(Options):
     mapping: dict[str, Any] | None = Field(
         default=None, description="slatedb: prefix, key layout, value format, merge operator of the table"
     )
+    numeric: dict[str, DecimalOptions] | None = Field(
+        default=None, description="postgres: decimal types of columns that are numeric without a precision, by column"
+    )
 
 
-SOURCE_KEYS: Final = frozenset({"updated_at", "created_at", "deletes", "columns", "mapping"})
+SOURCE_KEYS: Final = frozenset({"updated_at", "created_at", "deletes", "columns", "mapping", "numeric"})
 """Keys of `TableSettings` that only some sources use: those whose options name them in `table_keys`."""
 
 

@@ -17,7 +17,7 @@ from tailrace.state.transaction import StateSession, StateTransaction
 _FIRST_FORMAT = 4
 """Older stores lack the table, and have no report."""
 
-ReportSubject = Literal["run", "notices", "delivery", "destination"]
+ReportSubject = Literal["run", "notices", "delivery", "destination", "alerts"]
 
 
 @dataclass(frozen=True)
@@ -49,6 +49,33 @@ class RunRecord:
     def from_dict(cls, values: dict[str, Any]) -> RunRecord:
         ended = time_of(values["ended_at"]) if values["ended_at"] else None
         return cls(**{**values, "begun_at": time_of(values["begun_at"]), "ended_at": ended})
+
+
+@dataclass(frozen=True)
+class AlertRecord:
+    """What is known of one alert. Since `since` it holds, or does not.
+
+    `told_at` is when people were last told that it holds, in the sentence `text`, and about which `tables`; None while
+    they need not know. `failure` is why they could not be told.
+    """
+
+    name: str
+    holds: bool
+    since: datetime
+    told_at: datetime | None = None
+    text: str | None = None
+    tables: tuple[str, ...] = ()
+    failure: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        told = text_of(self.told_at) if self.told_at else None
+        return {**asdict(self), "since": text_of(self.since), "told_at": told, "tables": list(self.tables)}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> AlertRecord:
+        told = time_of(values["told_at"]) if values["told_at"] else None
+        since, tables = time_of(values["since"]), tuple(values["tables"])
+        return cls(**{**values, "since": since, "told_at": told, "tables": tables})
 
 
 # The code of the error that stopped each table: a report on a subject of its own.
@@ -94,6 +121,12 @@ class ReportStore:
     def delivery(self) -> DeliveryStatus | None:
         found = self._report("delivery")
         return DeliveryStatus(**found) if found else None
+
+    def put_alerts(self, alerts: Sequence[AlertRecord]) -> None:
+        self._put_report("alerts", [alert.to_dict() for alert in alerts])
+
+    def alerts(self) -> list[AlertRecord]:
+        return [AlertRecord.from_dict(each) for each in self._report("alerts") or []]
 
     def put_destination(self, name: str) -> None:
         """Store where batches are written. A path may contain bytes that are not valid text."""

@@ -13,6 +13,7 @@ from tailrace.model.delivery_status import DeliveryStatus
 from tailrace.state import BatchRecord, RunRecord, SourceStatus, StateStore, TableRecord, TableState
 from tailrace.state.activity import Sample
 from tailrace.state.record import ChangeCounts, OperatorRequest, Owner
+from tailrace.state.report import AlertRecord
 
 _RATE_BATCHES = 50
 _RATE_SECONDS = 60.0
@@ -136,6 +137,7 @@ class PipelineStatus:
     slot: SlotForecast | None = None
     phases: Mapping[str, float] = field(default_factory=dict)
     recent_requests: tuple[OperatorRequest, ...] = ()
+    alerts: tuple[AlertRecord, ...] = ()
 
     @classmethod
     def read(
@@ -178,6 +180,7 @@ class PipelineStatus:
             slot=SlotForecast.of(store.samples(at - timedelta(minutes=_SLOT_MINUTES))),
             phases=details[0].phases if details else {},
             recent_requests=tuple(store.recent_requests(_SHOWN_REQUESTS)),
+            alerts=tuple(store.alerts()),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -193,6 +196,7 @@ class PipelineStatus:
             "copied_per_second": self.copied_per_second,
             "changes_per_second": self.changes_per_second,
             "lag_bytes": self.lag_bytes,
+            "lag_seconds": self.lag_seconds,
             "source": _source_of(self.source) if self.source else None,
             "requests": list(self.requests),
             "recent_requests": [_request_of(request) for request in self.recent_requests],
@@ -201,6 +205,7 @@ class PipelineStatus:
             "delivery": {**asdict(self.delivery), "lag_seconds": self.delivery_lag} if self.delivery else None,
             "slot": asdict(self.slot) if self.slot else None,
             "phases": dict(self.phases),
+            "alerts": [alert.to_dict() for alert in self.alerts],
         }
 
     @property
@@ -211,6 +216,21 @@ class PipelineStatus:
     @property
     def errored(self) -> tuple[TableStatus, ...]:
         return tuple(table for table in self.tables if table.state is TableState.ERRORED)
+
+    @property
+    def lag_seconds(self) -> float | None:
+        """How old the newest applied change is while more is waiting, 0 when nothing is. None: not known.
+
+        Where the upstream has no commit times: how long ago a table was last written.
+        """
+        if self.source is None or self.source.received is None or self.position is None:
+            return None
+        if self.position >= self.source.received:
+            return 0.0
+        committed = [table.last_change_committed_at for table in self.tables if table.last_change_committed_at]
+        written = [table.last_applied_at for table in self.tables if table.last_applied_at]
+        newest = max(committed or written, default=None)
+        return max(0.0, (self.at - newest).total_seconds()) if newest else None
 
     @property
     def delivery_lag(self) -> float | None:

@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from tailrace.alert.watch import AlertWatch, tell_refusal
 from tailrace.config import pipeline as configuration
 from tailrace.config.pipeline import PipelineConfig
 from tailrace.config.registry import check, open_destination, open_source
@@ -190,6 +191,8 @@ class Pipeline:
             # The ticker stops once a later run has begun; this run then fails with its next write to the store.
             stack.enter_context(Ticker(partial(_quietly, store.renew_lease), lease / 3))
             stack.enter_context(recorded(store))
+            if self.config.alerts is not None:
+                stack.enter_context(AlertWatch(self.config.alerts, store, once=once))
             self._checkpoint.require(store)
             is_moved = self._note_destination(store)
             drain_file(Path(self.config.state)).unlink(missing_ok=True)
@@ -247,6 +250,7 @@ class Pipeline:
                 require_some(findings, [str(table.table) for table in self.source.tables()])
         except TailraceError as error:
             record_refusal(self.store, error)
+            tell_refusal(self.config.alerts, self.store, error)
             raise
         return findings
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -11,6 +12,8 @@ from tailrace.option.table import TableOptions
 from tailrace.state import StateStore, TableRecord
 from tailrace.state.record import Retry
 from tailrace.system.backoff import Backoff
+
+_log = logging.getLogger(__name__)
 
 LONGEST_WAIT_SECONDS = 3600.0
 
@@ -34,6 +37,7 @@ class TableFailures:
         retry = self._retry_of(table, advice.retry)
         if retry == "timed" and not advice.recopies and attempts >= settings.attempts:
             retry = "manual"
+        _log.info("%s is stopped: %s", table.name, error.message, extra={"table": table.name, "code": error.code})
         if error.raw is not None and error.position is not None:
             self._store.put_dead_letter(
                 table.upstream_id,

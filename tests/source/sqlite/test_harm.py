@@ -163,7 +163,7 @@ def test_a_sync_with_the_file_loses_nothing_of_either_side(path: Path, kind: Pro
 def serving(path: Path) -> Iterator[str | None]:
     """The URL of a sync server of the file, which is killed in the end; None if it refuses the file."""
     program = Path(sys.executable).with_name("tailrace")
-    command = [program, "serve-sync", path, "--listen", "127.0.0.1:0", "--json"]
+    command: list[str | Path] = [program, "serve-sync", path, "--listen", "127.0.0.1:0", "--json"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         line = process.stdout.readline()

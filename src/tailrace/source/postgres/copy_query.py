@@ -17,6 +17,7 @@ from psycopg import sql
 from tailrace.errors import UnfitError
 from tailrace.model import exact
 from tailrace.model.schema import Column, TableSchema
+from tailrace.source.postgres import numeric
 from tailrace.source.postgres.pgoutput import instant, text
 from tailrace.source.postgres.pgoutput.message import EPOCH_US
 
@@ -123,7 +124,7 @@ def read_column(table: TableSchema, column: Column, array: pa.Array[Any]) -> tex
     """Delivered values, native or text, as the column's type. Raises UnfitError if a value must not become null."""
     try:
         if array.type != column.type:
-            parsed = text.parse(array, column.type)
+            parsed = numeric.parse(array, column)
         elif pa.types.is_temporal(column.type):
             parsed = _rescue(array)
         elif pa.types.is_string(column.type):

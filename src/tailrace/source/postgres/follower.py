@@ -55,7 +55,9 @@ class PostgresFollower(LogFollower[PostgresOffset]):
         self.source = source
         self._discovery = PostgresDiscovery(source)
         self._journal = JournalReader(source.journal)
-        self._schemas = PostgresSchemaLog(source.dsn, source.options.publication, versions, self._published_now)
+        self._schemas = PostgresSchemaLog(
+            source.dsn, source.options.publication, versions, self._published_now, source.with_decimals
+        )
         patience = RECEIVER_SECONDS if is_receiving else 0.0
         self._receiver = source.receiver(patience_seconds=patience)
         self._snapshot: PostgresSnapshot | None = None

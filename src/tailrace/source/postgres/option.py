@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, ValidationInfo
 
+from tailrace.option.table import DecimalOptions
 from tailrace.option.value import Dsn, DurationOrOff, OptionContext, Options, Size
 from tailrace.source.option import DraftSection, JournalOptions, SourceOptions
 
@@ -45,6 +46,8 @@ class PostgresCopyOptions(Options):
 class PostgresOptions(SourceOptions):
     """A PostgreSQL database (14 or later), followed through a logical replication slot."""
 
+    table_keys: ClassVar[frozenset[str]] = frozenset({"numeric"})
+
     example_address: ClassVar[str] = "postgresql://user@localhost:5432/shop"
 
     type: Literal["postgres"]
@@ -66,6 +69,9 @@ class PostgresOptions(SourceOptions):
     )
     messages: bool = Field(
         default=False, description="also follow pg_logical_emit_message, as rows of the table pg_logical.message"
+    )
+    numeric: DecimalOptions | None = Field(
+        default=None, description="the decimal type of columns that are numeric without a precision; default: text"
     )
     acknowledge: Literal["journal", "applied"] = Field(
         default="journal", description="confirm changes to Postgres once in the journal, or once at the destination"

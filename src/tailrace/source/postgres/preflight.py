@@ -18,6 +18,7 @@ from tailrace.model.schema import TableName
 from tailrace.source.postgres import event_trigger, message_table
 from tailrace.source.postgres.catalog import CatalogRelation, Published, Shown, describe, list_published, list_tables
 from tailrace.source.postgres.connection import PgConnection, session
+from tailrace.source.postgres.numeric import misplaced
 from tailrace.source.postgres.slot import (
     PublicationMark,
     publication_exists,
@@ -58,7 +59,8 @@ def select_published(connection: PgConnection, source: PostgresSource) -> list[P
             if stands_alone(relation, via_root=source.options.publish_via_partition_root)
         ]
     chosen = set(source.context.tables.select([relation.table for relation in candidates]))
-    found = describe(connection, [relation for relation in candidates if relation.table in chosen], shown or {})
+    described = describe(connection, [relation for relation in candidates if relation.table in chosen], shown or {})
+    found = [replace(one, schema=source.with_decimals(one.schema)) for one in described]
     return found if shown is not None else publishable(connection, source, found)
 
 
@@ -258,7 +260,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
         if not _may_publish(connection, [published.oid for published in selected]):
             return [Finding("error", "publication", "the role may not create it; let an owner do it", statement)]
         created = f"{source.options.publication!r} will be created for {len(names)} tables"
-        return [Finding("ok", "publication", created), *_left_out(connection, source)]
+        return [Finding("ok", "publication", created), *_left_out(connection, source), *_numeric(selected, source)]
     if not names:
         return [
             Finding(
@@ -269,7 +271,7 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
             )
         ]
     findings = [Finding("ok", "publication", f"{source.options.publication!r} holds {len(names)} wanted tables")]
-    findings += _left_out(connection, source)
+    findings += [*_left_out(connection, source), *_numeric(selected, source)]
     actions = connection.execute(
         "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate FROM pg_publication WHERE pubname = %s",
         [source.options.publication],
@@ -278,6 +280,10 @@ def _publication(connection: PgConnection, source: PostgresSource) -> list[Findi
         fix = f"ALTER PUBLICATION \"{source.options.publication}\" SET (publish = 'insert, update, delete, truncate');"
         findings.append(Finding("warning", "publication", "does not publish every kind of change", fix))
     return findings
+
+
+def _numeric(selected: Sequence[Published], source: PostgresSource) -> list[Finding]:
+    return misplaced([one.schema for one in selected], source.context.tables)
 
 
 def _may_publish(connection: PgConnection, oids: list[int]) -> bool:

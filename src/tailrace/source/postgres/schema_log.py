@@ -40,13 +40,20 @@ class PostgresSchemaLog(SchemaLog[int]):
 
     Several messages may stand before the same row. Each is compared with the one before it, the first of them with the
     version before that position; what the last one leaves is stored. A version is derived once: what is stored at a
-    position stays, because the catalog, which completes a Relation message, may have changed since.
+    position stays, because the catalog, which completes a Relation message, may have changed since. `typed` gives a
+    table the types that the pipeline's file chooses.
     """
 
     def __init__(
-        self, dsn: str, publication: str, versions: SchemaVersions, now: Callable[[int], Published | None]
+        self,
+        dsn: str,
+        publication: str,
+        versions: SchemaVersions,
+        now: Callable[[int], Published | None],
+        typed: Callable[[TableSchema], TableSchema] = lambda table: table,
     ) -> None:
         super().__init__(versions)
+        self._typed = typed
         self._dsn = dsn
         self._publication = publication
         self._now = now
@@ -121,7 +128,7 @@ class PostgresSchemaLog(SchemaLog[int]):
             derived = derive(known.schema, relation, self._now(relation.oid))
         except SchemaChangedError as error:
             return replace(known, recopy=known.recopy or error.message)
-        return replace(known, schema=derived.schema, recopy=known.recopy or derived.recopy)
+        return replace(known, schema=self._typed(derived.schema), recopy=known.recopy or derived.recopy)
 
     def _has_lost_key(self, known: TableSchema, relation: Relation) -> bool:
         """Whether the table no longer has a key. The catalog decides, as a deferrable key marks no columns either."""
@@ -152,8 +159,9 @@ class PostgresSchemaLog(SchemaLog[int]):
         published = ddl_message.to_published(described, self._publication, self._read_types(described.type_oids))
         if published is None:
             return known
-        compared = compare(known.schema, published.schema, unknown=published.unknown)
-        return _Fold(known.at, with_initial(known.schema, published.schema), known.recopy or reason or compared.recopy)
+        schema = self._typed(published.schema)
+        compared = compare(known.schema, schema, unknown=published.unknown)
+        return _Fold(known.at, with_initial(known.schema, schema), known.recopy or reason or compared.recopy)
 
     def _is_genuine(self, token: str) -> bool:
         if token not in self._tokens:

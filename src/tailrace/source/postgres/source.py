@@ -30,6 +30,7 @@ from tailrace.source.postgres.connection import as_of, session
 from tailrace.source.postgres.copy import PostgresCopySplit, fetch, read_chunk
 from tailrace.source.postgres.follower import FOLLOWER, PostgresFollower
 from tailrace.source.postgres.log_split import PostgresLogSplit, read_log
+from tailrace.source.postgres.numeric import with_decimals
 from tailrace.source.postgres.offset import PostgresOffset, before
 from tailrace.source.postgres.option import PostgresOptions
 from tailrace.source.postgres.reader import read_rows
@@ -112,6 +113,10 @@ class PostgresSource(Source):
 
     def tables(self) -> list[TableSchema]:
         return [published.schema for published in self.discover().values()]
+
+    def with_decimals(self, table: TableSchema) -> TableSchema:
+        """The table as the file types its columns of type numeric without a precision."""
+        return with_decimals(table, self.options.numeric, self.context.tables)
 
     def survey(self) -> list[SurveyedTable]:
         return survey(self.dsn, via_root=self.options.publish_via_partition_root)

@@ -89,7 +89,9 @@ def agrees(column: RelationColumn, type_: pa.DataType, upstream_type: str) -> bo
     """
     builtin = builtin_arrow(column.type_oid, column.typmod)
     if builtin is not None:
-        return bool(builtin == type_)
+        # Without a precision the pipeline's file may say which decimal type it is.
+        is_unbounded = (column.type_oid, column.typmod, upstream_type) == (NUMERIC, -1, "numeric")
+        return bool(builtin == type_) or (is_unbounded and pa.types.is_decimal128(type_))
     return bool(pa.types.is_string(type_)) or upstream_type.split("(")[0].removesuffix("[]") not in _BUILTIN_NAMES
 
 

@@ -6,7 +6,8 @@ repeat, with the events that are already known, or one that the former leader dr
 from a cluster that was rebuilt or restored.
 
 An index between known ones that never came is new: the leader before had dropped it. Unless its sender went past it
-before, and the same request repeats no known index, which would show that it has the same history. Of an index older than the window, the journal may still hold the events.
+before, and the same request repeats no known index, which would show that it has the same history. Of an index older
+than the window, the journal may still hold the events.
 
 Later statements of a request without `?transaction` come with index 0 and belong to the entry before them. rqlite
 drops batches that hold nothing else, and each node makes its own batches, so any of them may arrive for the first time

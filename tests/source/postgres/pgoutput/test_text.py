@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from tailrace.source.postgres.pgoutput.text import parse
+from tailrace.source.postgres.pgoutput.text import parse, parse_decimals
 
 SAMPLES: dict[pa.DataType, tuple[str, str]] = {
     pa.bool_(): ("t", "f"),
@@ -66,3 +70,26 @@ def test_a_slice_is_read_as_the_whole_is(type_: pa.DataType) -> None:
 def test_text_of_another_form_is_refused_rather_than_guessed_at(text: str, type_: pa.DataType) -> None:
     with pytest.raises(ValueError):
         parse(pa.array([text]), type_)
+
+
+@given(
+    st.from_regex(r"-?(0|[1-9][0-9]{0,44})(\.[0-9]{1,45}0{0,40})?", fullmatch=True).filter(str.isascii),
+    st.integers(1, 38).flatmap(lambda precision: st.tuples(st.just(precision), st.integers(0, precision))),
+)
+def test_a_number_is_read_or_kept_as_text_whatever_stands_next_to_it(said: str, type_: tuple[int, int]) -> None:
+    precision, scale = type_
+    units = Fraction(said) * 10**scale
+    is_held = units.denominator == 1 and abs(units) < 10**precision
+    for texts in ([said], [said, "NaN"], [said, "1" * 60]):
+        parsed = parse_decimals(pa.array(texts, pa.string()), pa.decimal128(precision, scale))
+        read = parsed.array[0].as_py()
+        assert (read is not None) == is_held
+        assert read is None or Fraction(read) * 10**scale == units
+        unfit = None if parsed.unfit is None else parsed.unfit[0].as_py()
+        assert unfit == (None if is_held else said)
+
+
+def test_a_text_that_is_no_number_is_refused() -> None:
+    for said in ("abc", "1.2.3", "", "1e5"):
+        with pytest.raises(ValueError):
+            parse_decimals(pa.array([said, "NaN"], pa.string()), pa.decimal128(6, 2))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import binascii
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -136,6 +136,35 @@ def parse(texts: pa.Array[Any], type_: pa.DataType) -> Parsed:
         return Parsed(texts.cast(type_), None)
     except pa.ArrowInvalid:
         return _parse_odd(texts, type_)
+
+
+def parse_decimals(texts: pa.Array[Any], type_: pa.Decimal128Type) -> Parsed:
+    """Any numbers as a decimal type; what it does not hold exactly is returned in `unfit`. Whether a number is held
+    does not depend on the others. Raises ValueError for text that is not a number.
+    """
+    # Arrow's own cast takes some numbers that are too large, and makes others of them.
+    shortest = _without_zeros(texts, type_.scale)
+    held = pc.match_substring_regex(shortest, _digits_of(type_))
+    unfit = pc.if_else(held, None, texts)
+    if pc.all(pc.match_substring_regex(unfit, _ANY_NUMBER)).as_py() is False:
+        raise ValueError("text that is not a number")
+    return Parsed(pc.if_else(held, shortest, None).cast(type_), unfit if unfit.null_count < len(unfit) else None)
+
+
+_ANY_NUMBER: Final = r"^(NaN|-?(Infinity|[0-9]+(\.[0-9]*)?))$"
+
+
+def _digits_of(type_: pa.Decimal128Type) -> str:
+    """The pattern of the numbers that the type holds."""
+    whole = type_.precision - type_.scale
+    before = rf"-?(0|[0-9]{{1,{whole}}})" if whole else "-?0"
+    return rf"^{before}(\.[0-9]{{1,{type_.scale}}})?$" if type_.scale else f"^{before}$"
+
+
+def _without_zeros(texts: pa.Array[Any], scale: int) -> pa.Array[Any]:
+    """Numbers without the zeros past this many digits after the point, of which Arrow reads only some."""
+    past = rf"^(-?[0-9]+\.[0-9]{{{scale}}})0+$" if scale else r"^(-?[0-9]+)\.0+$"
+    return pc.replace_substring_regex(texts, past, r"\1")
 
 
 def _checked(texts: pa.Array[Any]) -> pa.Array[Any]:
