@@ -26,6 +26,7 @@ _numbers = itertools.count(1)
 
 # What `make test-fast` leaves out, by folder or file; the longest path counts. `server` comes with the fixtures, too.
 MARKERS = {
+    "dashboard/browser": "slow",
     "demo/test_server.py": "server",
     "demo/test_workload.py": "server",
     "faults": "spark",

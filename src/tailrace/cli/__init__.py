@@ -94,9 +94,9 @@ def run(
     from tailrace.config.pipeline import load
 
     config = load(file)
-    context.meta[RUN] = config.name
     if not dashboard and (listen or token_env or host):
         raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
+    context.meta[RUN] = config.name
     with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
         run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
 
