@@ -204,6 +204,8 @@ def test_a_pipeline_shows_its_way_its_slot_its_batches_and_what_happened(client:
     assert (request["kind"], request["table"], request["outcome"]) == ("pause", EVENTS, "paused")
     [notice] = shown["notices"]
     assert notice["fix"]["commands"] == ["ALTER TABLE public.log ADD PRIMARY KEY (id);"]
+    [alert] = shown["alerts"]
+    assert (alert["name"], alert["text"], alert["tables"], alert["failure"]) == ("errored", AMOUNT, [PAYMENTS], None)
     assert shown["runner"]["pid"] > 0
 
 

@@ -6,7 +6,7 @@ import base64
 import datetime
 import decimal
 import json
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tailrace.model.value_text import object_text
+from tailrace.model.value_text import object_text, text_of
 
 _VALUES: dict[str, tuple[pa.DataType, st.SearchStrategy[Any]]] = {
     "integer": (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
@@ -87,6 +87,19 @@ def test_years_that_four_digits_cannot_hold_have_a_sign() -> None:
     day, moment = pa.array([109_500_000], pa.date32()), pa.array([2**60], pa.timestamp("us"))
     text = json.loads(object_text({"day": day, "moment": moment})[0].as_py())
     assert text == {"day": "+301770-10-26", "moment": "+38504-08-17T21:30:06.846976"}
+
+
+@pytest.mark.parametrize(
+    ("unit", "texts"),
+    [
+        ("s", ["-292277022657-01-27T08:29:52", "-292277022657-01-27T08:29:53"]),
+        ("ms", ["-292275055-05-16T16:47:04.192", "-292275055-05-16T16:47:04.193"]),
+        ("us", ["-290308-12-21T19:59:05.224192", "-290308-12-21T19:59:05.224193"]),
+    ],
+)
+def test_the_earliest_timestamps_have_a_text(unit: Literal["s", "ms", "us"], texts: list[str]) -> None:
+    moments = pa.array([-(2**63), -(2**63) + 1], pa.int64()).view(pa.timestamp(unit))
+    assert text_of(moments).to_pylist() == texts
 
 
 def test_structs_are_objects_and_maps_are_lists_of_pairs() -> None:

@@ -23,6 +23,7 @@ from tailrace.model.schema import Column, TableName, TableSchema
 from tailrace.state import BatchRecord, RunRecord, SourceStatus, StateStore, TableUpdate
 from tailrace.state.activity import Sample
 from tailrace.state.record import ChangeCounts
+from tailrace.state.report import AlertRecord
 from tailrace.state.state_machine import WAY
 from tailrace.testing.wait import wait_until
 
@@ -88,6 +89,7 @@ def fill(store: StateStore, *, now: datetime | None = None) -> None:
     store.put_run(RunRecord(at - timedelta(hours=3)))
     fix = "ALTER TABLE public.log ADD PRIMARY KEY (id)"
     store.put_notices([Finding("warning", "public.log", "it has no key", fix)])
+    store.put_alerts([AlertRecord("errored", True, at, at, AMOUNT, (PAYMENTS,))])
 
 
 def fill_many(store: StateStore, count: int) -> list[TableUpdate]:

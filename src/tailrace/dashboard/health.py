@@ -126,6 +126,8 @@ def _others(status: PipelineStatus) -> str:
 
 def _standing(status: PipelineStatus) -> str:
     total, following = len(status.tables), sum(table.state in _FOLLOWING for table in status.tables)
+    if total == following == 1:
+        return "The table has caught up."
     return f"{following} of {total} tables have caught up." if total else ""
 
 

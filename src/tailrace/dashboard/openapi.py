@@ -143,6 +143,7 @@ SCHEMAS: Mapping[str, Mapping[str, JsonSchema]] = {
         "series": _of("Series"),
         "delivery": _maybe(_of("Delivery")),
         "notices": _list(_of("Notice"), "what the run leaves out"),
+        "alerts": _list(_of("Alert"), "each condition of the section `alerts` that was looked at"),
         "last_run": _maybe(_of("Run")),
         "requests": _list(_of("Request"), "the newest first"),
         "letters": _list(_of("Letter"), "the newest first, without values"),
@@ -210,6 +211,15 @@ SCHEMAS: Mapping[str, Mapping[str, JsonSchema]] = {
         "message": _text(),
         "fix": _maybe(_of("Fix")),
         "table": _maybe(_text()),
+    },
+    "Alert": {
+        "name": _text("the condition, as in the section `alerts`"),
+        "holds": {"type": "boolean"},
+        "since": _time("since when it holds, or does not"),
+        "told_at": _maybe(_time("when people were last told that it holds; null while they need not know")),
+        "text": _maybe(_text("what they were told")),
+        "tables": _list(_text(), "which it is about"),
+        "failure": _maybe(_text("why they could not be told")),
     },
     "Run": {
         "begun_at": _time(),

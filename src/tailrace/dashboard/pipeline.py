@@ -216,7 +216,7 @@ class WatchedPipeline:
         }
 
 
-_FROM_STATUS = ("runner", "batch", "position", "source", "last_run", "notices", "delivery", "phases")
+_FROM_STATUS = ("runner", "batch", "position", "source", "last_run", "notices", "alerts", "delivery", "phases")
 """What the answer has in the words of `tailrace status --json`."""
 
 

@@ -198,9 +198,13 @@ def _moments(values: pa.Array[Any], ticks: pa.Array[Any], unit: str) -> pa.Array
     far = pc.fill_null(pc.or_(pc.less(count, first), pc.greater_equal(count, end)), False)
     if not pc.any(far).as_py():
         return values.cast(pa.string())
-    instants = count.filter(far).to_numpy().astype(f"datetime64[{unit}]")
+    ticks_far = count.filter(far).to_numpy()
+    # The smallest of all is no instant for numpy; in every unit the text of the next one ends with a 3.
+    is_least = ticks_far == np.iinfo(np.int64).min
+    instants = (ticks_far + is_least).astype(f"datetime64[{unit}]")
     years = instants.astype("datetime64[Y]").astype(np.int64) + 1970
     rests = [text.lstrip("-").split("-", 1)[1] for text in np.datetime_as_string(instants)]
+    rests = [f"{rest[:-1]}2" if least else rest for rest, least in zip(rests, is_least, strict=True)]
     texts = [f"{'-' if year < 0 else '+'}{abs(year):04}-{rest}" for year, rest in zip(years, rests, strict=True)]
     near = pc.if_else(far, pa.scalar(None, values.type), values).cast(pa.string())
     return pc.replace_with_mask(near, far, pa.array(texts, pa.string()))

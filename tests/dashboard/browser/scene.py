@@ -25,6 +25,7 @@ from tailrace.state import (
 )
 from tailrace.state.activity import Sample
 from tailrace.state.record import ChangeCounts
+from tailrace.state.report import AlertRecord
 from tailrace.state.state_machine import WAY
 
 FILE = """\
@@ -243,6 +244,14 @@ def make_shop(folder: Path, name: str = "shop") -> Scene:
                 "it has no primary key and is left out",
                 "ALTER TABLE public.tmp_import ADD PRIMARY KEY (id)",
             )
+        ]
+    )
+    told = "1 table is in error: public.payments"
+    store.put_alerts(
+        [
+            AlertRecord("errored", True, later(-60), later(-50), told, ("public.payments",)),
+            AlertRecord("lag", True, later(-20), failure="https://hooks.example does not answer"),
+            AlertRecord("slot", True, later(-5)),
         ]
     )
     shop.record_samples()

@@ -124,6 +124,11 @@ def test_what_happened_what_was_asked_for_what_waits_and_what_is_left_out(shop: 
     letters = panel(shop, "Dead letters")
     assert "UnfitError, v1" in letters
     assert "does not hold a value of 31 digits" in letters
+    alerts = panel(shop, "Alerts")
+    assert "1 table is in error: public.payments" in alerts
+    assert "told at" in alerts
+    assert "It could not be sent: https://hooks.example does not answer" in alerts
+    assert "slot" not in alerts
     left_out = panel(shop, "Left out")
     assert "public.tmp_import it has no primary key" in left_out
     assert "ALTER TABLE public.tmp_import ADD PRIMARY KEY (id)" in left_out

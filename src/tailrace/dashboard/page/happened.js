@@ -81,6 +81,27 @@ export function noticesBody(notices) {
   );
 }
 
+/** What people were told and what they could not be told. */
+export function alertsBody(alerts) {
+  return element(
+    "ul",
+    { class: "notices" },
+    alerts.map(({ name, since, told_at: toldAt, text, failure }) =>
+      element(
+        "li",
+        { "data-key": name },
+        element("p", {}, element("b", {}, visible(text ?? name))),
+        element(
+          "p",
+          { class: "soft small" },
+          toldAt ? `since ${clock(since)}, told at ${clock(toldAt)}` : `since ${clock(since)}`,
+        ),
+        failure ? element("p", {}, `It could not be sent: ${visible(failure)}`) : null,
+      ),
+    ),
+  );
+}
+
 /** The commit of a position without the zeros before it; the whole of it is in the title. */
 function shortPosition(position) {
   return position.slice(0, 16).replace(/^0+(?=.)/, "");

@@ -5,7 +5,7 @@ import { batchBody } from "./batch.js";
 import { TimeChart } from "./chart.js";
 import { element, refill } from "./element.js";
 import { bytes, duration, shortened } from "./format.js";
-import { eventsBody, lettersBody, noticesBody, requestsBody } from "./happened.js";
+import { alertsBody, eventsBody, lettersBody, noticesBody, requestsBody } from "./happened.js";
 import { healthBody, wayBody } from "./health.js";
 import { addressOf } from "./route.js";
 import { slotBody } from "./slot.js";
@@ -27,6 +27,7 @@ export class Overview {
   #lag = "seconds";
   #health = element("section", { class: "health", "aria-label": "Health" });
   #way = element("ol", { class: "card way", "aria-label": "The way of a change" });
+  #alerts = element("section", { class: "card", "aria-labelledby": "alerts", hidden: true });
   #notices = element("section", { class: "card", "aria-labelledby": "notices", hidden: true });
   #slot = element("section", { class: "card stack", "aria-labelledby": "slot" });
   #batches = element("section", { class: "card", "aria-labelledby": "batches" });
@@ -75,7 +76,7 @@ export class Overview {
           card("events", "What happened", this.#events),
           card("requests", "What was asked for", this.#requests),
         ),
-        element("div", { class: "stack side" }, this.#slot, this.#batches, this.#notices),
+        element("div", { class: "stack side" }, this.#alerts, this.#slot, this.#batches, this.#notices),
       ),
     );
     this.node = element("div", { class: "view" }, this.#health, this.#rest);
@@ -114,6 +115,7 @@ export class Overview {
     refill(this.#batches, batchBody(detail.batches));
     refill(this.#events, eventsBody(detail.events, this.#pipeline));
     refill(this.#requests, requestsBody(detail.requests, this.#pipeline));
+    this.#showAlerts(detail.alerts.filter((alert) => alert.told_at || alert.failure));
     this.#showNotices(detail.notices);
     this.#showLetters(detail.letters);
     this.#showSeries();
@@ -122,6 +124,11 @@ export class Overview {
   #showHealth(summary) {
     this.#health.className = `health ${summary.health.level}`;
     refill(this.#health, healthBody(summary));
+  }
+
+  #showAlerts(alerts) {
+    this.#alerts.hidden = alerts.length === 0;
+    refill(this.#alerts, element("header", {}, element("h2", { id: "alerts" }, "Alerts")), alertsBody(alerts));
   }
 
   #showNotices(notices) {
