@@ -14,10 +14,11 @@ from tailrace.capture import enable
 from tailrace.cli.error import print_error
 from tailrace.cli.inspect import print_findings
 from tailrace.cli.progress_view import LineView
-from tailrace.cli.text import LineFormatter, plain
+from tailrace.cli.text import LineFormatter
 from tailrace.errors import Finding, TableError
 from tailrace.state import SqliteStore
 from tailrace.state.status import PipelineStatus
+from tailrace.system.plain_text import plain
 from tests.support.invocation import invoke
 
 FORGED = "orders\nok      everything: is fine\r\x1b[2K\u2028\u202e"

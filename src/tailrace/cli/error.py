@@ -12,9 +12,10 @@ import typer
 from typer.core import TyperGroup
 
 from tailrace.cli.log import stamp
-from tailrace.cli.text import plain, say, say_lines
+from tailrace.cli.text import say, say_lines
 from tailrace.errors import ConfigError, TailraceError, name_file
 from tailrace.system import trace
+from tailrace.system.plain_text import plain
 
 _FILE = "tailrace.file"
 _JSON = "tailrace.json"

@@ -11,12 +11,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self
 
 from tailrace.cli.log import stamp
-from tailrace.cli.text import plain, say
+from tailrace.cli.text import say
 from tailrace.errors import Finding, name_file
 from tailrace.model.quantity_text import format_bytes, format_seconds
 from tailrace.state import Owner, RunRecord, TableState
 from tailrace.state.report import AlertRecord
 from tailrace.state.status import PipelineStatus, TableStatus
+from tailrace.system.plain_text import plain
 
 if TYPE_CHECKING:
     from rich.console import Console, Group

@@ -40,26 +40,33 @@ def run_pipeline(
 ) -> None:
     """Run until it is done (`once`), a signal comes, or every table has been ready for `seconds`.
 
-    A `view` of one's own is used instead of the usual one.
+    A `view` of one's own is used instead of the usual one. Of a destination that prints, only its own lines are on
+    standard output.
     Raises TableError if a run with `once` left a table in error, KeyboardInterrupt if a signal ended it, and SystemExit
     when its output cannot be written: at a batch boundary, as after a signal.
     """
+    from tailrace.config.registry import open_destination
+    from tailrace.destination.capability import Printing
     from tailrace.stream.pipeline import Pipeline
 
+    destination = open_destination(config)
+    prints = isinstance(destination, Printing)
+    if isinstance(destination, Printing) and as_json:
+        config = config.model_copy(update={"destination": destination.as_json()})
     last: list[PipelineStatus] = []
     unread: list[SystemExit] = []
     pipeline = Pipeline.from_config(config)
 
     def write(line: str) -> None:
         try:
-            say(line)
+            say(line, err=prints)
         except SystemExit as ending:
             unread.append(ending)
             pipeline.drain()
 
     with (
         logged_as_json(config.name, write) if as_json else nullcontext(),
-        view or choose_view(file, write, plain=plain, as_json=as_json) as shown,
+        view or choose_view(file, write, plain=plain or prints, as_json=as_json) as shown,
         drained_by_signals(pipeline.drain, shown.note) as signalled,
         Deadline(seconds, pipeline.drain) as deadline,
     ):

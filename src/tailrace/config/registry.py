@@ -99,6 +99,10 @@ DESTINATIONS = Registry(
     "tailrace.destinations",
     "options",
     {
+        "console": BuiltIn(
+            "tailrace.destination.console.option:ConsoleOptions",
+            "tailrace.destination.console.destination:ConsoleDestination",
+        ),
         "delta": BuiltIn(
             "tailrace.destination.delta.option:DeltaOptions", "tailrace.destination.delta.destination:DeltaDestination"
         ),

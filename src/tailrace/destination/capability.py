@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from tailrace.model.last_batch import LastBatch
 from tailrace.model.schema import TableName
+
+if TYPE_CHECKING:
+    from tailrace.destination import Destination
 
 
 @dataclass(frozen=True)
@@ -97,4 +100,13 @@ class Maintainable(Protocol):
         Called by hand, in a process of its own, also while a pipeline writes the table. No row changes. Raises
         UnavailableError when the destination does not answer, TableError when the table cannot be read.
         """
+        ...
+
+
+@runtime_checkable
+class Printing(Protocol):
+    """A destination that prints what it gets to standard output: `tailrace run` says everything else on stderr."""
+
+    def as_json(self) -> Destination:
+        """The same, printing lines of JSON."""
         ...
