@@ -13,7 +13,7 @@ import pyarrow as pa
 from tailrace.model.change import Changes, Op, op_names, position_texts
 from tailrace.model.value_text import PLAIN, text_of
 
-Values = Mapping[str, str]
+_Values = Mapping[str, str]
 """The values of a row as JSON, by column."""
 
 _SIMPLE = re.compile(r"\w+")
@@ -38,7 +38,7 @@ def lines_of(changes: Changes, form: Literal["text", "json"], width: int) -> Ite
             yield " ".join([time or now, table, op, *words])
 
 
-def _changed(changes: Changes) -> Iterator[Values]:
+def _changed(changes: Changes) -> Iterator[_Values]:
     """What is worth showing of each change: its key, and of the other columns those that it set, as far as is known.
 
     A delete and every change of a table without a key show what identifies the row.
@@ -65,12 +65,12 @@ def _changed(changes: Changes) -> Iterator[Values]:
         yield {name: value for name, value in row.items() if name in shown}
 
 
-def _rows(column: pa.StructArray, names: list[str]) -> list[Values]:
+def _rows(column: pa.StructArray, names: list[str]) -> list[_Values]:
     values = [PLAIN.value(each).to_pylist() for each in column.flatten()]
     return [dict(zip(names, row, strict=True)) for row in zip(*values, strict=True)]
 
 
-def _object(values: Values) -> str:
+def _object(values: _Values) -> str:
     return "{" + ", ".join(f"{json.dumps(name, ensure_ascii=False)}: {value}" for name, value in values.items()) + "}"
 
 
