@@ -68,6 +68,15 @@ def run(
     context: typer.Context,
     file: PipelineFile,
     once: Annotated[bool, typer.Option("--once", help="Apply all changes up to now, then exit.")] = False,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="console",
+            help="Print the changes instead, with a state that is thrown away; the pipeline goes on untouched.",
+            show_default=False,
+        ),
+    ] = None,
     plain: Plain = False,
     dashboard: Annotated[bool, typer.Option("--dashboard", help="Serve the dashboard meanwhile.")] = False,
     listen: Annotated[
@@ -88,17 +97,29 @@ def run(
     `purge`. docs/commands.md has the whole list.
     The first Ctrl-C or SIGTERM finishes the current batch, the second stops at once; nothing is lost either way.
     With --once, exits with 8 if a table is in error.
+    With --to console, for SQLite, Turso and poll: changes nothing upstream, at the destination or in the state.
     """
     from tailrace.cli.dashboard import serving_dashboard
+    from tailrace.cli.look import looking
     from tailrace.cli.run import run_pipeline
     from tailrace.config.pipeline import load
 
     config = load(file)
+    if to not in (None, "console"):
+        raise ConfigError("--to can only be console", fix="set `destination` in the file to write elsewhere")
+    if to and (once or dashboard):
+        raise ConfigError(
+            "--to console prints what changes from now on, and has no dashboard",
+            fix="leave out --once and --dashboard",
+        )
     if not dashboard and (listen or token_env or host):
         raise ConfigError("--listen, --token-env and --host are options of the dashboard", fix="add --dashboard")
     context.meta[RUN] = config.name
-    with serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext():
-        run_pipeline(config, file, once=once, plain=plain, as_json=as_json)
+    with (
+        looking(config) if to else nullcontext(config) as followed,
+        serving_dashboard(file, listen, token_env, host or []) if dashboard else nullcontext(),
+    ):
+        run_pipeline(followed, file, once=once, plain=plain, as_json=as_json)
 
 
 @app.command(epilog="Example: tailrace check shop.yaml")

@@ -40,6 +40,13 @@ class SourceOptions(TypedOptions):
         """
         return None
 
+    def for_look(self) -> Self | None:
+        """The same for a second pipeline that changes nothing upstream and may be killed at any moment.
+
+        None, the default: there can be no such pipeline.
+        """
+        return None
+
 
 def _journal_path(value: object, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> object:
     if value is None and (place := OptionContext.find(info)) is None:

@@ -108,7 +108,8 @@ def deliver(destination: ConsoleDestination, number: int, log: Sequence[Changes]
     """A batch as a pipeline writes it: the task has only what it was sent."""
     batch = Batch("shop/0", number, 1)
     with destination.committer("shop") as committer, committer.batch(batch):
-        return pickle.loads(pickle.dumps(destination)).write_events(event_stream(copied, log), batch)
+        sent: ConsoleDestination = pickle.loads(pickle.dumps(destination))
+        return sent.write_events(event_stream(copied, log), batch)
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Self
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from pydantic import AfterValidator, Field, ValidationInfo
@@ -75,6 +75,9 @@ class PollOptions(SourceOptions):
                 path = path_of(address).expanduser().absolute()
                 return DraftSection(path.stem, {"dsn": f"{scheme}{path}"})
         return draft_for(address) if chosen else None
+
+    def for_look(self) -> Self:
+        return self
 
     def needed_extra(self) -> str | None:
         return "duckdb" if self.dsn.reveal().startswith("duckdb:") else None

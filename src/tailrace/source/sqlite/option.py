@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -30,6 +30,9 @@ class CapturedFileOptions(SourceOptions):
     def for_address(cls, address: str, *, chosen: bool) -> DraftSection | None:
         path = Path(address).expanduser().absolute()
         return DraftSection(path.stem, {"path": str(path)}) if chosen and "://" not in address else None
+
+    def for_look(self) -> Self:
+        return self.model_copy(update={"purge": None})
 
 
 class SqliteSourceOptions(CapturedFileOptions):
