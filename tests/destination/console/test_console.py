@@ -155,6 +155,14 @@ def test_what_a_failed_attempt_left_is_not_printed(
     assert capsys.readouterr().out == ""
 
 
+def test_a_batch_that_is_repeated_is_printed_again(
+    destination: ConsoleDestination, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(2):  # a crash between the print and Spark's log
+        assert deliver(destination, 4, changes_of(ITEMS, delete(id=1))) == Written(1, 1)
+    assert [line.removeprefix(TIME) for line in capsys.readouterr().out.splitlines()] == [" shop.items delete id=1"] * 2
+
+
 def test_copied_rows_are_printed_on_request_only(destination: ConsoleDestination, tmp_path: Path) -> None:
     stage, rows = Stage(tmp_path / "staged", "shop"), changes_of(ITEMS, read(id=1, name="a", price=1))
     assert destination.write_rows(ITEMS, iter(rows), stage).rows == 0
