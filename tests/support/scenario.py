@@ -56,8 +56,9 @@ class Scenario:
         }
         for key, section in options.items():
             standard = sections.get(key, {})
-            same_type = "type" not in section or section["type"] == standard.get("type")
-            sections[key] = {**standard, **section} if same_type else dict(section)
+            # A source of another type reads the same database; a destination of another type has keys of its own.
+            is_another = key == "destination" and section.get("type", "delta") != "delta"
+            sections[key] = dict(section) if is_another else {**standard, **section}
         if sections["source"]["type"] == "postgres":
             # Tests only insert into tables without a replica identity.
             sections["source"].setdefault("publish_without_identity", True)
