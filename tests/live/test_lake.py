@@ -94,7 +94,7 @@ def test_a_history_holds_every_change_once_though_the_run_was_killed(
             ("insert", 3, "new"),
         ]
     ]
-    assert "public.items: it has no key, or is kept with its history" in scenario.execute("verify")
+    assert "public.items: it has no key, or is kept as a changelog" in scenario.execute("verify")
 
 
 def test_the_versions_of_rows_are_there_once_though_the_run_was_killed(

@@ -21,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tailrace.destination.delta import version
-from tailrace.destination.delta.option import Mode
+from tailrace.destination.delta.option import TableMode
 from tailrace.destination.metadata import metadata_fields, metadata_values
 from tailrace.destination.preflight import LEAVE_OUT
 from tailrace.errors import UnfitError
@@ -107,7 +107,7 @@ class DeltaLayout:
     keeps_deleted: bool
     partition_by: tuple[str, ...] = ()
     exact: bool = False
-    mode: Mode = "current"
+    mode: TableMode = "current"
     before: bool = False
 
     @property

@@ -24,7 +24,8 @@ from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.history import VersionWork
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
-from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Mode, Updates
+from tailrace.destination.delta.option import CompactOptions, DeltaOptions, TableMode, Updates
+from tailrace.destination.delta.place import place_of
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.store_error import reaching
@@ -93,7 +94,7 @@ class DeltaDestination(DeltaOptions, Destination):
     def check_columns(self, table: TableSchema) -> list[Finding]:
         return as_errors(table, preflight.unkept_columns(table))
 
-    def mode_of(self, table: TableSchema) -> Mode:
+    def mode_of(self, table: TableSchema) -> TableMode:
         """What the rows of a table are. Those of a table without a key are its changes, without more ado."""
         if not table.key:
             return "current"
@@ -350,7 +351,7 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""
-        return TablePath.of(self.path, table, self._store_options)
+        return place_of(self.path, table, self._store_options)
 
     @property
     def _store_options(self) -> dict[str, str]:
@@ -411,14 +412,14 @@ def _evolve(layout: DeltaLayout, before: DeltaSnapshot | None) -> tuple[DeltaLay
     return layout, evolve(before.schema, layout)
 
 
-_KINDS: Mapping[Mode, str] = {
+_KINDS: Mapping[TableMode, str] = {
     "current": "current rows",
     "changelog": "a changelog",
     "history": "the history of its rows",
 }
 
 
-def mode_in(found: pa.Schema) -> Mode:
+def mode_in(found: pa.Schema) -> TableMode:
     """What the rows of a Delta table with these columns are."""
     return "history" if version.TO in found.names else "changelog" if UNCHANGED in found.names else "current"
 

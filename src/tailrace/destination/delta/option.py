@@ -12,7 +12,7 @@ from tailrace.option.value import Duration, Location, Off, Options, Secret, Size
 Updates = Literal["auto", "copy_on_write", "merge_on_read"]
 """What becomes of a file that holds a changed row: it is rewritten, or the row is marked in a deletion vector."""
 
-Mode = Literal["current", "changelog", "history"]
+TableMode = Literal["current", "changelog", "history"]
 """What the rows of a table are: those of upstream, its changes, or the versions of its rows."""
 
 
@@ -43,7 +43,7 @@ class DeltaOptions(TypedOptions):
     partition_by: dict[str, list[str]] = Field(
         default={}, description="columns to partition a table by: {public.orders: [day]}"
     )
-    mode: Mode | dict[Pattern, Mode] = Field(
+    mode: TableMode | dict[Pattern, TableMode] = Field(
         default="current",
         description="what tables keep: current rows, a changelog (a row for each change) or the history of each row"
         " (versions with the time they held), for all tables or by pattern: {public.prices: history}",
