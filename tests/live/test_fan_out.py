@@ -73,8 +73,8 @@ def test_a_dead_destination_holds_neither_the_others_nor_the_server_back_and_cat
             wait_until(lambda: scenario.confirmed() >= fence)
             behind = run.status("replica")
             assert behind is not None
-            assert waits(behind)
-            assert json.loads(scenario.execute("status", "--json"))["destinations"][1]["source"]["error"]
+            assert behind.position is not None
+            assert int(behind.position[:16], 16) < fence
             # A kill does not lose what only the journal still has.
             run.kill()
     with scenario.run() as run:
@@ -98,7 +98,7 @@ def test_a_destination_that_hangs_leaves_the_others_their_tasks(
         spark={"master": "local[2]"},
     )
     fan.run(once=True)
-    slow.plan(*[HoldResponse()] * 2)
+    slow.plan(HoldResponse())
     scenario.sql(*CHANGES)
     statuses: dict[str, PipelineStatus] = {}
 

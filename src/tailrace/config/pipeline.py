@@ -34,6 +34,7 @@ from pydantic_core import ErrorDetails
 from tailrace.alert.option import AlertOptions
 from tailrace.config import fan_out
 from tailrace.config.document import Document, KeyPath, Problem, parse, references, refuse, substitute
+from tailrace.config.json_schema import with_references
 from tailrace.config.registry import DESTINATIONS, SOURCES, STORES, Registry, store_address
 from tailrace.errors import ConfigError, suggest
 from tailrace.option.table import SOURCE_KEYS, TableOptions
@@ -267,36 +268,7 @@ def json_schema() -> dict[str, Any]:
     model = _with_sections(source, destination, store)
     schema = model.model_json_schema()
     fan_out.named_schema(schema)
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | _with_references(schema)
-
-
-_REFERENCE = {"type": "string", "pattern": r"\$\{"}
-_ABOUT = frozenset({"title", "description", "default"})
-_VALUES = frozenset({"integer", "number", "boolean"})
-
-
-def _with_references(schema: dict[str, Any]) -> dict[str, Any]:
-    """The same schema, with `${NAME}` allowed wherever a number or a truth value is."""
-    if _is_value(schema):
-        value = {key: each for key, each in schema.items() if key not in _ABOUT}
-        return {key: each for key, each in schema.items() if key in _ABOUT} | {"anyOf": [value, _REFERENCE]}
-    return {key: _deeper(key, each) for key, each in schema.items()}
-
-
-def _deeper(key: str, part: Any) -> Any:
-    if key in ("default", "const", "enum"):
-        return part
-    if key == "anyOf":
-        is_lacking = any(map(_is_value, part)) and {"type": "string"} not in part
-        return [each if _is_value(each) else _with_references(each) for each in part] + [_REFERENCE] * is_lacking
-    if isinstance(part, dict):
-        return _with_references(part)
-    return [_deeper("", each) for each in part] if isinstance(part, list) else part
-
-
-def _is_value(schema: dict[str, Any]) -> bool:
-    kind = schema.get("type")  # of a map of properties, the schema of the one with this name
-    return isinstance(kind, str) and kind in _VALUES and "const" not in schema
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema"} | with_references(schema)
 
 
 def _any_of(models: list[type[TypedOptions]]) -> Any:

@@ -49,6 +49,12 @@ def _every_table() -> TableOptions:
     return TableOptions()
 
 
+def name_reader(reader: str) -> str:
+    """A reader as people know it."""
+    own = reader.removeprefix(reader_of(""))
+    return f"the destination {own}" if own != reader else f"the reader {reader!r}"
+
+
 @dataclass(frozen=True)
 class SourceContext:
     """The pipeline that a source belongs to. `reader` names the reader: the pipeline itself, or a stream next to it."""
@@ -199,6 +205,10 @@ class Source(ABC):
         """The readers for which something is kept here: cursors, or folders of their own, as by default."""
         folder = self.context.state_dir / self.options.type
         return [unquote(each.name) for each in folder.iterdir()] if folder.is_dir() else []
+
+    def slowest_reader(self) -> str | None:
+        """The reader for which the oldest changes are kept here; None where that is not known."""
+        return None
 
     def require_received(self, position: str) -> None:  # noqa: B027 - an upstream that can be read again is common
         """Raise LostError when what the upstream was told it may forget, up to this position, is no longer here.

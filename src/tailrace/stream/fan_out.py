@@ -108,6 +108,10 @@ class Member(Pipeline):
     def _cores_of(self, session: SparkSession) -> int:
         return max(1, super()._cores_of(session) // len(self._shared.members))
 
+    def _lanes_of(self, cores: int) -> int:
+        # Tasks of a lane may hang in the destination, and must then leave the others their share.
+        return min(super()._lanes_of(cores), cores)
+
 
 class FanOut:
     """`FanOut(name=…, source={…}, destinations={"lake": {…}, "search": {…}}, …)`: the words of the YAML file.

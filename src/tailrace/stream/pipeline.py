@@ -86,7 +86,7 @@ class PipelineRun:
         self.committer.poll()
         gear = self.recorder.note_source()
         self.recorder.note_delivery(self.committer.delivery())
-        is_checking = self.supervisor.poll(is_full=gear == "full")
+        is_checking = self.supervisor.poll(is_full=gear == "full" and not self.recorder.waits_for_another())
         self.show()
         return is_checking
 
@@ -276,6 +276,9 @@ class Pipeline:
         """The cores that are registered now, as far as they are this pipeline's."""
         return session.sparkContext.defaultParallelism
 
+    def _lanes_of(self, cores: int) -> int:
+        return self.destination.lanes or lanes_for(cores)
+
     @property
     def _checkpoint(self) -> Checkpoint:
         return Checkpoint(Path(self.config.state) / "checkpoint")
@@ -356,7 +359,7 @@ class Pipeline:
         self._record_last_batch(recorder)
         # Executors may come and go, so lanes follow the cores from batch to batch, unless the destination sets them.
         cores = self._note_cores(session)
-        lanes = self.destination.lanes or lanes_for(cores)
+        lanes = self._lanes_of(cores)
         stage = self._stage
         limit = Limit(config.batch.max_rows, config.batch.max_bytes)
         # A name that was registered in one session cannot be registered in the next.
@@ -382,7 +385,7 @@ class Pipeline:
                 known = recorder.known_tables()
                 batch = Batch(run.check.pipeline, batch_id, end, self._known_whole(known))
                 with run.committer.batch(batch):
-                    lanes = self.destination.lanes or lanes_for(self._cores_of(session))
+                    lanes = self._lanes_of(self._cores_of(session))
                     results = replace(applier, lanes=lanes).apply(blocks, batch, known)
                 recorder.applied(batch, results, run.committer.last_batch(batch.pipeline))
                 reach("pipeline.applied")

@@ -212,6 +212,9 @@ class PostgresSource(Source):
     def readers(self) -> Collection[str]:
         return cursors(self.journal)
 
+    def slowest_reader(self) -> str | None:
+        return min(cursors(self.journal).items(), key=lambda item: item[1], default=(None, START))[0]
+
     def receive(self) -> Child:
         return self.receiver()
 
