@@ -225,7 +225,8 @@ class Pipeline:
             supervisor.poll()
             if self._draining.is_set():
                 return
-            session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf)
+            modules = [type(part).__module__ for part in (self.source, self.destination)]
+            session = build_session(self.config.name, self.config.spark.master, self.config.spark.conf, modules)
             listener = CommitListener(self.config.name, partial(self._committed, recorder, committer))
             session.streams.addListener(listener)
             stack.callback(session.streams.removeListener, listener)
@@ -413,9 +414,11 @@ class Pipeline:
     def _watch(self, query: StreamingQuery, run: PipelineRun) -> None:
         """Wait until the query ends by itself, fails, or is drained."""
         shown = 0.0
-        while query.isActive and not self._draining.wait(0.05):
+        # Each look is a call into the JVM. A run with `once` ends with its query, for which someone waits.
+        pause = CHECK_SECONDS if run.once else STATUS_SECONDS
+        while query.isActive and not self._draining.wait(pause):
             run.listener.raise_failure()
-            if time.monotonic() - shown > STATUS_SECONDS:
+            if time.monotonic() - shown >= STATUS_SECONDS:
                 self._note_cores(run.session)
                 run.poll()
                 shown = time.monotonic()
