@@ -22,7 +22,10 @@ app = typer.Typer(
 )
 
 DeadLetterId = Annotated[
-    int, typer.Argument(metavar="ID", help="The number that `tailrace errors list` shows.", show_default=False)
+    int,
+    typer.Argument(
+        metavar="ID", min=0, max=2**63 - 1, help="The number that `tailrace errors list` shows.", show_default=False
+    ),
 ]
 
 
