@@ -77,6 +77,12 @@ def _given(options: Options) -> dict[str, Any]:
     return {key: _given(value) if isinstance(value, Options) else value for key, value in values.items()}
 
 
+def require_header_text(token: str, name: str) -> None:
+    """Raise ConfigError for a token that no HTTP header can carry."""
+    if not (token.isascii() and token.isprintable()):
+        raise ConfigError(f"{name} has characters that HTTP cannot send", fix="use printable ASCII characters only")
+
+
 class Secret:
     """A text that never shows in repr, str, JSON or errors. `reveal()` is the only way to it."""
 
