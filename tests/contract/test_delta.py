@@ -9,9 +9,10 @@ import pytest
 from deltalake import DeltaTable
 
 from tailrace.destination import Destination
-from tailrace.destination.delta import key_index, upsert
+from tailrace.destination.delta import upsert
 from tailrace.destination.delta.destination import DeltaDestination
 from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.lake import key_index as lake_keys
 from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination
@@ -88,7 +89,7 @@ class TestDeltaMergeOnReadWithKeyFiles(MarkedRows, TestDelta):
 
     @pytest.fixture
     def destination(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Destination:
-        monkeypatch.setattr(key_index, "STORED_ROWS", 1)
+        monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
         return DeltaDestination(path=str(tmp_path / "lake"), updates="merge_on_read")
 
 
