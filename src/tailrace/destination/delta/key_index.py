@@ -19,7 +19,7 @@ from tailrace.destination.delta.file_reader import read_columns
 from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.table_folder import OWN, TablePath
-from tailrace.destination.lake import key_index
+from tailrace.destination.lake import key_index, row_bitmap
 from tailrace.destination.lake.key_index import Indexes, KeyedFile, KeyProbe, RowKeys
 from tailrace.model import key as keys
 from tailrace.system.cache_folder import cache_folder
@@ -134,7 +134,7 @@ class Candidate:
             return rows
         alive = np.ones(len(rows), bool)
         if self.file.vector is not None:
-            alive &= ~np.isin(rows, deletion_vector.numbers(deletion_vector.bitmap(rows) & self.marked(place)))
+            alive &= ~np.isin(rows, row_bitmap.numbers(row_bitmap.bitmap(rows) & self.marked(place)))
         if self.dead:
             alive &= ~np.isin(rows, np.concatenate(self.dead))
         return np.flatnonzero(alive)
