@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ from deltalake import DeltaTable
 from tailrace.destination import Destination
 from tailrace.destination.delta import upsert
 from tailrace.destination.delta.destination import DeltaDestination
-from tailrace.destination.delta.table_folder import TablePath
+from tailrace.destination.delta.option import Updates
 from tailrace.destination.lake import key_index as lake_keys
 from tailrace.model.schema import TableSchema
+from tailrace.option.value import Secret
 from tailrace.testing.destination import ChunkedCopyContract
 from tailrace.testing.fault import FaultyDestination
 from tests.support.delta_table import queried
+from tests.support.slatedb_bucket import BucketProcess, serving
 
 
 class TestDelta(ChunkedCopyContract):
@@ -26,10 +30,11 @@ class TestDelta(ChunkedCopyContract):
 
     def read(self, destination: Destination, table: TableSchema) -> list[dict[str, Any]]:
         assert isinstance(destination, DeltaDestination)
-        uri = TablePath.of(destination.path, table.table, {}).uri
-        if not DeltaTable.is_deltatable(uri):
+        place = destination.place(table.table)
+        if not DeltaTable.is_deltatable(place.uri, storage_options=dict(place.options)):
             return []
-        return [row for row in self.scan(DeltaTable(uri)) if row.get("_tailrace_deleted_at") is None]
+        handle = DeltaTable(place.uri, storage_options=dict(place.options))
+        return [row for row in self.scan(handle) if row.get("_tailrace_deleted_at") is None]
 
     def scan(self, table: DeltaTable) -> list[dict[str, Any]]:
         return list(table.to_pyarrow_table().to_pylist())
@@ -108,3 +113,42 @@ class TestDeltaMergeOnReadInAWrapperWithoutFaults(MarkedRows, TestDeltaInAWrappe
         (tmp_path / "faults").mkdir()
         inner = DeltaDestination(path=str(tmp_path / "lake"), updates="merge_on_read")
         return FaultyDestination(inner=inner, directory=tmp_path / "faults")
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[BucketProcess]:
+    with serving() as process:
+        yield process
+
+
+@pytest.fixture
+def storage(server: BucketProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The options of a lake in an empty bucket. What this machine stores for object stores is the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    options = {name: Secret(value) for name, value in server.options.items()}
+    return {"path": f"s3://{uuid.uuid4().hex}/lake", "storage_options": options}
+
+
+class TestDeltaInAnObjectStore(TestDelta):
+    updates: Updates = "auto"
+
+    @pytest.fixture
+    def destination(self, storage: dict[str, Any]) -> Destination:
+        return DeltaDestination(**storage, updates=self.updates)
+
+
+class TestDeltaMergeOnReadInAnObjectStore(MarkedRows, TestDeltaInAnObjectStore):
+    updates = "merge_on_read"
+
+
+class TestDeltaPartitionedInAnObjectStore(TestDelta):
+    @pytest.fixture
+    def destination(self, storage: dict[str, Any]) -> Destination:
+        return DeltaDestination(**storage, partition_by={"shop.items": ["price", "name"]})
+
+
+class TestDeltaMergeOnReadWithKeyFilesInAnObjectStore(TestDeltaMergeOnReadInAnObjectStore):
+    @pytest.fixture
+    def destination(self, storage: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Destination:
+        monkeypatch.setattr(lake_keys, "STORED_ROWS", 1)
+        return DeltaDestination(**storage, updates="merge_on_read", deletes="soft", metadata=True)

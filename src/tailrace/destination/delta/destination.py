@@ -24,6 +24,7 @@ from tailrace.destination.delta.file_writer import FileWriter
 from tailrace.destination.delta.key_index import DeltaTarget
 from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import CompactOptions, DeltaOptions, Updates
+from tailrace.destination.delta.place import place_of
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.reader import read_rows
 from tailrace.destination.delta.store_error import reaching
@@ -315,7 +316,7 @@ class DeltaDestination(DeltaOptions, Destination):
 
     def place(self, table: TableName) -> TablePath:
         """The location of a table, with everything needed to open it."""
-        return TablePath.of(self.path, table, self._store_options)
+        return place_of(self.path, table, self._store_options)
 
     @property
     def _store_options(self) -> dict[str, str]:
