@@ -19,10 +19,9 @@ from tailrace.destination.delta.file_reader import read_columns
 from tailrace.destination.delta.option import Updates
 from tailrace.destination.delta.projection import AS_IS, ColumnReading
 from tailrace.destination.delta.table_folder import OWN, TablePath
-from tailrace.destination.lake import key_index, row_bitmap
+from tailrace.destination.lake import key_cache, key_index, row_bitmap
 from tailrace.destination.lake.key_index import Indexes, KeyedFile, KeyProbe, RowKeys
 from tailrace.model import key as keys
-from tailrace.system.cache_folder import cache_folder
 
 MANY_ROWS = key_index.MOST_BYTES // 32
 """A table with more rows has more keys than fit into memory. Under `auto` they are stored, although its rows are not
@@ -56,6 +55,7 @@ def keys_of(
         str([*zip(names, kinds.values(), strict=True)]),
         lambda: key_folder(place) / key_name(file),
         lambda: _read_keys(place, file, kinds, reading),
+        is_cached=not place.is_local,
     )
     return key_index.keys_of(keyed, is_stored=is_stored)
 
@@ -70,7 +70,7 @@ def key_folder(place: TablePath) -> Path:
     """The folder of a table's key files: next to the table on a disk; on this machine for an object store."""
     if place.is_local:
         return Path(place.base, OWN, _KEYS)
-    return cache_folder() / _KEYS / hashlib.sha256(place.uri.encode()).hexdigest()[:32]
+    return key_cache.folder_for(place.uri)
 
 
 def key_name(file: DataFile) -> str:

@@ -6,7 +6,7 @@ data files     that no version of the log lists: once they are older than `vacuu
                its files yet.
 vectors        that the newest version does not use: an hour after that was first seen. Vacuums of others do not know
                this folder.
-key files      of data files that are gone, and unfinished ones: once they are an hour old.
+key files      of data files that are gone, and unfinished ones: once they are an hour old. See `lake/key_cache.py`.
 drafts         that a killed process left in the log and among the notes: once they are an hour old.
 
 The hour is for readers that have opened a version, and for files that a batch has written and not committed yet. On one
@@ -30,6 +30,7 @@ from tailrace.destination.delta.log import DeltaSnapshot
 from tailrace.destination.delta.option import VacuumOptions
 from tailrace.destination.delta.table_folder import LOG, OWN, VECTORS, TablePath
 from tailrace.destination.delta.table_lock import between_batches
+from tailrace.destination.lake import key_cache
 from tailrace.system import failpoint
 
 MOST_DEAD_BYTES = 10 << 30
@@ -159,6 +160,9 @@ def _collect_key_files(snapshot: DeltaSnapshot, now: float) -> None:
     for path in key_folder(snapshot.place).glob("*"):
         if path.name not in wanted:
             _delete_old(path, now)
+        elif not snapshot.place.is_local:
+            # A process that has mapped it long ago does not open it again.
+            key_cache.note_use(path)
 
 
 def _collect_drafts(place: TablePath, now: float) -> None:

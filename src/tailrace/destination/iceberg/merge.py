@@ -39,7 +39,7 @@ from tailrace.destination.iceberg.data_file import (
     wanted_columns,
 )
 from tailrace.destination.iceberg.snapshot import TableFile, key_bounds
-from tailrace.destination.lake import key_index
+from tailrace.destination.lake import key_cache, key_index
 from tailrace.destination.lake.key_index import Indexes, KeyedFile, KeyProbe, RowKeys
 from tailrace.destination.lake.row_bitmap import Rows, bitmap, numbers
 from tailrace.destination.metadata import DELETED_AT, truncate_values
@@ -47,7 +47,6 @@ from tailrace.destination.partial_row import complete, left_out_columns
 from tailrace.model import key as keys
 from tailrace.model.change import EXACT, Changes, Op
 from tailrace.model.collapse import Collapsed, renamed_exact
-from tailrace.system.cache_folder import cache_folder
 
 _T = TypeVar("_T")
 _R = TypeVar("_R")
@@ -311,6 +310,7 @@ def keyed_file(folder: TableFolder, table: str, file: DataFile, columns: TableCo
         str([(one.ids[0], str(one.field.type)) for one in wanted]),
         lambda: key_folder(folder) / key_name(file.file_path),
         read,
+        is_cached="://" in folder.location.removeprefix("file://"),
     )
 
 
@@ -319,7 +319,7 @@ def key_folder(folder: TableFolder) -> Path:
     location = folder.location.removeprefix("file://")
     if "://" not in location:
         return Path(location, OWN_FOLDER, "keys")
-    return cache_folder() / "keys" / hashlib.sha256(location.encode()).hexdigest()[:32]
+    return key_cache.folder_for(location)
 
 
 def key_name(path: str) -> str:

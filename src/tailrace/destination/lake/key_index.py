@@ -21,7 +21,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tailrace.destination.lake import key_file, key_hash
+from tailrace.destination.lake import key_cache, key_file, key_hash
 from tailrace.model import key as keys
 
 _log = logging.getLogger(__name__)
@@ -155,6 +155,7 @@ class KeyedFile:
     columns    identifies the columns of the key, as they are in the file
     stored     where its key file is
     read       reads the keys from the data file
+    is_cached  whether the key file is in this machine's cache, and not next to the table
     """
 
     table: str
@@ -164,6 +165,7 @@ class KeyedFile:
     columns: str
     stored: Callable[[], Path]
     read: Callable[[], keys.Comparable]
+    is_cached: bool = False
 
     @property
     def name(self) -> _Name:
@@ -213,12 +215,17 @@ def _stored_keys(file: KeyedFile) -> RowKeys:
     """
     signature = str(file.name)
     with _no_disk(file):
-        if (found := key_file.open(file.stored(), signature)) is not None:
+        path = file.stored()
+        if (found := key_file.open(path, signature)) is not None:
+            if file.is_cached:
+                key_cache.note_use(path)
             return found
     keys_read = file.read()
     with _no_disk(file):
         path = file.stored()
         key_file.write(path, keys_read, signature)
+        if file.is_cached:
+            key_cache.sweep_if_due()
         # It may be gone already: maintenance deletes key files that the version it looks at does not need.
         if (found := key_file.open(path, signature)) is not None:
             return found
