@@ -198,7 +198,7 @@ def test_a_pause_is_a_line_of_its_own(store: StateStore) -> None:
 
 def test_a_runner_on_another_machine_is_shown_with_it(store: StateStore) -> None:
     status = replace(PipelineStatus.read(store), runner=Owner(7, "another-host", NOW))
-    assert "shop · runs as process 7 on another-host" in shown(status)
+    assert "shop · process 7 on another-host" in shown(status)
 
 
 def test_a_request_is_shown_with_its_argument(store: StateStore) -> None:
