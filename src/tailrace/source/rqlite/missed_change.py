@@ -37,7 +37,7 @@ SILENT_MS = 60_000
 
 
 @dataclass(frozen=True)
-class Gap:
+class MissingIndexes:
     """Missing indexes: those after `after`, whose commit was at the time `at` (ms). Both are 0 where nothing came yet.
 
     `follows` names the node that sent what came before.
@@ -99,7 +99,7 @@ class MissedChanges:
                 )
         return self._known[ref.first]
 
-    def _is_doubtful(self, gap: Gap) -> bool:
+    def _is_doubtful(self, gap: MissingIndexes) -> bool:
         before = [*self._samples.get(gap.node, ())]
         now = self._ask(gap.node, not_before=self._looked)
         if now is None:
@@ -146,10 +146,12 @@ def _now() -> float:
 
 
 @lru_cache(maxsize=4096)
-def gap_of(meta: bytes) -> tuple[Gap | None, str]:
+def gap_of(meta: bytes) -> tuple[MissingIndexes | None, str]:
     """The gap of a frame, None where no index is missing; and the node that sent the frame."""
     found = json.loads(meta)
     node, gap = str(found["node"]), found.get("gap")
     if not gap:
         return None, node
-    return (Gap(node, "", 0, 0) if gap is True else Gap(node, gap["follows"], gap["after"], gap["at"])), node
+    return (
+        MissingIndexes(node, "", 0, 0) if gap is True else MissingIndexes(node, gap["follows"], gap["after"], gap["at"])
+    ), node
