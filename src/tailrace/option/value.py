@@ -25,6 +25,8 @@ from pydantic import (
 )
 from pydantic_core import CoreSchema, core_schema
 
+from tailrace.errors import ConfigError
+
 
 class Options(BaseModel):
     """A section of the pipeline's file."""
