@@ -110,6 +110,9 @@ DESTINATIONS = Registry(
             "tailrace.destination.duckdb.option:DuckDbOptions",
             "tailrace.destination.duckdb.destination:DuckDbDestination",
         ),
+        "kafka": BuiltIn(
+            "tailrace.destination.kafka.option:KafkaOptions", "tailrace.destination.kafka.destination:KafkaDestination"
+        ),
         "postgres": BuiltIn(
             "tailrace.destination.postgres.option:PostgresDestinationOptions",
             "tailrace.destination.postgres.destination:PostgresDestination",
