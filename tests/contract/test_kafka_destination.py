@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import pyarrow as pa
@@ -18,10 +17,9 @@ from tailrace.errors import TableError
 from tailrace.model.change import Changes
 from tailrace.model.schema import TableSchema
 from tailrace.testing.destination import ITEMS, StreamedCopyContract, changes_of, delete, insert, moved, update
-from tests.support.kafka_broker import KafkaBroker
+from tests.support.kafka_broker import KafkaBroker, kafka_destination
 
 _OPS = {"c": "insert", "u": "update", "d": "delete", "r": "read", "t": "truncate"}
-_numbers = itertools.count()
 
 
 class TestKafka(StreamedCopyContract):
@@ -87,21 +85,3 @@ class TestKafkaWithPartitions(TestKafka):
     @pytest.fixture
     def destination(self, kafka: KafkaBroker) -> Destination:
         return kafka_destination(kafka, partitions=3)
-
-
-def kafka_destination(kafka: KafkaBroker, **more: Any) -> KafkaDestination:
-    """A destination with topics and a transactional id that no other test has."""
-    name = f"shop-{next(_numbers)}"
-    return KafkaDestination(
-        servers=kafka.servers,
-        topic=f"{name}.{{schema}}.{{table}}",
-        progress_topic=f"_tailrace.{name}",
-        transactional_id=f"tailrace-{name}",
-        **more,
-    )
-
-
-@pytest.fixture(scope="module")
-def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaBroker]:
-    with KafkaBroker(tmp_path_factory.mktemp("kafka")) as broker:
-        yield broker

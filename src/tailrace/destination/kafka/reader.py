@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -20,7 +19,7 @@ from tailrace.destination.kafka.name import topic_of
 from tailrace.destination.kafka.option import KafkaOptions
 from tailrace.destination.kafka.progress import Progress, messages, read_progress
 from tailrace.destination.kafka.record import EVERY_ROW
-from tailrace.destination.kafka.value import is_unfit, to_arrow
+from tailrace.destination.kafka.value import is_unfit, parse, to_arrow
 from tailrace.model.change import EXACT
 from tailrace.model.schema import TableName, TableSchema
 from tailrace.model.table_rows import TableRows
@@ -66,7 +65,7 @@ def last_events(options: KafkaOptions, table: TableName, *, keyed: bool) -> list
             rows.pop(row, None)
         else:
             rows[row] = value
-    return [json.loads(value, parse_float=Decimal) for rows in found for value in rows.values()]
+    return [parse(value) for rows in found for value in rows.values()]
 
 
 def rows_of(events: Sequence[Event], kept: TableSchema, progress: Progress) -> pa.Table:
